@@ -1,0 +1,75 @@
+"""Every error Helios raises on purpose: one root, named for the fact, with what to try next."""
+
+from __future__ import annotations
+
+
+class HeliosError(Exception):
+    """Root of all errors Helios raises on purpose.
+
+    Parameters
+    ----------
+    fact : str
+        What happened, in one sentence a person can read.
+    remedy : str, optional
+        What to try next; printed below the fact.
+    """
+
+    exit_code = 1
+
+    def __init__(self, fact: str, *, remedy: str = "") -> None:
+        super().__init__(fact)
+        self.fact = fact
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.fact}\n{self.remedy}" if self.remedy else self.fact
+
+
+class Misuse(HeliosError):
+    """The command or call cannot be carried out as it was asked."""
+
+    exit_code = 2
+
+
+class ConfigurationInvalid(Misuse):
+    """A key of the configuration is unknown or has a value of the wrong type."""
+
+
+class FrameInvalid(HeliosError):
+    """A frame at a room's door lacks a declared column or has one of the wrong type."""
+
+
+class FormatUnknown(Misuse):
+    """A file's format could not be recognised, or its name is not one Helios reads."""
+
+
+class NothingUnderstood(HeliosError):
+    """A file was read to its end and not one row of it made sense."""
+
+
+class FileUnreadable(HeliosError):
+    """A file could not be opened, decompressed or read."""
+
+
+class WarehouseUnavailable(HeliosError):
+    """The database could not be opened, or refused a statement."""
+
+
+class SchemaOutdated(HeliosError):
+    """The database's schema is not the one this version of Helios expects."""
+
+
+class NotEnoughHistory(HeliosError):
+    """There is too little history for what was asked."""
+
+
+class NoSuchCluster(Misuse):
+    """The named cluster is not in the warehouse, or the name is ambiguous."""
+
+
+class JobLargerThanPartition(HeliosError):
+    """Jobs ask for more than their whole partition has, and could never start."""
+
+
+class PartitionUnknown(Misuse):
+    """Jobs name a partition that the described cluster does not have."""

@@ -1,0 +1,270 @@
+"""The nouns: what was asked, what is, what was, what we expect.
+
+The one place where columns are declared. Bulk data travels as pandas frames with these columns;
+every room checks them at its door with :meth:`FrameKind.check`. A change of a column is a change here,
+in a migration, and nowhere else; ``tests/unit/test_model.py`` holds schema and frames together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import pandas as pd
+
+from helios.errors import FrameInvalid
+
+TIME = "datetime64[us, UTC]"
+
+
+class JobState(StrEnum):
+    """Slurm's base job states, as ``sacct`` prints them (slurm.h ``enum job_states``)."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    REQUEUED = "REQUEUED"
+    RESIZING = "RESIZING"
+    REVOKED = "REVOKED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One declared column of a frame.
+
+    Parameters
+    ----------
+    name : str
+        Column name; a bare number carries its unit in it.
+    dtype : str
+        ``category`` (text with few values, missing allowed), ``str`` (text, missing allowed),
+        ``float64`` (missing is NaN), ``int32``/``int64`` (never missing), or ``TIME`` (missing is NaT).
+    doc : str
+        What it means, and what a missing value means.
+    """
+
+    name: str
+    dtype: str
+    doc: str
+
+    def empty(self) -> pd.Series[Any]:
+        """Return a series of length 0 with this column's type."""
+        return pd.Series([], dtype=self.dtype, name=self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameKind:
+    """A named set of columns, and the check that a frame has them."""
+
+    name: str
+    columns: tuple[Column, ...]
+    by_name: dict[str, Column] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
+
+    @property
+    def names(self) -> list[str]:
+        """Column names in the declared order."""
+        return list(self.by_name)
+
+    def empty(self) -> pd.DataFrame:
+        """Return a frame with all columns and no rows."""
+        return pd.DataFrame({column.name: column.empty() for column in self.columns})
+
+    def conform(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return ``frame`` with every declared column, in order and of its declared type.
+
+        Columns that ``frame`` lacks become missing (0 for integers). Columns not declared here are refused.
+
+        Raises
+        ------
+        FrameInvalid
+            A column is not declared, or cannot be converted.
+        """
+        self._refuse_undeclared(frame.columns)
+        try:
+            return pd.DataFrame(
+                {
+                    column.name: frame[column.name].astype(column.dtype)
+                    if column.name in frame
+                    else _missing(column, frame.index)
+                    for column in self.columns
+                },
+                index=frame.index,
+            )
+        except (ValueError, TypeError) as reason:
+            raise FrameInvalid(f"a {self.name} frame has a column of the wrong type: {reason}") from reason
+
+    def check(self, frame: pd.DataFrame, *, columns: Iterable[str] | None = None) -> pd.DataFrame:
+        """Return ``frame`` unchanged if it has the declared ``columns`` (default all) with their types.
+
+        Raises
+        ------
+        FrameInvalid
+            A declared column is missing or has another type.
+        """
+        for name in self.names if columns is None else columns:
+            if name not in frame:
+                raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
+            found, declared = str(frame[name].dtype), self.by_name[name].dtype
+            if found != declared:
+                raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found}, not {declared}")
+        return frame
+
+    def _refuse_undeclared(self, names: Iterable[str]) -> None:
+        undeclared = sorted(set(names) - set(self.by_name))
+        if undeclared:
+            raise FrameInvalid(f"a {self.name} frame has no column {', '.join(undeclared)}")
+
+
+def _missing(column: Column, index: pd.Index[Any]) -> pd.Series[Any]:
+    fill = 0 if column.dtype.startswith("int") else None
+    return pd.Series(fill, index=index, dtype=column.dtype, name=column.name)
+
+
+def _columns(*declared: tuple[str, str, str]) -> tuple[Column, ...]:
+    return tuple(Column(name=name, dtype=dtype, doc=doc) for name, dtype, doc in declared)
+
+
+JOBS = FrameKind(
+    name="jobs",
+    columns=_columns(
+        ("job_id", "str", "The site's own id of the job (Slurm: JobIDRaw); unique with submit time and restart"),
+        ("restart", "int32", "0 for the first run, then 1, 2, ... for each requeue under the same id and submit time"),
+        ("array_job_id", "str", "Slurm array master id; missing: not an array task, or unknown"),
+        ("array_task_id", "str", "Slurm array task id; missing as above"),
+        ("het_job_id", "str", "Slurm heterogeneous job id; missing: not one, or unknown"),
+        ("het_job_offset", "float64", "Component number within a heterogeneous job"),
+        ("name", "str", "Job name as submitted (some sites publish a hash)"),
+        ("user", "category", "Who submitted; missing: unknown"),
+        ("group", "category", "Unix group"),
+        ("account", "category", "Slurm account"),
+        ("qos", "category", "Slurm QOS"),
+        ("partition", "category", "Partition (the paper's virtual cluster); missing: unknown"),
+        ("state", "category", "A JobState; missing: unknown"),
+        ("exit_code", "category", "Slurm's exit:signal"),
+        ("submitted_at", TIME, "Submission; never missing"),
+        ("eligible_at", TIME, "When it could first have started; missing: unknown"),
+        ("started_at", TIME, "Start of the last run; missing: not started, or unknown"),
+        ("ended_at", TIME, "End of the last run; missing: not ended, or unknown"),
+        ("run_time_s", "float64", "End minus start of the last run, s; NaN: not ended, or unknown"),
+        ("time_limit_s", "float64", "The user's time limit, s; inf: UNLIMITED; NaN: unknown"),
+        ("nodes", "float64", "Nodes allocated, else requested; NaN: unknown"),
+        ("cpus", "float64", "CPUs requested, else allocated; NaN: unknown"),
+        ("gpus", "int32", "GPUs requested, else allocated; 0: a CPU job"),
+        ("gpu_type", "category", "GRES type of the GPUs; missing: unknown or untyped"),
+        ("memory_mib", "float64", "Memory requested for the whole job, MiB; NaN: unknown"),
+        ("tres_requested", "category", "Slurm's ReqTRES text"),
+        ("tres_allocated", "category", "Slurm's AllocTRES text"),
+        ("node_list", "category", "Slurm's NodeList text"),
+    ),
+)
+
+REJECTS = FrameKind(
+    name="rejects",
+    columns=_columns(
+        ("line", "int64", "Line number in the file, from 1"),
+        ("reason", "category", "Why the row makes no sense; few distinct values, so that they can be counted"),
+        ("text", "str", "The line as read, undecodable bytes escaped, at most 2,000 characters"),
+    ),
+)
+
+NODES = FrameKind(
+    name="nodes",
+    columns=_columns(
+        ("name", "str", "Node name"),
+        ("partition", "category", "Partition; a node of several partitions has a row for each"),
+        ("cpus", "float64", "CPUs"),
+        ("gpus", "int32", "GPUs"),
+        ("gpu_type", "category", "GRES type"),
+        ("memory_mib", "float64", "Memory, MiB"),
+    ),
+)
+
+NODE_EVENTS = FrameKind(
+    name="node_events",
+    columns=_columns(
+        ("node", "str", "Node name"),
+        ("state", "category", "Slurm node state during the event"),
+        ("started_at", TIME, "Start of the event"),
+        ("ended_at", TIME, "End of the event; missing: lasts"),
+        ("reason", "str", "Reason given, if any"),
+    ),
+)
+
+PREDICTIONS = FrameKind(
+    name="predictions",
+    columns=_columns(
+        ("p10_s", "float64", "Run time that 10 % of such jobs stay below, s"),
+        ("p50_s", "float64", "Median run time, s"),
+        ("p90_s", "float64", "Run time that 90 % of such jobs stay below, s"),
+        ("source", "category", "Model id, or the fallback that was used"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A stretch of a trace file: the jobs understood and the rows refused.
+
+    Attributes
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``.
+    rejects : DataFrame
+        Columns of ``REJECTS``.
+    bytes_read : int
+        Bytes of the (compressed) file consumed so far, for a progress bar.
+    notes : tuple of str
+        Things a person should be told: the zone assumed, values repaired.
+    """
+
+    jobs: pd.DataFrame
+    rejects: pd.DataFrame
+    bytes_read: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A trained duration predictor as text: what it learned from, how good it is, and itself.
+
+    Attributes
+    ----------
+    model_id : str
+        Name by which predictions, reports and the audit refer to it.
+    cluster : str
+        Cluster whose history it learned from.
+    trained_at, trained_until : datetime
+        When it was made; no job that ended at or after ``trained_until`` was used.
+    jobs : int
+        Number of jobs it learned from.
+    features : tuple of str
+        Feature names in the order the model takes them.
+    scores : dict
+        Figures of its evaluation; empty if it was not evaluated.
+    artifact : str
+        The whole model as JSON text (LightGBM's own text format inside); no pickle.
+    """
+
+    model_id: str
+    cluster: str
+    trained_at: datetime
+    trained_until: datetime
+    jobs: int
+    features: tuple[str, ...]
+    scores: dict[str, Any]
+    artifact: str
