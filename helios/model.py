@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import pandas_dtype
 
 from helios.errors import FrameInvalid
 
@@ -98,7 +99,7 @@ class FrameKind:
         try:
             return pd.DataFrame(
                 {
-                    column.name: frame[column.name].astype(column.dtype)
+                    column.name: frame[column.name].astype(pandas_dtype(column.dtype))
                     if column.name in frame
                     else _missing(column, frame.index)
                     for column in self.columns
@@ -142,8 +143,8 @@ def _columns(*declared: tuple[str, str, str]) -> tuple[Column, ...]:
 JOBS = FrameKind(
     name="jobs",
     columns=_columns(
-        ("job_id", "str", "The site's own id of the job (Slurm: JobIDRaw); unique with submit time and restart"),
-        ("restart", "int32", "0 for the first run, then 1, 2, ... for each requeue under the same id and submit time"),
+        ("job_id", "str", "The site's id (Slurm: JobIDRaw); unique with submit time and restart"),
+        ("restart", "int32", "0 for the first run, then 1, 2, ... for each requeue of that id and time"),
         ("array_job_id", "str", "Slurm array master id; missing: not an array task, or unknown"),
         ("array_task_id", "str", "Slurm array task id; missing as above"),
         ("het_job_id", "str", "Slurm heterogeneous job id; missing: not one, or unknown"),
@@ -177,7 +178,7 @@ REJECTS = FrameKind(
     name="rejects",
     columns=_columns(
         ("line", "int64", "Line number in the file, from 1"),
-        ("reason", "category", "Why the row makes no sense; few distinct values, so that they can be counted"),
+        ("reason", "category", "Why the row makes no sense; few distinct values, to be counted"),
         ("text", "str", "The line as read, undecodable bytes escaped, at most 2,000 characters"),
     ),
 )
@@ -268,3 +269,20 @@ class ModelRecord:
     features: tuple[str, ...]
     scores: dict[str, Any]
     artifact: str
+
+
+def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return ``jobs`` ordered by submit time, then job id (numbers by value), then restart.
+
+    This is the one order in which ties are broken everywhere: queues, splits, features.
+    """
+    keys = pd.DataFrame(
+        {
+            "submitted_at": jobs["submitted_at"].to_numpy(),
+            "id_length": jobs["job_id"].str.len().to_numpy(),
+            "job_id": jobs["job_id"].to_numpy(),
+            "restart": jobs["restart"].to_numpy(),
+        }
+    )
+    position = keys.sort_values(list(keys.columns), kind="stable").index.to_numpy()
+    return jobs.iloc[position].reset_index(drop=True)

@@ -50,3 +50,15 @@ class Order(Protocol):
     ) -> NDArray[np.float64]:
         """Return one key for each job, from the run time the policy believes in (true or predicted)."""
         ...
+
+
+class Progress(Protocol):
+    """Hears how far a long piece of work is; the command line draws a bar, a test or a service nothing."""
+
+    def __call__(self, stage: str, done: float) -> None:
+        """Take note that ``stage`` (a phrase for a person) is done to the fraction ``done``, 0 to 1."""
+        ...
+
+
+def in_silence(stage: str, done: float) -> None:
+    """Be a :class:`Progress` that tells nobody."""

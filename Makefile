@@ -1,0 +1,53 @@
+# Two commands do everything on a fresh machine:  make try   and   make test
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help try test format lint types imports pytest bench clean
+
+help: ## Say what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (about two minutes)
+	@$(BIN)/helios try
+
+test: format lint types imports pytest ## Run everything that CI runs
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Helios needs Python 3.11 or newer; $(PYTHON) is older. Say: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "No virtual environment could be made; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing Helios into $(VENV) (about a minute) ..."
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml $(VENV)/.installed
+	@echo "Installing what the tests need into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --editable '.[postgres]' --group test --group lint
+	@touch $@
+
+format: $(VENV)/.tools
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.tools
+	$(BIN)/ruff check .
+
+types: $(VENV)/.tools
+	$(BIN)/mypy
+
+imports: $(VENV)/.tools
+	$(BIN)/lint-imports
+
+pytest: $(VENV)/.tools
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+
+bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its control
+	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+
+clean: ## Remove the environment and everything made
+	rm -rf $(VENV) build dist helios-try .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,148 @@
+"""What was: trace files into the warehouse, and out of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+
+from helios.errors import NoSuchCluster
+from helios.ingest import TraceFile, TraceFormat, open_trace
+from helios.model import JOBS, Batch, in_submission_order
+from helios.ports import Progress, in_silence
+from helios.warehouse import LoadReport, Warehouse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The jobs of one cluster, in submission order, and what a person should know about them.
+
+    Attributes
+    ----------
+    cluster : str
+        The cluster's name.
+    jobs : DataFrame
+        Columns of ``JOBS``.
+    timezone : str
+        Zone of the cluster's local time.
+    notes : tuple of str
+        Things said aloud when it was read.
+    """
+
+    cluster: str
+    jobs: pd.DataFrame
+    timezone: str
+    notes: tuple[str, ...] = ()
+
+
+def ingest(
+    path: Path,
+    *,
+    url: str,
+    timezone: str,
+    timezone_given: bool,
+    trace_format: TraceFormat | None = None,
+    cluster: str | None = None,
+    progress: Progress = in_silence,
+) -> LoadReport:
+    """Load a trace file into the warehouse, all of it or nothing.
+
+    Parameters
+    ----------
+    path : Path
+        The file, gzip or plain.
+    url : str
+        The warehouse.
+    timezone, timezone_given
+        The zone for times that carry none, and whether a person named it (else it is said to be assumed).
+    trace_format : TraceFormat, optional
+        Recognised from the content where not given.
+    cluster : str, optional
+        Name to load under; else the cluster that the file names, else the file's own name.
+
+    Raises
+    ------
+    HeliosError
+        The file or the warehouse cannot be read; nothing was written.
+    """
+    trace = open_trace(path, format=trace_format, timezone=timezone if timezone_given else None)
+    with Warehouse.open(url) as warehouse:
+        return warehouse.load(
+            _reporting(trace, f"Loading {path.name}", progress),
+            cluster=cluster or trace.cluster or cluster_named_by(path),
+            path=str(path),
+            sha256=trace.sha256,
+            format=trace.format.value,
+            timezone=timezone,
+        )
+
+
+def read_file(
+    path: Path,
+    *,
+    timezone: str,
+    timezone_given: bool,
+    trace_format: TraceFormat | None = None,
+    cluster: str | None = None,
+    progress: Progress = in_silence,
+) -> History:
+    """Read a trace file without a warehouse; parameters as in :func:`ingest`."""
+    trace = open_trace(path, format=trace_format, timezone=timezone if timezone_given else None)
+    batches = list(_reporting(trace, f"Reading {path.name}", progress))
+    jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
+    notes = [note for batch in batches for note in batch.notes]
+    if rejects := sum(len(batch.rejects) for batch in batches):
+        notes.append(f"{rejects:,} rows of {path.name} make no sense and were left out; helios trace load names them")
+    return History(
+        cluster=cluster or trace.cluster or cluster_named_by(path),
+        jobs=in_submission_order(JOBS.conform(jobs)),
+        timezone=timezone,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def recall(*, url: str, cluster: str | None, since: datetime | None = None, until: datetime | None = None) -> History:
+    """Read one cluster's jobs, submitted in [since, until), from the warehouse.
+
+    Raises
+    ------
+    NoSuchCluster
+        No cluster of that name is loaded, or none was named and several are.
+    """
+    with Warehouse.open(url) as warehouse:
+        chosen = choose_cluster(warehouse, cluster)
+        return History(
+            cluster=str(chosen["name"]),
+            jobs=warehouse.jobs(str(chosen["name"]), since=since, until=until),
+            timezone=str(chosen["timezone"] or "UTC"),
+        )
+
+
+def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
+    """Return the row of :meth:`Warehouse.clusters` that ``name`` means; None means the only one."""
+    clusters = warehouse.clusters()
+    if clusters.empty:
+        raise NoSuchCluster("The warehouse holds no history yet.", remedy="Load some first: helios trace load FILE")
+    known = ", ".join(clusters["name"])
+    if name is None and len(clusters) > 1:
+        raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", remedy="Choose one: --cluster NAME")
+    chosen = clusters if name is None else clusters[clusters["name"] == name]
+    if chosen.empty:
+        raise NoSuchCluster(f"No cluster {name!r} is loaded.", remedy=f"Loaded are: {known}")
+    return chosen.iloc[0]
+
+
+def cluster_named_by(path: Path) -> str:
+    """Return the cluster name that a file's own name gives: ``venus.csv.gz`` is ``venus``."""
+    return path.name.split(".")[0] or path.name
+
+
+def _reporting(trace: TraceFile, stage: str, progress: Progress) -> Iterator[Batch]:
+    progress(stage, 0.0)
+    for batch in trace.read():
+        yield batch
+        progress(stage, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
+    progress(stage, 1.0)

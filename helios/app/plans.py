@@ -1,0 +1,181 @@
+"""Which replays a what-if makes: policy, backfill, and where run times come from.
+
+The default set is the controls without which a scheduling result means nothing (docs/science.md): what a
+Slurm site has today, the rule that needs no model, ours, and the oracles that bound them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from helios.errors import Misuse
+from helios.ports import Order
+from helios.services.qssf import shortest_service_first
+from helios.simulate import Backfill
+from helios.simulate.policies import fewest_gpus_first, first_in_first_out, shortest_job_first
+
+
+class Policy(StrEnum):
+    """Queue orders that can be replayed."""
+
+    FIFO = "fifo"
+    SJF = "sjf"
+    QSSF = "qssf"
+    FEWEST_GPUS = "fewest_gpus"
+    SRTF = "srtf"
+
+
+class RunTimes(StrEnum):
+    """Where run times come from, in an order or in a plan for backfill."""
+
+    LIMIT = "limit"
+    PREDICTED = "predicted"
+    TRUE = "true"
+
+
+Estimates = RunTimes | int
+
+ORDERS: dict[Policy, Order] = {
+    Policy.FIFO: first_in_first_out,
+    Policy.SJF: shortest_job_first,
+    Policy.QSSF: shortest_service_first,
+    Policy.FEWEST_GPUS: fewest_gpus_first,
+    Policy.SRTF: shortest_job_first,
+}
+BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One replay to make.
+
+    Attributes
+    ----------
+    policy : Policy
+        The queue order.
+    backfill : Backfill
+        What may pass a blocked head.
+    run_times : RunTimes, optional
+        Run times the order believes in: predicted or true; None where the order uses none.
+    estimates : RunTimes or int, optional
+        Run times EASY plans with, an int being the same for all, s; None without EASY.
+
+    Raises
+    ------
+    Misuse
+        The parts contradict each other.
+    """
+
+    policy: Policy
+    backfill: Backfill
+    run_times: RunTimes | None = None
+    estimates: Estimates | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is Policy.SRTF and self.backfill is Backfill.EASY:
+            raise Misuse(
+                "SRTF preempts instead of reserving, so EASY backfill has no meaning for it.",
+                remedy="Use --backfill none or --backfill skip with srtf.",
+            )
+        if self.run_times is RunTimes.LIMIT:
+            raise Misuse(
+                "Queues are ordered by predicted or true run times, not by time limits.",
+                remedy="Use --run-times predicted or --run-times true.",
+            )
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether a predictor has to be asked."""
+        return RunTimes.PREDICTED in (self.run_times, self.estimates)
+
+    @property
+    def published_estimates(self) -> str | None:
+        """What ``estimates`` says in a report: EASY's where it plans, else the order's."""
+        source = self.estimates if self.estimates is not None else self.run_times
+        return None if source is None else str(source)
+
+
+def plans(
+    *,
+    policies: Sequence[Policy] = (),
+    backfills: Sequence[Backfill] = (),
+    estimates: Sequence[Estimates] = (),
+    run_times: RunTimes | None = None,
+) -> list[Plan]:
+    """Return the replays that the options ask for; without options, the default set of controls.
+
+    Parameters
+    ----------
+    policies, backfills, estimates : sequences
+        An empty one means the default for the others given.
+    run_times : RunTimes, optional
+        What orders by run time believe in; where not given, as ``estimates`` says, else predicted.
+
+    Raises
+    ------
+    Misuse
+        The options contradict each other.
+    """
+    if not policies and not backfills and not estimates and run_times is None:
+        return default_plans()
+    if not policies and not estimates and run_times is None:
+        return [plan for plan in default_plans() if plan.backfill in backfills]
+    chosen: list[Plan] = []
+    for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
+        for backfill in backfills or _default_backfills(policy):
+            chosen += _variants(policy, backfill, estimates, run_times)
+    return list(dict.fromkeys(chosen))
+
+
+def default_plans() -> list[Plan]:
+    """Return the controls of SCIENCE, each with and without backfill."""
+    predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
+    none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY
+    return [
+        Plan(policy=Policy.FIFO, backfill=easy, estimates=limit),
+        Plan(policy=Policy.FIFO, backfill=none),
+        Plan(policy=Policy.FIFO, backfill=easy, estimates=true),
+        Plan(policy=Policy.FEWEST_GPUS, backfill=none),
+        Plan(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit),
+        Plan(policy=Policy.QSSF, backfill=none, run_times=predicted),
+        Plan(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=limit),
+        Plan(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=predicted),
+        Plan(policy=Policy.QSSF, backfill=none, run_times=true),
+        Plan(policy=Policy.QSSF, backfill=easy, run_times=true, estimates=true),
+        Plan(policy=Policy.SJF, backfill=none, run_times=true),
+        Plan(policy=Policy.SJF, backfill=easy, run_times=true, estimates=true),
+        Plan(policy=Policy.SRTF, backfill=none, run_times=true),
+        Plan(policy=Policy.SRTF, backfill=skip, run_times=true),
+    ]
+
+
+def _default_backfills(policy: Policy) -> Sequence[Backfill]:
+    return (Backfill.NONE,) if policy is Policy.SRTF else (Backfill.NONE, Backfill.EASY)
+
+
+def _variants(
+    policy: Policy, backfill: Backfill, estimates: Sequence[Estimates], run_times: RunTimes | None
+) -> list[Plan]:
+    if policy is Policy.SRTF:
+        return [Plan(policy=policy, backfill=backfill, run_times=RunTimes.TRUE)]
+    return [
+        Plan(
+            policy=policy,
+            backfill=backfill,
+            run_times=_believed(source, run_times) if policy in BY_RUN_TIME else None,
+            estimates=source if backfill is Backfill.EASY else None,
+        )
+        for source in estimates or _default_estimates(run_times)
+    ]
+
+
+def _default_estimates(run_times: RunTimes | None) -> Sequence[Estimates]:
+    return (RunTimes.TRUE if run_times is RunTimes.TRUE else RunTimes.LIMIT,)
+
+
+def _believed(source: Estimates, run_times: RunTimes | None) -> RunTimes:
+    if run_times is not None:
+        return run_times
+    return RunTimes.TRUE if source is RunTimes.TRUE else RunTimes.PREDICTED

@@ -1,0 +1,250 @@
+"""What would have been: replay a cluster's own history under other queue policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.history import History
+from helios.app.machine import Machine, machine_for
+from helios.app.plans import ORDERS, Plan, Policy, RunTimes
+from helios.errors import NotEnoughHistory
+from helios.metrics import summarize_queue
+from helios.ports import Progress, in_silence
+from helios.predict import DurationModel, OnlinePredictor, train
+from helios.report.whatif import Run, WhatIf
+from helios.simulate import Replay, Workload, replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to replay, and on what.
+
+    Attributes
+    ----------
+    plans : sequence of Plan
+        The replays to make.
+    since, until : datetime, optional
+        Jobs submitted in [since, until) are replayed and counted; earlier ones teach the predictor.
+    warm_up : timedelta
+        Stretch before ``since`` that is replayed too, but not counted, so that the cluster is not empty at first.
+    nodes : mapping, optional
+        Nodes of each partition; None takes them from the peak demand.
+    resource : str, optional
+        ``gpus`` or ``cpus``; None: GPUs where any job asks for one.
+    """
+
+    plans: Sequence[Plan]
+    since: datetime | None = None
+    until: datetime | None = None
+    warm_up: timedelta = timedelta(0)
+    nodes: Mapping[str, int] | None = None
+    gpus_per_node: int = 8
+    resource: str | None = None
+    skip_oversized: bool = False
+    default_time_limit_s: int = 7 * 86_400
+    seed: int = 0
+
+
+def whatif(history: History, question: Question, *, progress: Progress = in_silence) -> WhatIf:
+    """Replay a window of a cluster's history once for each plan, and measure each replay alike.
+
+    Raises
+    ------
+    NotEnoughHistory
+        No job in the window can be replayed.
+    JobLargerThanPartition, PartitionUnknown
+        The jobs do not fit the cluster as described.
+    """
+    resource = question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
+    stage = _set_the_stage(history, question, resource)
+    taught = _teach(history, stage, question, progress)
+    runs = [_run(plan, stage, taught, question, progress) for plan in question.plans]
+    counted = stage.machine.jobs["submitted_at"][stage.counted]
+    return WhatIf(
+        cluster=history.cluster,
+        partitions=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
+        gpus_per_node=question.gpus_per_node,
+        resource=resource,
+        window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
+        runs=tuple(runs),
+        notes=(*history.notes, *stage.machine.notes, *stage.notes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """The replayed jobs on their machine, which of them count, and what came before them."""
+
+    machine: Machine
+    workload: Workload
+    counted: NDArray[np.bool_]
+    before: pd.DataFrame
+    limit_s: NDArray[np.int64]
+    notes: tuple[str, ...]
+    timezone: str
+
+
+def _set_the_stage(history: History, question: Question, resource: str) -> _Stage:
+    submitted = history.jobs["submitted_at"]
+    since = pd.Timestamp(question.since) if question.since else submitted.min()
+    until = pd.Timestamp(question.until) if question.until else submitted.max() + timedelta(seconds=1)
+    opening = since - question.warm_up
+    replayable, notes = _replayable(history.jobs, opening, until, resource)
+    machine = machine_for(
+        replayable,
+        resource=resource,
+        nodes=question.nodes,
+        gpus_per_node=question.gpus_per_node,
+        skip_oversized=question.skip_oversized,
+    )
+    counted = (machine.jobs["submitted_at"] >= since).to_numpy()
+    if not counted.any():
+        raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(notes))
+    limit = machine.jobs["time_limit_s"].fillna(np.inf).to_numpy()
+    unlimited = ~np.isfinite(limit)
+    if unlimited.any():
+        days = question.default_time_limit_s / 86_400
+        notes.append(
+            f"{int(unlimited.sum()):,} of {len(limit):,} jobs have no time limit; {days:g} days are assumed for them "
+            "(whatif.default_time_limit_s)."
+        )
+    if not question.warm_up:
+        notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
+    return _Stage(
+        machine=machine,
+        workload=Workload(
+            job_id=machine.jobs["job_id"].to_numpy(dtype=object),
+            submitted_s=_seconds(machine.jobs["submitted_at"]),
+            run_time_s=machine.jobs["run_time_s"].to_numpy().astype(np.int64),
+            gpus=machine.size,
+            partition=machine.partition,
+        ),
+        counted=counted,
+        before=history.jobs[submitted < opening],
+        limit_s=np.where(unlimited, question.default_time_limit_s, np.where(unlimited, 0, limit)).astype(np.int64),
+        notes=tuple(notes),
+        timezone=history.timezone,
+    )
+
+
+def _replayable(
+    jobs: pd.DataFrame, opening: pd.Timestamp, until: pd.Timestamp, resource: str
+) -> tuple[pd.DataFrame, list[str]]:
+    window = jobs[(jobs["submitted_at"] >= opening) & (jobs["submitted_at"] < until)]
+    if window.empty:
+        first, last = jobs["submitted_at"].min(), jobs["submitted_at"].max()
+        raise NotEnoughHistory(
+            f"No job was submitted in the window; the history spans {first:%Y-%m-%d} to {last:%Y-%m-%d}.",
+            remedy="Choose --from and --to within it.",
+        )
+    notes = []
+    if resource == "cpus":
+        notes.append("No GPUs are replayed here: the CPUs that jobs hold take their place, --gpus-per-node a node.")
+    timed = window["run_time_s"].notna()
+    if not timed.all():
+        notes.append(f"{int((~timed).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
+    sized = window[resource].fillna(0) > 0
+    if not sized.all():
+        notes.append(f"{int((timed & ~sized).sum()):,} jobs without {resource.upper()} were left out.")
+    if not (timed & sized).any():
+        raise NotEnoughHistory("No job in the window can be replayed.", remedy="\n".join(notes))
+    return window[timed & sized], notes
+
+
+def _teach(history: History, stage: _Stage, question: Question, progress: Progress) -> DurationModel | None:
+    """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
+    if stage.before.empty or not any(plan.uses_predictions for plan in question.plans):
+        return None
+    opening = stage.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
+    try:
+        return train(
+            stage.before,
+            cluster=history.cluster,
+            until=opening,
+            seed=question.seed,
+            timezone=history.timezone,
+            progress=progress,
+        )
+    except NotEnoughHistory:
+        return None
+
+
+def _run(plan: Plan, stage: _Stage, taught: DurationModel | None, question: Question, progress: Progress) -> Run:
+    result = _replayed(plan, stage, taught, question, progress)
+    counted, workload = stage.counted, stage.workload
+    users = stage.machine.jobs["user"]
+    measured = {
+        "submitted_s": workload.submitted_s[counted],
+        "started_s": result.started_s[counted],
+        "ended_s": result.ended_s[counted],
+        "gpus": workload.gpus[counted],
+    }
+    return Run(
+        policy=plan.policy.value,
+        run_times=plan.run_times.value if plan.run_times else None,
+        estimates=plan.published_estimates,
+        backfill=plan.backfill.value,
+        summary=summarize_queue(
+            **measured, run_time_s=workload.run_time_s[counted], total_gpus=stage.machine.shape.total_gpus
+        ),
+        wait_s=result.wait_s[counted],
+        users=users.cat.codes.to_numpy()[counted],
+        **measured,
+    )
+
+
+def _replayed(
+    plan: Plan, stage: _Stage, taught: DurationModel | None, question: Question, progress: Progress
+) -> Replay:
+    workload = stage.workload
+    stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (", predicting" if plan.uses_predictions else "")
+    progress(stage_name, 0.0)
+    predictor = None
+    if plan.uses_predictions:
+        predictor = OnlinePredictor(
+            stage.machine.jobs,
+            history=stage.before,
+            model=taught,
+            refit=True,
+            seed=question.seed,
+            timezone=stage.timezone,
+        )
+    result = replay(
+        workload,
+        stage.machine.shape,
+        backfill=plan.backfill,
+        order=ORDERS[plan.policy],
+        preemptive=plan.policy is Policy.SRTF,
+        run_time_s=_believed(plan, workload),
+        estimate_s=_planned(plan, stage),
+        predictor=predictor,
+        progress=lambda done: progress(stage_name, done / len(workload.submitted_s)),
+    )
+    progress(stage_name, 1.0)
+    return result
+
+
+def _believed(plan: Plan, workload: Workload) -> NDArray[np.float64] | None:
+    """Return what the order believes; None where a predictor says it in the timeline."""
+    return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
+
+
+def _planned(plan: Plan, stage: _Stage) -> NDArray[np.int64] | None:
+    """Return what EASY plans with; None where a predictor says it in the timeline."""
+    if plan.estimates is RunTimes.PREDICTED:
+        return None
+    if plan.estimates is RunTimes.LIMIT:
+        return stage.limit_s
+    if isinstance(plan.estimates, int):
+        return np.full(len(stage.limit_s), plan.estimates, dtype=np.int64)
+    return stage.workload.run_time_s
+
+
+def _seconds(times: pd.Series) -> NDArray[np.int64]:
+    return times.astype("int64").to_numpy() // 1_000_000

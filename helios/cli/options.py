@@ -1,0 +1,108 @@
+"""Options that several commands share: how they are spelled, read and explained."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from helios.app.history import History, read_file, recall
+from helios.config import Configuration, load_configuration, zone
+from helios.errors import Misuse
+from helios.ingest import TraceFormat
+from helios.ports import Progress
+
+Cluster = Annotated[
+    str | None, typer.Option("--cluster", help="Loaded cluster to use; needed only where several are loaded.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Format = Annotated[
+    TraceFormat | None,
+    typer.Option("--format", help="Format of the file; recognised from its content if not given."),
+]
+Timezone = Annotated[
+    str | None,
+    typer.Option("--timezone", help="Time zone of times that carry none, as Asia/Shanghai; else ingest.timezone."),
+]
+
+
+def configuration() -> Configuration:
+    """Return the settings in force where the command was typed."""
+    return load_configuration(environment=os.environ, folder=Path.cwd())
+
+
+def timezone_of(option: str | None, settings: Configuration) -> tuple[str, bool]:
+    """Return the zone for times that carry none, and whether a person named it."""
+    name = option or settings.settings.ingest.timezone
+    zone(name)
+    return name, option is not None or settings.origins.get("ingest.timezone") is not None
+
+
+def moment(text: str | None, *, timezone: str) -> datetime | None:
+    """Read a date or time; one without a zone is in ``timezone``.
+
+    Raises
+    ------
+    Misuse
+        It is not a date or time.
+    """
+    if text is None:
+        return None
+    try:
+        read = pd.Timestamp(text)
+    except ValueError as reason:
+        raise Misuse(
+            f"{text!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00"
+        ) from reason
+    zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
+    moment_utc: datetime = zoned.to_pydatetime().astimezone(UTC)
+    return moment_utc
+
+
+def duration(text: str | None) -> timedelta:
+    """Read a length of time as ``7d``, ``12h`` or ``90min``; None is zero.
+
+    Raises
+    ------
+    Misuse
+        It is not a length of time, or a negative one.
+    """
+    if text is None:
+        return timedelta(0)
+    try:
+        length: timedelta = pd.Timedelta(text).to_pytimedelta()
+    except ValueError as reason:
+        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min") from reason
+    if length < timedelta(0):
+        raise Misuse(f"{text!r} is negative.")
+    return length
+
+
+def history_from(
+    *,
+    trace: Path | None,
+    cluster: str | None,
+    trace_format: TraceFormat | None,
+    timezone: str | None,
+    progress: Progress,
+) -> History:
+    """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
+    settings = configuration()
+    if trace is None:
+        progress("Reading the warehouse", 0.0)
+        history = recall(url=settings.settings.database.url, cluster=cluster)
+        progress("Reading the warehouse", 1.0)
+        return history
+    zone_name, given = timezone_of(timezone, settings)
+    return read_file(
+        trace,
+        timezone=zone_name,
+        timezone_given=given,
+        trace_format=trace_format,
+        cluster=cluster,
+        progress=progress,
+    )

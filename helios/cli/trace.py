@@ -1,0 +1,137 @@
+"""``helios trace``: history files in, and what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from helios.app.history import choose_cluster, ingest
+from helios.cli.options import (
+    AsJson,
+    Cluster,
+    Format,
+    Timezone,
+    configuration,
+    history_from,
+    timezone_of,
+)
+from helios.cli.screen import frame_table, progress_bars, say_notes, show, show_json, write_page
+from helios.report.describe import describe as describe_jobs
+from helios.report.page import render_description
+from helios.report.tables import description_tables, load_table, rejects_table
+from helios.warehouse import Warehouse
+
+commands = typer.Typer(no_args_is_help=True, help="Job history: load it, look at it.")
+
+LoadName = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Name to load under; else the one in the file, else the file's name."),
+]
+TraceFileOption = Annotated[Path | None, typer.Option("--trace", help="Read this trace file instead of the warehouse.")]
+Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page here.")]
+
+
+@commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
+def load(
+    file: Annotated[Path, typer.Argument(help="Trace file, gzip or plain: helios, sacct or swf.")],
+    trace_format: Format = None,
+    cluster: LoadName = None,
+    timezone: Timezone = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a job trace into the warehouse; loading again changes nothing.
+
+    Rows that make no sense are counted by reason and kept, with their line, in the rejects table
+    (helios trace rejects).
+    """
+    settings = configuration()
+    zone, given = timezone_of(timezone, settings)
+    with progress_bars() as progress:
+        report = ingest(
+            file,
+            url=settings.settings.database.url,
+            timezone=zone,
+            timezone_given=given,
+            trace_format=trace_format,
+            cluster=cluster,
+            progress=progress,
+        )
+    say_notes(report.notes)
+    if as_json:
+        show_json(load_answer(report))
+        return
+    show(load_table(load_answer(report)))
+
+
+@commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")
+def describe(
+    cluster: Cluster = None,
+    trace: TraceFileOption = None,
+    trace_format: Format = None,
+    timezone: Timezone = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a history holds: jobs, users, sizes, run times, states, the shape of the day."""
+    with progress_bars() as progress:
+        history = history_from(
+            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
+        )
+    description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
+    say_notes(history.notes)
+    if report is not None:
+        write_page(report, render_description(description))
+    if as_json:
+        show_json(description.to_json())
+        return
+    show(*description_tables(description))
+
+
+@commands.command("rejects", epilog="Example: helios trace rejects --limit 20")
+def rejects(
+    cluster: Cluster = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show the rows that made no sense, with their file, line and reason."""
+    with Warehouse.open(configuration().settings.database.url) as warehouse:
+        name = str(choose_cluster(warehouse, cluster)["name"])
+        counts = warehouse.reject_counts(name)
+        rows = warehouse.rejects(name, limit=limit)
+    if as_json:
+        show_json(
+            {
+                "cluster": name,
+                "counts": dict(zip(counts["reason"], counts["rows"].tolist(), strict=True)),
+                "rows": rows.to_dict(orient="records"),
+            }
+        )
+        return
+    show(rejects_table(rows, counts))
+
+
+@commands.command("list", epilog="Example: helios trace list --json")
+def list_(as_json: AsJson = False) -> None:
+    """List the loaded clusters."""
+    url = configuration().settings.database.url
+    with Warehouse.open(url) as warehouse:
+        clusters = warehouse.clusters()
+    if as_json:
+        show_json(clusters.to_dict(orient="records"))
+        return
+    show(frame_table(clusters))
+
+
+def load_answer(report: Any) -> dict[str, Any]:
+    """Return a load report as the plain values that tables and JSON show."""
+    return {
+        "cluster": report.cluster,
+        "rows_read": report.rows_read,
+        "jobs_new": report.jobs_new,
+        "jobs_updated": report.jobs_updated,
+        "jobs_unchanged": report.jobs_unchanged,
+        "rejects": report.rejects,
+        "already_loaded": report.already_loaded,
+    }

@@ -1,0 +1,228 @@
+"""Settings: ``helios.toml`` and ``HELIOS_*`` become frozen, typed values that know where they came from.
+
+A later source wins over an earlier one: built-in default, configuration file, environment. Command line
+options win over all of them, in the command that takes them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, available_timezones
+
+import platformdirs
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from helios.errors import ConfigurationInvalid
+
+FILE_NAME = "helios.toml"
+FILE_VARIABLE = "HELIOS_CONFIG"
+DAY_S = 86_400
+
+
+def zone_name(name: str) -> str:
+    """Return ``name`` if it is an IANA time zone, else raise ValueError saying what one looks like."""
+    if name not in available_timezones():
+        raise ValueError(f"{name!r} is not a time zone; write it as UTC, Europe/Berlin or Asia/Shanghai")
+    return name
+
+
+def _default_url() -> str:
+    return f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Database(_Section):
+    """Where the warehouse lives."""
+
+    url: str = Field(
+        default_factory=_default_url,
+        description="SQLAlchemy URL of the warehouse: sqlite:///FILE or postgresql://USER@HOST/NAME",
+    )
+
+
+class Ingest(_Section):
+    """How history files are read."""
+
+    timezone: Annotated[str, AfterValidator(zone_name)] = Field(
+        default="UTC", description="Time zone assumed for times that carry none"
+    )
+
+
+class Model(_Section):
+    """How the duration predictor is trained and judged."""
+
+    seed: int = Field(default=0, ge=0, description="Seed of the training; the same seed gives the same model")
+    test_fraction: float = Field(
+        default=0.3,
+        gt=0,
+        lt=1,
+        description="Last part of the history, by submission, on which a model is judged",
+    )
+
+
+class WhatIfSettings(_Section):
+    """How history is replayed."""
+
+    gpus_per_node: int = Field(default=8, ge=1, description="GPUs of a node, where the command does not say")
+    default_time_limit_s: int = Field(
+        default=7 * DAY_S, ge=1, description="Time limit assumed for jobs that have none, s"
+    )
+
+
+class Settings(_Section):
+    """All settings of Helios, a section each."""
+
+    database: Database = Field(default_factory=Database)
+    ingest: Ingest = Field(default_factory=Ingest)
+    model: Model = Field(default_factory=Model)
+    whatif: WhatIfSettings = Field(default_factory=WhatIfSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One key, its value, and where that came from.
+
+    Attributes
+    ----------
+    key : str
+        Section and name, as ``database.url``.
+    value : object
+        The value in force; a password in a URL is masked.
+    origin : str
+        ``default``, the path of the file, or ``environment NAME``.
+    variable : str
+        The environment variable that would set it.
+    doc : str
+        What it means.
+    """
+
+    key: str
+    value: Any
+    origin: str
+    variable: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """The settings in force and the origin of each."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def listing(self) -> list[Setting]:
+        """Return every key with value, origin and meaning, in the declared order."""
+        return [
+            Setting(
+                key=key,
+                value=without_password(getattr(getattr(self.settings, section), name)),
+                origin=self.origins.get(key, "default"),
+                variable=_variable(section, name),
+                doc=doc,
+            )
+            for section, name, key, doc in _keys()
+        ]
+
+
+def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Configuration:
+    """Read the settings in force.
+
+    Parameters
+    ----------
+    environment : mapping
+        The process environment. ``HELIOS_CONFIG`` names the file; ``HELIOS_<SECTION>_<NAME>`` sets a key.
+    folder : Path
+        Where ``helios.toml`` is looked for when ``HELIOS_CONFIG`` is not set; a missing file there is fine.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        The file cannot be read, or a key is unknown or of the wrong type; the allowed keys are named.
+    """
+    path = Path(environment.get(FILE_VARIABLE, folder / FILE_NAME))
+    values: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for section, name, value, origin in [
+        *_from_file(path, FILE_VARIABLE in environment),
+        *_from_environment(environment),
+    ]:
+        values.setdefault(section, {})[name] = value
+        origins[f"{section}.{name}"] = origin
+    try:
+        return Configuration(settings=Settings.model_validate(values), origins=origins)
+    except ValidationError as reason:
+        raise ConfigurationInvalid(_explain(reason, origins), remedy=_allowed()) from reason
+
+
+def without_password(value: Any) -> Any:
+    """Return ``value``, with the password masked if it is a URL that carries one."""
+    if isinstance(value, str) and "://" in value and (password := urlsplit(value).password):
+        return value.replace(f":{password}@", ":***@", 1)
+    return value
+
+
+def zone(name: str) -> ZoneInfo:
+    """Return the time zone of that name.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        There is no such zone.
+    """
+    try:
+        return ZoneInfo(zone_name(name))
+    except ValueError as reason:
+        raise ConfigurationInvalid(str(reason)) from reason
+
+
+def _keys() -> Iterator[tuple[str, str, str, str]]:
+    for section, declared in Settings.model_fields.items():
+        assert isinstance(declared.annotation, type) and issubclass(declared.annotation, _Section)
+        for name, field in declared.annotation.model_fields.items():
+            yield section, name, f"{section}.{name}", field.description or ""
+
+
+def _variable(section: str, name: str) -> str:
+    return f"HELIOS_{section}_{name}".upper()
+
+
+def _from_file(path: Path, required: bool) -> Iterator[tuple[str, str, Any, str]]:
+    if not required and not path.exists():
+        return
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
+        raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
+    for section, keys in document.items():
+        if not isinstance(keys, dict):
+            raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", remedy=_allowed())
+        for name, value in keys.items():
+            yield section, name, value, str(path)
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
+    for section, name, _, _ in _keys():
+        variable = _variable(section, name)
+        if variable in environment:
+            yield section, name, environment[variable], f"environment {variable}"
+
+
+def _explain(reason: ValidationError, origins: Mapping[str, str]) -> str:
+    lines = []
+    for error in reason.errors():
+        key = ".".join(str(part) for part in error["loc"])
+        what = "is not a key of Helios" if error["type"] == "extra_forbidden" else error["msg"]
+        lines.append(f"{key} ({origins.get(key, 'configuration')}): {what}")
+    return "The configuration is not valid: " + "; ".join(lines)
+
+
+def _allowed() -> str:
+    return "The keys are: " + ", ".join(key for _, _, key, _ in _keys()) + ". See: helios config show"

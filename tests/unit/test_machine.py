@@ -1,0 +1,93 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from helios.app.machine import Machine, machine_for, parse_nodes
+from helios.errors import JobLargerThanPartition, Misuse, PartitionUnknown
+from tests.builders import a_job, jobs_frame
+
+
+def placed(*jobs: dict, **options: object) -> Machine:
+    return machine_for(jobs_frame(*jobs), **{"resource": "gpus", "gpus_per_node": 8, "nodes": None, **options})
+
+
+def shape_of(machine: Machine) -> dict[str, int]:
+    return dict(zip(machine.shape.partitions, machine.shape.nodes.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [("a=2,b=3", {"a": 2, "b": 3}), ("12", {"all": 12}), (" a=2 , b=3", {"a": 2, "b": 3}), ("x=y=2", {"x=y": 2})],
+)
+def test_nodes_are_read_by_partition_or_pooled(text: str, nodes: dict[str, int]) -> None:
+    assert parse_nodes(text) == nodes
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=", "a=0", "a=-1", "a=2.5", "a=1,a=2", "a=1,,b=2"])
+def test_nodes_of_another_form_are_refused_with_the_form(text: str) -> None:
+    with pytest.raises(Misuse, match="PARTITION=N"):
+        parse_nodes(text)
+
+
+def test_each_job_goes_to_its_partition() -> None:
+    machine = placed(a_job(partition="b"), a_job(partition="a"), nodes={"a": 1, "b": 1})
+    assert [machine.shape.partitions[code] for code in machine.partition] == ["b", "a"]
+
+
+def test_one_name_that_no_job_uses_pools_every_partition_and_says_so() -> None:
+    machine = placed(a_job(partition="a"), a_job(partition="b"), nodes={"all": 2})
+    assert len(machine.jobs) == 2
+    assert "pooled" in machine.notes[0]
+
+
+def test_jobs_without_a_partition_can_be_pooled() -> None:
+    assert len(placed(a_job(partition=None), nodes={"gpu": 1}).jobs) == 1
+
+
+def test_jobs_without_a_partition_are_refused_on_several() -> None:
+    with pytest.raises(PartitionUnknown, match="--nodes N"):
+        placed(a_job(partition=None), a_job(partition="a"), nodes={"a": 1, "b": 1})
+
+
+def test_jobs_of_partitions_without_nodes_are_left_out_and_named() -> None:
+    machine = placed(a_job(partition="a"), a_job(partition="b"), nodes={"a": 1})
+    assert machine.jobs["partition"].tolist() == ["a"]
+    assert "b" in machine.notes[0]
+
+
+def test_a_cluster_that_no_job_belongs_to_is_refused_with_the_partitions_there_are() -> None:
+    with pytest.raises(PartitionUnknown, match="alpha"):
+        placed(a_job(partition="alpha"), nodes={"b": 1, "c": 1})
+
+
+def test_a_job_larger_than_its_partition_is_refused_with_both_sizes() -> None:
+    with pytest.raises(JobLargerThanPartition, match=r"17, a has 16(.|\n)*--oversized skip"):
+        placed(a_job(partition="a", gpus=17), nodes={"a": 2})
+
+
+def test_a_job_larger_than_its_partition_can_be_left_out() -> None:
+    machine = placed(a_job(partition="a", gpus=17), a_job(partition="a"), nodes={"a": 2}, skip_oversized=True)
+    assert machine.size.tolist() == [1]
+    assert "Left out" in machine.notes[-1]
+
+
+def test_the_peak_demand_counts_jobs_that_overlap_and_says_so() -> None:
+    start = pd.Timestamp("2020-01-01", tz="UTC")
+    jobs = [
+        a_job(gpus=8, submitted_at=start, started_at=None, ended_at=None, run_time_s=100),
+        a_job(gpus=8, submitted_at=start + pd.Timedelta("99s"), started_at=None, ended_at=None, run_time_s=100),
+        a_job(gpus=8, submitted_at=start + pd.Timedelta("100s"), started_at=None, ended_at=None, run_time_s=100),
+    ]
+    machine = placed(*jobs)
+    assert shape_of(machine) == {"gpu": 2}
+    assert "peak demand" in machine.notes[0]
+
+
+def test_the_peak_demand_has_room_for_the_largest_job() -> None:
+    assert shape_of(placed(a_job(gpus=17, run_time_s=0))) == {"gpu": 3}
+
+
+def test_cpus_can_be_the_replayed_resource() -> None:
+    machine = placed(a_job(gpus=0, cpus=12), resource="cpus", nodes={"all": 2})
+    assert machine.size.tolist() == [12]
+    assert machine.size.dtype == np.int32

@@ -1,0 +1,58 @@
+import pandas as pd
+import pytest
+
+from helios.errors import FrameInvalid
+from helios.model import JOBS, in_submission_order
+
+
+def frame(*ids: str, submitted: str = "2020-01-01", restart: int = 0) -> pd.DataFrame:
+    return JOBS.conform(
+        pd.DataFrame(
+            {"job_id": list(ids), "submitted_at": pd.to_datetime([submitted] * len(ids), utc=True), "restart": restart}
+        )
+    )
+
+
+def test_an_empty_frame_passes_its_own_check() -> None:
+    JOBS.check(JOBS.empty())
+
+
+def test_conforming_adds_what_is_missing_as_unknown() -> None:
+    jobs = JOBS.check(frame("1"))
+    assert jobs["user"].isna().all()
+    assert jobs["started_at"].isna().all()
+    assert jobs["gpus"].tolist() == [0]
+
+
+def test_an_undeclared_column_is_refused_by_name() -> None:
+    with pytest.raises(FrameInvalid, match="owner"):
+        JOBS.conform(frame("1").assign(owner="ann"))
+
+
+def test_a_missing_column_is_refused_by_name() -> None:
+    with pytest.raises(FrameInvalid, match="'user'"):
+        JOBS.check(frame("1").drop(columns="user"))
+
+
+def test_a_column_of_the_wrong_type_is_refused_by_name() -> None:
+    with pytest.raises(FrameInvalid, match="'gpus'"):
+        JOBS.check(frame("1").astype({"gpus": "float64"}))
+
+
+def test_a_value_that_cannot_be_converted_is_refused() -> None:
+    with pytest.raises(FrameInvalid, match="wrong type"):
+        JOBS.conform(frame("1").assign(cpus="many"))
+
+
+def test_job_ids_are_ordered_as_numbers() -> None:
+    assert in_submission_order(frame("10", "9", "100"))["job_id"].tolist() == ["9", "10", "100"]
+
+
+def test_submit_time_comes_before_job_id() -> None:
+    jobs = pd.concat([frame("1", submitted="2020-01-02"), frame("2", submitted="2020-01-01")], ignore_index=True)
+    assert in_submission_order(JOBS.conform(jobs))["job_id"].tolist() == ["2", "1"]
+
+
+def test_a_restart_follows_the_run_before_it() -> None:
+    jobs = pd.concat([frame("1", restart=1), frame("1", restart=0)], ignore_index=True)
+    assert in_submission_order(JOBS.conform(jobs))["restart"].tolist() == [0, 1]

@@ -1,0 +1,72 @@
+import pytest
+
+from helios.app.plans import Plan, Policy, RunTimes, default_plans, plans
+from helios.errors import Misuse
+from helios.simulate import Backfill
+
+
+def test_without_options_the_controls_are_replayed() -> None:
+    assert plans() == default_plans()
+
+
+def test_what_a_slurm_site_has_today_comes_first() -> None:
+    assert default_plans()[0] == Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+
+
+def test_the_controls_hold_the_rule_that_needs_no_model_and_both_oracles() -> None:
+    policies = {(plan.policy, plan.run_times) for plan in default_plans()}
+    assert {
+        (Policy.FEWEST_GPUS, None),
+        (Policy.QSSF, RunTimes.TRUE),
+        (Policy.SJF, RunTimes.TRUE),
+        (Policy.SRTF, RunTimes.TRUE),
+    } <= policies
+
+
+def test_backfill_alone_narrows_the_controls() -> None:
+    assert {plan.backfill for plan in plans(backfills=[Backfill.EASY])} == {Backfill.EASY}
+
+
+def test_one_policy_is_replayed_with_and_without_backfill() -> None:
+    assert [plan.backfill for plan in plans(policies=[Policy.FIFO])] == [Backfill.NONE, Backfill.EASY]
+
+
+def test_true_estimates_order_by_true_run_times_too() -> None:
+    (plan,) = plans(policies=[Policy.QSSF], backfills=[Backfill.EASY], estimates=[RunTimes.TRUE])
+    assert (plan.run_times, plan.estimates) == (RunTimes.TRUE, RunTimes.TRUE)
+
+
+def test_limits_as_estimates_leave_the_order_to_predictions() -> None:
+    (plan,) = plans(policies=[Policy.QSSF], backfills=[Backfill.EASY], estimates=[RunTimes.LIMIT])
+    assert (plan.run_times, plan.estimates) == (RunTimes.PREDICTED, RunTimes.LIMIT)
+
+
+def test_run_times_win_over_what_estimates_imply() -> None:
+    (plan,) = plans(
+        policies=[Policy.SJF], backfills=[Backfill.EASY], estimates=[RunTimes.TRUE], run_times=RunTimes.PREDICTED
+    )
+    assert plan.run_times is RunTimes.PREDICTED
+
+
+def test_a_fixed_estimate_is_published_as_its_seconds() -> None:
+    (plan,) = plans(policies=[Policy.FIFO], backfills=[Backfill.EASY], estimates=[3600])
+    assert plan.published_estimates == "3600"
+
+
+def test_fifo_without_backfill_uses_no_run_times() -> None:
+    (plan,) = plans(policies=[Policy.FIFO], backfills=[Backfill.NONE], estimates=[RunTimes.TRUE])
+    assert (plan.run_times, plan.estimates, plan.published_estimates) == (None, None, None)
+
+
+def test_estimates_that_a_strict_queue_ignores_are_replayed_once() -> None:
+    assert len(plans(policies=[Policy.FIFO], backfills=[Backfill.NONE], estimates=[RunTimes.TRUE, 60])) == 1
+
+
+def test_srtf_refuses_easy_and_says_what_to_use() -> None:
+    with pytest.raises(Misuse, match="skip"):
+        plans(policies=[Policy.SRTF], backfills=[Backfill.EASY])
+
+
+def test_an_order_by_time_limits_is_refused() -> None:
+    with pytest.raises(Misuse, match="predicted"):
+        plans(policies=[Policy.SJF], run_times=RunTimes.LIMIT)
