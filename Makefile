@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest bench clean
+.PHONY: help try test format lint types imports pytest bench reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -51,3 +51,6 @@ bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its
 
 clean: ## Remove the environment and everything made
 	rm -rf $(VENV) build dist helios-try .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+reference: $(VENV)/.tools ## Write docs/reference/ from the code
+	$(BIN)/python docs/generate.py

@@ -73,3 +73,11 @@ class JobLargerThanPartition(HeliosError):
 
 class PartitionUnknown(Misuse):
     """Jobs name a partition that the described cluster does not have."""
+
+
+class ModelUnreadable(HeliosError):
+    """A stored model is damaged, or was written by a version of Helios with other features."""
+
+
+class WorkloadInvalid(HeliosError):
+    """The jobs or the cluster handed to a replay are out of order, of the wrong type, or make no sense."""

@@ -99,7 +99,7 @@ class FrameKind:
         try:
             return pd.DataFrame(
                 {
-                    column.name: frame[column.name].astype(pandas_dtype(column.dtype))
+                    column.name: _converted(column, frame[column.name])
                     if column.name in frame
                     else _missing(column, frame.index)
                     for column in self.columns
@@ -129,6 +129,13 @@ class FrameKind:
         undeclared = sorted(set(names) - set(self.by_name))
         if undeclared:
             raise FrameInvalid(f"a {self.name} frame has no column {', '.join(undeclared)}")
+
+
+def _converted(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:
+    if not column.dtype.startswith("int") and values.isna().all():
+        # A column of nothing has no type of its own: pandas would take None for a time without a zone.
+        return _missing(column, values.index)
+    return values.astype(pandas_dtype(column.dtype))
 
 
 def _missing(column: Column, index: pd.Index[Any]) -> pd.Series[Any]:

@@ -187,7 +187,7 @@ def _listed(nodes: Mapping[str, int]) -> str:
     return shown if len(nodes) <= 12 else f"{shown}, ... ({len(nodes)} partitions, {sum(nodes.values())} nodes)"
 
 
-def _peak(start: NDArray[np.int64], end: NDArray[np.float64], size: NDArray[np.float64]) -> int:
+def _peak(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
     at = np.concatenate([start, end])
     change = np.concatenate([size, -size])
     # At equal times ends come first, as in the simulator.

@@ -178,24 +178,26 @@ def _teach(history: History, stage: _Stage, question: Question, progress: Progre
 def _run(plan: Plan, stage: _Stage, taught: DurationModel | None, question: Question, progress: Progress) -> Run:
     result = _replayed(plan, stage, taught, question, progress)
     counted, workload = stage.counted, stage.workload
-    users = stage.machine.jobs["user"]
-    measured = {
-        "submitted_s": workload.submitted_s[counted],
-        "started_s": result.started_s[counted],
-        "ended_s": result.ended_s[counted],
-        "gpus": workload.gpus[counted],
-    }
+    submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
+    started_s, ended_s = result.started_s[counted], result.ended_s[counted]
     return Run(
         policy=plan.policy.value,
         run_times=plan.run_times.value if plan.run_times else None,
         estimates=plan.published_estimates,
         backfill=plan.backfill.value,
         summary=summarize_queue(
-            **measured, run_time_s=workload.run_time_s[counted], total_gpus=stage.machine.shape.total_gpus
+            submitted_s=submitted_s,
+            ended_s=ended_s,
+            run_time_s=workload.run_time_s[counted],
+            gpus=gpus,
+            total_gpus=stage.machine.shape.total_gpus,
         ),
+        submitted_s=submitted_s,
+        started_s=started_s,
+        ended_s=ended_s,
         wait_s=result.wait_s[counted],
-        users=users.cat.codes.to_numpy()[counted],
-        **measured,
+        gpus=gpus,
+        users=stage.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
     )
 
 
@@ -247,4 +249,4 @@ def _planned(plan: Plan, stage: _Stage) -> NDArray[np.int64] | None:
 
 
 def _seconds(times: pd.Series) -> NDArray[np.int64]:
-    return times.astype("int64").to_numpy() // 1_000_000
+    return times.to_numpy(dtype="datetime64[s]").astype(np.int64)

@@ -28,6 +28,11 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
 
 
+def width() -> int:
+    """Return how many columns an answer may take."""
+    return _console(stderr=False).width
+
+
 def show(*parts: RenderableType) -> None:
     """Print the answer, for a person."""
     console = _console(stderr=False)

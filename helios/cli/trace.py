@@ -21,7 +21,7 @@ from helios.cli.screen import frame_table, progress_bars, say_notes, show, show_
 from helios.report.describe import describe as describe_jobs
 from helios.report.page import render_description
 from helios.report.tables import description_tables, load_table, rejects_table
-from helios.warehouse import Warehouse
+from helios.warehouse import LoadReport, Warehouse
 
 commands = typer.Typer(no_args_is_help=True, help="Job history: load it, look at it.")
 
@@ -124,14 +124,16 @@ def list_(as_json: AsJson = False) -> None:
     show(frame_table(clusters))
 
 
-def load_answer(report: Any) -> dict[str, Any]:
-    """Return a load report as the plain values that tables and JSON show."""
+def load_answer(report: LoadReport) -> dict[str, Any]:
+    """Return a load report as the plain values that tables and JSON show; a file loaded before changes nothing."""
+    known = report.jobs_new + report.jobs_updated + report.jobs_unchanged
+    again = report.already_loaded
     return {
         "cluster": report.cluster,
         "rows_read": report.rows_read,
-        "jobs_new": report.jobs_new,
-        "jobs_updated": report.jobs_updated,
-        "jobs_unchanged": report.jobs_unchanged,
+        "jobs_new": 0 if again else report.jobs_new,
+        "jobs_updated": 0 if again else report.jobs_updated,
+        "jobs_unchanged": known if again else report.jobs_unchanged,
         "rejects": report.rejects,
-        "already_loaded": report.already_loaded,
+        "already_loaded": again,
     }

@@ -11,7 +11,7 @@ import typer
 
 from helios.app.tryout import TryOut, try_out
 from helios.cli.options import AsJson
-from helios.cli.screen import progress_bars, say, say_notes, show, show_json, write_page
+from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.report.page import render_whatif
 from helios.report.tables import evaluation_table, whatif_table
 
@@ -58,7 +58,7 @@ def try_(
 
 def _tell(trial: TryOut) -> None:
     say_notes(trial.result.notes)
-    show(evaluation_table(trial.evaluation.to_json()), "", whatif_table(trial.result), "")
+    show(evaluation_table(trial.evaluation.to_json()), "", whatif_table(trial.result, width=width()), "")
     say("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in _next_steps()))
 
 

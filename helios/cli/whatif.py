@@ -21,7 +21,7 @@ from helios.cli.options import (
     history_from,
     moment,
 )
-from helios.cli.screen import progress_bars, say, say_notes, show, show_json, write_page
+from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.cli.trace import TraceFileOption
 from helios.errors import Misuse
 from helios.report.describe import describe
@@ -130,7 +130,7 @@ def whatif_(
     if as_json:
         show_json(result.to_json())
         return
-    show(whatif_table(result))
+    show(whatif_table(result, width=width()))
     if report is None:
         say("Plots, and who gains and who pays: add --report whatif.html")
 

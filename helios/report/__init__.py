@@ -1,0 +1,1 @@
+"""Tables, figures, pages: from history, real or replayed alike."""

@@ -1,0 +1,56 @@
+"""A cluster made of arithmetic: replays a workload under a queue policy, event by event, compiled.
+
+Same jobs, same cluster, same options: same answer, to the second. What is computed:
+
+Cluster
+    Every partition has its own queue and its own nodes, all alike. Time is in whole seconds.
+One moment
+    First all ends at that time, then all arrivals, then one scheduling pass for each partition where something
+    ended or arrived. A job of length 0 ends at the time it starts, which makes another round at that time.
+Queue order
+    By the key of the order, then submit time, then position in the workload, which is the order of job ids.
+Placement
+    A job of up to a node's GPUs goes to the node with the fewest free GPUs that still has enough; a larger one
+    takes as many wholly free nodes as it fills, and best fit for the rest. The lowest node wins ties. Enough
+    free GPUs may be scattered so that placement fails; then the job does not fit.
+Backfill ``none``
+    Strict: jobs start in order until the head does not fit.
+Backfill ``skip``
+    Every pending job is tried in order; those that fit start.
+Backfill ``easy``
+    Strict until the head does not fit. Then expected ends (start + estimate) of running jobs, in order of
+    time, release GPUs until the head's number is free, *by count*: the shadow time; what is free beyond the head
+    at that time, all expected ends of that second included, is extra. At least one expected end has to pass,
+    even where the count suffices already: such a head waits for a node to be cleared, which no job does
+    before it ends, and a shadow time of now would close the window to every job that ends. The queue is gone
+    through once, in order: a job that fits starts if it is expected to end by the shadow time, or else if it needs
+    no more than the extra GPUs, which it uses up. The reservation is made anew in every pass.
+    A running job past its estimate is given 0.3 x its estimate more (rounded down, at least 1 s), again and
+    again until its expected end lies ahead.
+Preemptive (SRTF)
+    Order by remaining true run time. A pending job that does not fit stops running jobs that have strictly
+    more left, the longest first (later positions first in ties), only as many as it takes, and none if all would
+    not do. A stopped job keeps its work, costs nothing to stop or resume, and goes back to the queue, in the
+    same pass. With ``none`` the pass ends at the first job that cannot be placed; with ``skip`` it goes on.
+Predictions in the timeline
+    Before each second in which jobs are submitted, the predictor hears of all that ended earlier and is asked for
+    these jobs; answers hold for the rest of the replay.
+
+The compiled core (:mod:`helios.simulate.engine`) keeps its state in plain arrays and can stop before any moment.
+"""
+
+from helios.errors import JobLargerThanPartition, PartitionUnknown
+from helios.simulate.policies import ORDERS
+from helios.simulate.timeline import Backfill, Replay, replay
+from helios.simulate.workload import ClusterShape, Workload
+
+__all__ = [
+    "ORDERS",
+    "Backfill",
+    "ClusterShape",
+    "JobLargerThanPartition",
+    "PartitionUnknown",
+    "Replay",
+    "Workload",
+    "replay",
+]

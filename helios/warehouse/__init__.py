@@ -1,0 +1,6 @@
+"""The memory of Helios: the one room that speaks SQL."""
+
+from helios.warehouse.loading import LoadReport
+from helios.warehouse.store import Warehouse
+
+__all__ = ["LoadReport", "Warehouse"]

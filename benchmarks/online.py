@@ -1,0 +1,82 @@
+"""Predictions inside a replayed timeline, one submission at a time, beside LightGBM's own single-row call.
+
+Usage: python -m benchmarks.online [JOBS]
+"""
+
+import sys
+import time
+
+import lightgbm
+import numpy as np
+import pandas as pd
+
+from helios.model import JOBS
+from helios.predict import DurationModel, JobTable, OnlinePredictor, train
+
+
+def a_campaign(n: int, *, seed: int = 0) -> pd.DataFrame:
+    """Return ``n`` jobs of 200 users who each have their own typical run time."""
+    rng = np.random.default_rng(seed)
+    user = np.minimum(rng.zipf(1.3, n), 200)
+    run_s = np.ceil(np.exp(rng.normal(5 + user % 7 / 2, 1)))
+    submitted = pd.Timestamp("2024-01-01T00:00:00Z") + pd.to_timedelta(np.cumsum(rng.integers(0, 60, n)), unit="s")
+    started = submitted + pd.to_timedelta(rng.integers(0, 3600, n), unit="s")
+    return JOBS.conform(
+        pd.DataFrame(
+            {
+                "job_id": np.arange(n).astype(str),
+                "user": user.astype(str),
+                "submitted_at": submitted,
+                "started_at": started,
+                "ended_at": started + pd.to_timedelta(run_s, unit="s"),
+                "run_time_s": run_s,
+                "gpus": 2 ** rng.integers(0, 5, n).astype(np.int32),
+            }
+        )
+    )
+
+
+def play(predictor: OnlinePredictor, table: JobTable) -> float:
+    """Feed the recorded events, each submission by itself, and return the seconds it took."""
+    ends = table.ends()
+    ends_s = table.ended_s[ends]
+    until = np.searchsorted(ends_s, table.submitted_s, side="right")
+    told = 0
+    started = time.perf_counter()
+    for job in range(table.n):
+        if until[job] > told:
+            predictor.ended(ends[told : until[job]], ends_s[told : until[job]])
+            told = until[job]
+        predictor.submitted(np.array([job]), int(table.submitted_s[job]))
+    return time.perf_counter() - started
+
+
+def single_rows(model: DurationModel, features: np.ndarray) -> float:
+    """Return the seconds that LightGBM's public ``predict`` takes for each row by itself."""
+    boosters = [lightgbm.Booster(model_str=text) for text in model.texts]
+    started = time.perf_counter()
+    for row in range(len(features)):
+        for booster in boosters:
+            booster.predict(features[row : row + 1], num_threads=1)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Print the figures."""
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
+    jobs = a_campaign(n)
+    table = JobTable.from_frame(jobs)
+    play(OnlinePredictor(jobs.iloc[:1500]), JobTable.from_frame(jobs.iloc[:1500]))
+    model = train(jobs.iloc[: n // 2], cluster="bench")
+    fixed = OnlinePredictor(jobs, model=model, refit=False)
+    fixed_s = play(fixed, table)
+    learning = OnlinePredictor(jobs, refit=True)
+    learning_s = play(learning, table)
+    peer_s = single_rows(model, fixed.features[:500])
+    print(f"fixed model, {n:,} jobs one at a time             {n / fixed_s:10,.0f} jobs/s")
+    print(f"the same, with {len(learning.sources) - 1} trainings inside the timeline   {n / learning_s:10,.0f} jobs/s")
+    print(f"LightGBM's public predict alone, a row at a time   {500 / peer_s:10,.0f} jobs/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Rows per second into and out of the warehouse, beside pandas.to_sql on the same rows in the same run.
+
+Prints, for SQLite and PostgreSQL, ``Warehouse.load`` of 200,000 synthetic jobs with every column filled that a Slurm
+site's ``sacct`` fills, the forms of ``pandas.to_sql`` (which keep no keys, so that they do less), and bulk reads.
+``--rows N`` changes the number of rows; ``--sqlite-only`` leaves PostgreSQL out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sqlalchemy import create_engine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helios.model import JOBS, REJECTS, Batch
+from helios.warehouse import Warehouse
+from helios.warehouse.engine import engine_for
+from tests.postgres import fresh_database, postgres_server
+
+BATCH_ROWS = 50_000
+# method="multi" compiles one statement of all rows: so slow that a tenth of the rows shows its rate.
+MULTI_SHARE = 10
+
+
+def main() -> None:
+    """Print the figures."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rows", type=int, default=200_000)
+    arguments.add_argument("--sqlite-only", action="store_true")
+    given = arguments.parse_args()
+    jobs = synthetic_jobs(given.rows)
+    with tempfile.TemporaryDirectory() as folder:
+        on_sqlite(jobs, Path(folder))
+    if not given.sqlite_only:
+        with postgres_server() as server:
+            on_postgres(jobs, server)
+    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
+
+
+def synthetic_jobs(rows: int) -> pd.DataFrame:
+    """Make jobs of half a year, in submission order, of one seed."""
+    random = np.random.default_rng(0)
+    submitted_s = np.sort(random.integers(0, 180 * 86_400, rows))
+    wait_s, run_s = np.round(random.exponential(300, rows)), np.round(random.lognormal(5, 2, rows))
+    gpus = random.choice([0, 1, 2, 4, 8], rows).astype("int32")
+
+    def moment(seconds: np.ndarray) -> pd.Series:
+        return pd.Series(pd.to_datetime(1_585_699_200 + seconds, unit="s", utc=True))
+
+    def few(prefix: str, kinds: int) -> pd.Categorical:
+        return pd.Categorical.from_codes(random.integers(0, kinds, rows), [f"{prefix}{kind}" for kind in range(kinds)])
+
+    return JOBS.conform(
+        pd.DataFrame(
+            {
+                "job_id": np.arange(1_000_000, 1_000_000 + rows).astype(str),
+                "name": random.integers(0, 5_000, rows).astype(str),
+                "user": few("user", 800),
+                "group": few("group", 50),
+                "account": few("account", 100),
+                "qos": few("qos", 3),
+                "partition": few("partition", 12),
+                "state": pd.Categorical(random.choice(["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"], rows)),
+                "exit_code": few("0:", 5),
+                "submitted_at": moment(submitted_s),
+                "eligible_at": moment(submitted_s),
+                "started_at": moment(submitted_s + wait_s),
+                "ended_at": moment(submitted_s + wait_s + run_s),
+                "run_time_s": run_s,
+                "time_limit_s": random.choice([3_600.0, 86_400.0, np.inf], rows),
+                "nodes": 1.0,
+                "cpus": gpus * 8.0 + 4,
+                "gpus": gpus,
+                "gpu_type": few("v", 2),
+                "memory_mib": gpus * 32_768.0,
+                "tres_requested": few("billing=40,cpu=8,mem=64G,node=1,gres/gpu=", 500),
+                "tres_allocated": few("billing=40,cpu=8,mem=64G,node=1,gres/gpu=", 500),
+                "node_list": few("gpu-node", 300),
+            }
+        )
+    )
+
+
+def on_sqlite(jobs: pd.DataFrame, folder: Path) -> None:
+    """Print the figures of SQLite."""
+    print(f"SQLite, {len(jobs):,} jobs")
+    ours = warehouse(jobs, f"sqlite:///{folder / 'helios.db'}")
+    peers = []
+    with closing(sqlite3.connect(folder / "raw.db")) as raw:
+        peers.append(to_sql("to_sql, sqlite3 connection", jobs, raw))
+    engine = create_engine(f"sqlite:///{folder / 'engine.db'}")
+    peers.append(to_sql("to_sql, SQLAlchemy", jobs, engine))
+    some = jobs.head(len(jobs) // MULTI_SHARE)
+    peers.append(to_sql("to_sql, SQLAlchemy, method='multi'", some, engine, method="multi", chunksize=1_000))
+    peers += adbc(jobs, folder)
+    print(f"  Warehouse.load is {ours / max(peers):.1f} x the fastest form of to_sql here")
+
+
+def on_postgres(jobs: pd.DataFrame, server: str) -> None:
+    """Print the figures of PostgreSQL."""
+    print(f"PostgreSQL, {len(jobs):,} jobs")
+    with fresh_database(server) as url:
+        ours = warehouse(jobs, url)
+        engine = engine_for(url)
+        peers = [to_sql("to_sql, SQLAlchemy", jobs, engine, name="peer")]
+        some = jobs.head(len(jobs) // MULTI_SHARE)
+        peers.append(
+            to_sql("to_sql, SQLAlchemy, method='multi'", some, engine, method="multi", chunksize=1_000, name="peer")
+        )
+        engine.dispose()
+    print(f"  Warehouse.load is {ours / max(peers):.1f} x the fastest form of to_sql here")
+
+
+def warehouse(jobs: pd.DataFrame, url: str) -> float:
+    """Print the rates of loading, loading again as other content, and reading; return that of loading."""
+
+    def load(content: str) -> None:
+        opened.load(batches(jobs), cluster="c", path="p", sha256=content, format="sacct", timezone="UTC")
+
+    with Warehouse.open(url) as opened:
+        rate = timed("Warehouse.load", len(jobs), lambda: load("first"))
+        timed("Warehouse.load of known jobs", len(jobs), lambda: load("second"))
+        timed("Warehouse.jobs, all columns", len(jobs), lambda: opened.jobs("c"))
+        timed(
+            "Warehouse.jobs, three columns", len(jobs), lambda: opened.jobs("c", columns=["user", "gpus", "run_time_s"])
+        )
+    return rate
+
+
+def batches(jobs: pd.DataFrame) -> Iterator[Batch]:
+    """Cut jobs into batches as a reader does."""
+    for start in range(0, len(jobs), BATCH_ROWS):
+        yield Batch(jobs=jobs.iloc[start : start + BATCH_ROWS], rejects=REJECTS.empty(), bytes_read=0)
+
+
+def to_sql(label: str, jobs: pd.DataFrame, connection: object, *, name: str = "jobs", **options: object) -> float:
+    """Print and return the rate of one form of pandas.to_sql."""
+    return timed(label, len(jobs), lambda: jobs.to_sql(name, connection, if_exists="replace", index=False, **options))
+
+
+def adbc(jobs: pd.DataFrame, folder: Path) -> list[float]:
+    """Print and return the rate of to_sql over ADBC, where its SQLite driver is installed."""
+    try:
+        from adbc_driver_sqlite import dbapi  # noqa: PLC0415  # an optional peer, not a dependency
+    except ImportError:
+        print("  to_sql, ADBC: not measured, adbc_driver_sqlite is not installed")
+        return []
+    # The driver takes no dictionaries of text over pandas.
+    plain = jobs.astype({column.name: "str" for column in JOBS.columns if column.dtype == "category"})
+    with closing(dbapi.connect(str(folder / "adbc.db"))) as connection:
+        return [to_sql("to_sql, ADBC", plain, connection)]
+
+
+def timed(label: str, rows: int, work: Callable[[], object]) -> float:
+    """Run ``work`` once, print its rate in rows/s and return it."""
+    started = time.perf_counter()
+    work()
+    rate = rows / (time.perf_counter() - started)
+    print(f"  {label:<40} {rate:>12,.0f} rows/s", flush=True)
+    return rate
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Lines of separated fields into columns of text: whole blocks at once, odd lines one by one.
+
+A line is odd if it has the wrong number of separators, a quote, a stray carriage return, a NUL byte or
+is no UTF-8. Odd lines are repaired where there is one way to do so, and otherwise refused with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from helios.ingest.check import Mask
+from helios.ingest.draft import Reading, Refused
+from helios.ingest.repair import Dialect, Repaired, repair
+from helios.ingest.stream import Block, blocks
+
+_NEWLINE = ord("\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of one block.
+
+    Attributes
+    ----------
+    columns : dict of str to pyarrow.StringArray
+        By the dialect's names; null where the field is empty. Only the columns asked for.
+    line : array of shape (n_rows,)
+        Line of each row (its first, if it was broken over several).
+    refused : list of Refused
+        Lines that could not be made rows.
+    rejoined : int
+        Rows that were put together again from several lines or from too many fields.
+    """
+
+    columns: dict[str, pa.Array]
+    line: NDArray[np.int64]
+    refused: list[Refused]
+    rejoined: int
+    block: Block
+    ends: NDArray[np.int64]
+    whole_texts: dict[int, bytes] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def column(self, *names: str) -> pa.Array | None:
+        """Return the first column there is among ``names``, or None."""
+        return next((self.columns[name] for name in names if name in self.columns), None)
+
+    def texts(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Return the text as read of the rows at positions ``rows``."""
+        return [self._text(int(line)) for line in self.line[rows]]
+
+    def fingerprints(self) -> NDArray[np.uint64]:
+        """Return a hash of each row's text."""
+        lines = np.empty(len(self.ends) + 1, dtype=object)
+        lines[:] = self.block.data.split(b"\n")
+        positions = self.line - self.block.first_line
+        for line, text in self.whole_texts.items():
+            lines[line - self.block.first_line] = text
+        return pd.util.hash_array(lines[positions], categorize=False)
+
+    def _text(self, line: int) -> bytes:
+        if line in self.whole_texts:
+            return self.whole_texts[line]
+        position = line - self.block.first_line
+        start = int(self.ends[position - 1]) + 1 if position else 0
+        return self.block.data[start : self.ends[position]]
+
+
+def read_rows(reading: Reading, dialect: Dialect, columns: Sequence[str]) -> Iterator[Rows]:
+    """Yield the rows of a file, with the ``columns`` asked for (those that the dialect has).
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be read to its end.
+    """
+    wanted = [name for name in dict.fromkeys(columns) if name in dialect.names]
+    for block in blocks(reading.path, lines_per_block=reading.rows_per_batch, continues=dialect.may_continue):
+        yield _rows(block, dialect, wanted)
+
+
+def _rows(block: Block, dialect: Dialect, wanted: list[str]) -> Rows:
+    ends = np.flatnonzero(np.frombuffer(block.data, dtype=np.uint8) == _NEWLINE)
+    lines = _Lines(data=block.data, ends=ends, dialect=dialect, quotes_enclose=True)
+    columns = lines.parsed(wanted)
+    if columns is None:
+        lines = _Lines(data=block.data, ends=ends, dialect=dialect, quotes_enclose=False)
+        columns = lines.parsed(wanted) or {}
+    repaired = repair(lines.runs(lines.is_odd), dialect, first_line=block.first_line)
+    line = np.flatnonzero(lines.regular) + block.first_line
+    if repaired.fields:
+        columns, line = _with(columns, line, repaired, dialect)
+    return Rows(
+        columns=columns,
+        line=line,
+        refused=repaired.refused,
+        rejoined=repaired.rejoined,
+        block=block,
+        ends=ends,
+        whole_texts=repaired.texts,
+    )
+
+
+@dataclass(kw_only=True)
+class _Lines:
+    """The lines of a block, and which of them are rows, odd, or nothing (blank, comment, header).
+
+    Attributes
+    ----------
+    quotes_enclose : bool
+        Whether even numbers of quotes are taken to enclose fields; otherwise a line with a quote is odd.
+    """
+
+    data: bytes
+    ends: NDArray[np.int64]
+    dialect: Dialect
+    quotes_enclose: bool
+
+    def __post_init__(self) -> None:
+        self.starts = np.concatenate([[0], self.ends[:-1] + 1]).astype(np.int64)
+        self.separators = self._separators()
+        self.nothing = self._nothing()
+        self.is_odd = self._odd() & ~self.nothing
+        if self.dialect.last_is_free_text:
+            self.is_odd |= self._before_a_continuation() & ~self.nothing
+        self.regular: Mask = ~self.is_odd & ~self.nothing
+
+    def parsed(self, wanted: list[str]) -> dict[str, pa.Array] | None:
+        """Return the columns of the regular lines, or None where quotes turn out not to enclose fields."""
+        try:
+            columns = _parsed(self.only(self.regular), self.dialect, wanted)
+        except pa.ArrowInvalid:
+            if not (self.dialect.quoted and self.quotes_enclose):
+                raise
+            return None
+        expected = int(self.regular.sum())
+        return columns if all(len(column) == expected for column in columns.values()) else None
+
+    def only(self, chosen: Mask) -> bytes:
+        """Return the chosen lines alone, ready for a parser that knows of one separator only."""
+        kept = self.data
+        if not chosen.all():
+            kept = b"".join(self.data[self.starts[run[0]] : self.ends[run[-1]] + 1] for run in _runs(chosen))
+        return _squeezed(kept) if self.dialect.squeezed else kept
+
+    def runs(self, chosen: Mask) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield each run of neighbouring chosen lines: the position of its first, and their texts."""
+        for run in _runs(chosen):
+            yield int(run[0]), [self.data[self.starts[i] : self.ends[i]] for i in run.tolist()]
+
+    def _nothing(self) -> Mask:
+        # A line of blanks has no field at all, which is one fewer than no separator.
+        nothing: Mask = (self.ends == self.starts) | (self.separators < 0)
+        first = np.frombuffer(self.data, dtype=np.uint8)[self.starts]
+        if self.dialect.comment:
+            nothing |= first == ord(self.dialect.comment)
+        if self.dialect.header and self.dialect.header in self.data:
+            for position in np.flatnonzero(self.ends - self.starts == len(self.dialect.header)):
+                nothing[position] |= self.data.startswith(self.dialect.header, int(self.starts[position]))
+        return nothing
+
+    def _odd(self) -> Mask:
+        odd: Mask = self.separators != len(self.dialect.names) - 1
+        for suspect in (b"\r", b"\0"):
+            odd |= self._count_of(suspect) > 0
+        if self.dialect.quoted:
+            quotes = self._count_of(b'"')
+            odd |= quotes % 2 > 0 if self.quotes_enclose else quotes > 0
+        return odd | self._undecodable()
+
+    def _separators(self) -> NDArray[np.int64]:
+        data = np.frombuffer(self.data, dtype=np.uint8)
+        found = data == ord(self.dialect.separator)
+        if self.dialect.squeezed:
+            found |= data == ord("\t")
+            found = _field_starts(data, found)
+        until = np.searchsorted(np.flatnonzero(found), self.ends)
+        return np.diff(until, prepend=0) - int(self.dialect.squeezed)
+
+    def _count_of(self, byte: bytes) -> NDArray[np.int64]:
+        if byte not in self.data:
+            return np.zeros(len(self.ends), dtype=np.int64)
+        places = np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == ord(byte))
+        return np.bincount(np.searchsorted(self.ends, places), minlength=len(self.ends))
+
+    def _undecodable(self) -> Mask:
+        bad = np.zeros(len(self.ends), dtype=np.bool_)
+        if self.data.isascii() or _is_utf8(self.data):
+            return bad
+        high = np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) >= 0x80)
+        for position in np.unique(np.searchsorted(self.ends, high)).tolist():
+            bad[position] = not _is_utf8(self.data[self.starts[position] : self.ends[position]])
+        return bad
+
+    def _before_a_continuation(self) -> Mask:
+        # A newline in the last field leaves a line that looks whole in front of the odd ones.
+        return np.append(self.is_odd[1:] & ~self.is_odd[:-1], False)
+
+
+def _runs(chosen: Mask) -> Iterator[NDArray[np.int64]]:
+    positions = np.flatnonzero(chosen)
+    edges = np.flatnonzero(np.diff(positions) > 1) + 1
+    for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(positions)], strict=True):
+        if end > start:
+            yield positions[start:end]
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _field_starts(data: NDArray[np.uint8], blank: Mask) -> Mask:
+    after_gap = np.concatenate([[True], (blank | (data == _NEWLINE))[:-1]])
+    starts: Mask = ~blank & (data != _NEWLINE) & after_gap
+    return starts
+
+
+def _squeezed(lines: bytes) -> bytes:
+    """Return lines with exactly one space between fields and none around them."""
+    data = np.frombuffer(lines.replace(b"\t", b" "), dtype=np.uint8)
+    blank = data == ord(" ")
+    gap = blank | (data == _NEWLINE)
+    before = np.concatenate([[True], gap[:-1]])
+    line_ends_next = np.append(data[1:] == _NEWLINE, True)
+    kept = bytes(data[~(blank & before)])
+    return kept.replace(b" \n", b"\n") if (blank & line_ends_next).any() else kept
+
+
+def _parsed(lines: bytes, dialect: Dialect, wanted: list[str]) -> dict[str, pa.Array]:
+    if not lines or not wanted:
+        return {name: pa.array([], pa.string()) for name in wanted}
+    names = [str(position) for position in range(len(dialect.names))]
+    chosen = {name: str(dialect.names.index(name)) for name in wanted}
+    table = pa_csv.read_csv(
+        pa.BufferReader(lines),
+        read_options=pa_csv.ReadOptions(column_names=names, block_size=max(1 << 20, len(lines) // 8)),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=dialect.separator.decode(),
+            quote_char='"' if dialect.quoted and b'"' in lines else False,
+            escape_char=False,
+        ),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            include_columns=list(chosen.values()),
+            strings_can_be_null=True,
+            null_values=[""],
+            check_utf8=False,
+        ),
+    )
+    return {name: _one_array(table.column(place)) for name, place in chosen.items()}
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
+
+
+def _with(
+    columns: dict[str, pa.Array], line: NDArray[np.int64], repaired: Repaired, dialect: Dialect
+) -> tuple[dict[str, pa.Array], NDArray[np.int64]]:
+    """Return columns and lines with the repaired rows put in their places."""
+    line = np.concatenate([line, np.array(repaired.lines, dtype=np.int64)])
+    order = np.argsort(line, kind="stable")
+    merged = {}
+    for name, texts in columns.items():
+        place = dialect.names.index(name)
+        odd = pa.array([fields[place] or None for fields in repaired.fields], pa.string())
+        merged[name] = pa.concat_arrays([texts, odd]).take(pa.array(order))
+    return merged, line[order]

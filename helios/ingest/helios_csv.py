@@ -1,0 +1,223 @@
+"""The published Helios layout: one line of comma-separated fields for each job, named in the first line.
+
+Source: github.com/S-Lab-System-Group/HeliosData, ``cluster_log.csv``. Two columns more are read and written where
+there are any: ``name`` (also ``jobname``) and ``time_limit`` (seconds, or a Slurm duration).
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from helios.errors import FileUnreadable, FormatUnknown
+from helios.ingest.check import Reason, Verdicts
+from helios.ingest.clock import NEVER, Instants, spans, tells_zone
+from helios.ingest.delimited import Rows, read_rows
+from helios.ingest.draft import Draft, Layout, Reading
+from helios.ingest.repair import Dialect
+from helios.ingest.stream import head
+from helios.ingest.values import category, durations, job_states, known, numbers, strings
+from helios.model import JOBS, JobState
+
+REQUIRED = ("job_id", "submit_time")
+FIELDS = (
+    "job_id",
+    "user",
+    "vc",
+    "gpu_num",
+    "cpu_num",
+    "node_num",
+    "state",
+    "submit_time",
+    "start_time",
+    "end_time",
+    "duration",
+    "queue",
+)
+EXTRA_FIELDS = ("name", "jobname", "time_limit")
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
+REJOINED = "rows broken by a newline or a comma in a field were put together again"
+
+
+def fits(start: bytes) -> bool:
+    """Return whether a file's first line names the columns of the Helios layout."""
+    return set(REQUIRED) <= set(_names(start))
+
+
+def drafts(reading: Reading) -> Iterator[Draft]:
+    """Yield a file of the Helios layout as drafts.
+
+    Raises
+    ------
+    FormatUnknown
+        The first line does not name the columns ``job_id`` and ``submit_time``.
+    """
+    start = head(reading.path)
+    names = _names(start)
+    if missing := [name for name in REQUIRED if name not in names]:
+        raise FormatUnknown(
+            f"{reading.path} is not of the helios layout: its first line names no column {' and no '.join(missing)}.",
+            remedy=f"Its first line should be: {','.join(FIELDS)}",
+        )
+    for rows in read_rows(reading, _dialect(start, names), _columns(reading)):
+        reading.tally[REJOINED] += rows.rejoined
+        yield _draft(rows, reading)
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start))
+
+
+def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:
+    """Write jobs in the published Helios layout, with the columns ``name`` and ``time_limit`` behind.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``. Times are written in UTC, without a zone, as the layout has them.
+    path : Path
+        Compressed with gzip where it ends in ``.gz``; the same jobs always give the same bytes.
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be written.
+    """
+    layout = _layout_of(JOBS.check(jobs))
+    table = pa.Table.from_pandas(layout, preserve_index=False)
+    # Arrow's "needed" quotes every text; the published files have no quotes.
+    options = pa_csv.WriteOptions(quoting_style="needed" if _needs_quotes(layout) else "none", quoting_header="none")
+    try:
+        with path.open("wb") as raw:
+            if path.suffix != ".gz":
+                pa_csv.write_csv(table, raw, options)
+                return
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as packed:
+                pa_csv.write_csv(table, packed, options)
+    except OSError as reason:
+        raise FileUnreadable(f"{path} cannot be written: {reason.strerror or reason}.") from reason
+
+
+def _names(start: bytes) -> tuple[str, ...]:
+    line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
+    return tuple(name.strip().strip('"').lower() for name in line.split(","))
+
+
+def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
+    distinct = tuple(name if name not in names[:place] else f"#{place}" for place, name in enumerate(names))
+    return Dialect(
+        names=distinct,
+        separator=b",",
+        quoted=True,
+        header=start.partition(b"\n")[0],
+        free_text=tuple(distinct.index(name) for name in ("name", "jobname") if name in distinct),
+        plausible=lambda fields: bool(
+            fields[distinct.index("job_id")] and fields[distinct.index("submit_time")][:4].isdigit()
+        ),
+    )
+
+
+def _columns(reading: Reading) -> list[str]:
+    if reading.only is None:
+        return [*FIELDS, *EXTRA_FIELDS]
+    return ["job_id", "submit_time", "start_time", "queue", "state"]
+
+
+def _draft(rows: Rows, reading: Reading) -> Draft:
+    verdicts = Verdicts(len(rows))
+    jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
+    state, bad = job_states(known(_column(rows, "state")))
+    verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+    jobs["state"] = state
+    _read_times(jobs, rows, reading, verdicts)
+    if reading.only is None:
+        _read_sizes(jobs, rows, verdicts)
+        for name, field in (("user", "user"), ("partition", "vc")):
+            jobs[name] = category(_column(rows, field))
+        jobs["name"] = strings(_column(rows, "name", "jobname"))
+    return Draft(
+        jobs=jobs,
+        line=rows.line,
+        verdicts=verdicts,
+        skipped=np.zeros(len(rows), dtype=np.bool_),
+        refused=rows.refused,
+        bytes_read=rows.block.bytes_read,
+        texts=rows.texts,
+        fingerprints=rows.fingerprints,
+    )
+
+
+def _read_times(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts) -> None:
+    submitted = _time(rows, "submit_time", reading, verdicts, None)
+    started = _time(rows, "start_time", reading, verdicts, submitted)
+    waited = _number(rows, "queue", verdicts)
+    jobs["submitted_at"] = submitted
+    jobs["started_at"] = np.where(np.isnat(started), submitted + spans(waited), started)
+    if reading.only is None:
+        _read_run(jobs, rows, reading, verdicts)
+
+
+def _read_run(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts) -> None:
+    started = jobs["started_at"]
+    over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
+    ended = _time(rows, "end_time", reading, verdicts, np.fmax(jobs["submitted_at"], started))
+    duration = _number(rows, "duration", verdicts)
+    jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
+    lasted = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
+    # The layout's duration was counted by Slurm; the difference of local times is off where clocks change.
+    jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
+
+
+def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts) -> None:
+    for name, field in (("gpus", "gpu_num"), ("cpus", "cpu_num"), ("nodes", "node_num")):
+        jobs[name] = _number(rows, field, verdicts)
+    jobs["gpus"] = np.nan_to_num(jobs["gpus"])
+    limit, bad = durations(_column(rows, "time_limit"), bare_unit_s=1.0)
+    verdicts.refuse(bad, Reason.UNREADABLE_DURATION)
+    jobs["time_limit_s"] = limit
+
+
+def _column(rows: Rows, *names: str) -> pa.Array:
+    found = rows.column(*names)
+    return pa.nulls(len(rows), pa.string()) if found is None else found
+
+
+def _time(rows: Rows, field: str, reading: Reading, verdicts: Verdicts, not_before: Instants | None) -> Instants:
+    values, bad = reading.clock.read(_column(rows, field), not_before=not_before)
+    verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+    return values
+
+
+def _number(rows: Rows, field: str, verdicts: Verdicts) -> NDArray[np.float64]:
+    values, bad = numbers(_column(rows, field))
+    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    return values
+
+
+def _needs_quotes(layout: pd.DataFrame) -> bool:
+    texts = (layout[name].astype("str") for name in ("job_id", "user", "vc", "name"))
+    return any(text.str.contains(r'[",\r\n]', regex=True).any() for text in texts)
+
+
+def _layout_of(jobs: pd.DataFrame) -> pd.DataFrame:
+    times = {
+        field: jobs[name].dt.strftime("%Y-%m-%d %H:%M:%S")
+        for field, name in (("submit_time", "submitted_at"), ("start_time", "started_at"), ("end_time", "ended_at"))
+    }
+    waited = (jobs["started_at"] - jobs["submitted_at"]).dt.total_seconds()
+    plain = {"job_id": "job_id", "user": "user", "vc": "partition", "gpu_num": "gpus", "state": "state"}
+    values = {field: jobs[name] for field, name in plain.items()}
+    whole = {"cpu_num": jobs["cpus"], "node_num": jobs["nodes"], "duration": jobs["run_time_s"], "queue": waited}
+    for field, numbers_ in whole.items():
+        values[field] = numbers_.round().astype("Int64")
+    limits = jobs["time_limit_s"].astype("str").where(jobs["time_limit_s"].notna())
+    limits = limits.str.removesuffix(".0").replace("inf", "UNLIMITED")
+    frame = pd.DataFrame({**values, **times, "name": jobs["name"], "time_limit": limits})
+    return frame[[*FIELDS, "name", "time_limit"]]

@@ -1,0 +1,381 @@
+"""Slurm's accounting as ``sacct`` prints it: ``--parsable2`` with a header line, or a raw dump without one.
+
+Field names and their meaning: sacct(1), "Job Accounting Fields". Any choice and order of fields is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from helios.errors import FormatUnknown
+from helios.ingest.check import Mask, Reason, Verdicts
+from helios.ingest.clock import NEVER, Instants, spans, tells_zone
+from helios.ingest.delimited import Rows, read_rows
+from helios.ingest.draft import Draft, Layout, Reading
+from helios.ingest.repair import Dialect
+from helios.ingest.slurm_values import Column, Tres, gpus_per_node, job_ids, memories, tres_lists
+from helios.ingest.stream import head
+from helios.ingest.values import category, durations, job_states, known, numbers, strings
+from helios.model import JobState
+
+# The 26 fields of a dump without header, as Open XDMoD's shredder and its reference data have them.
+RAW_FIELDS = (
+    "jobid",
+    "jobidraw",
+    "cluster",
+    "partition",
+    "qos",
+    "account",
+    "group",
+    "gid",
+    "user",
+    "uid",
+    "submit",
+    "eligible",
+    "start",
+    "end",
+    "elapsed",
+    "exitcode",
+    "state",
+    "nnodes",
+    "ncpus",
+    "reqcpus",
+    "reqmem",
+    "reqtres",
+    "alloctres",
+    "timelimit",
+    "nodelist",
+    "jobname",
+)
+
+# Columns of JOBS and the sacct fields that give them, the best first.
+SOURCES = {
+    "job_id": ("jobidraw", "jobid"),
+    "name": ("jobname", "name"),
+    "user": ("user", "username", "uid"),
+    "group": ("group", "gid"),
+    "account": ("account",),
+    "qos": ("qos", "qosraw"),
+    "partition": ("partition",),
+    "state": ("state", "jobstate"),
+    "exit_code": ("exitcode",),
+    "submitted_at": ("submit", "submittime"),
+    "eligible_at": ("eligible", "eligibletime"),
+    "started_at": ("start", "starttime"),
+    "ended_at": ("end", "endtime"),
+    "tres_requested": ("reqtres", "tresreq"),
+    "tres_allocated": ("alloctres", "tresalloc"),
+    "node_list": ("nodelist", "nodes"),
+}
+_OTHER_FIELDS = (
+    "jobid",
+    "cluster",
+    "clustername",
+    "elapsed",
+    "elapsedraw",
+    "timelimit",
+    "timelimitraw",
+    "nnodes",
+    "allocnodes",
+    "reqnodes",
+    "reqcpus",
+    "ncpus",
+    "alloccpus",
+    "reqmem",
+    "reqgres",
+    "allocgres",
+)
+_FREE_TEXT = ("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints")
+_UNFINISHED = tuple(
+    state.value
+    for state in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.REQUEUED, JobState.RESIZING)
+)
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d.*|\d{9,11}|Unknown|None|N/A|", re.ASCII)
+_TIME_CUT = re.compile(r"[-0-9T: ]*|[A-Z][a-z]*", re.ASCII)
+_ID_START = re.compile(r"\d+([_+.]\S*)?", re.ASCII)
+
+STEPS = "job steps are no jobs of their own and were skipped"
+REJOINED = "rows broken by a newline or a bar in a field were put together again"
+NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
+
+
+def fits(start: bytes) -> bool:
+    """Return whether a file's first bytes are sacct's."""
+    return _header(start) is not None or _is_raw(start)
+
+
+def drafts(reading: Reading) -> Iterator[Draft]:
+    """Yield a sacct file as drafts.
+
+    Raises
+    ------
+    FormatUnknown
+        There is neither a header line with a job id and a submit time, nor the 26 fields of a raw dump.
+    """
+    dialect = _dialect(head(reading.path))
+    if dialect is None:
+        raise FormatUnknown(
+            f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
+            remedy="Export it with: sacct --allusers --parsable2 --format=JobIDRaw,JobID,Submit,Start,End,State,...",
+        )
+    for rows in read_rows(reading, dialect, _fields(reading)):
+        reading.tally[REJOINED] += rows.rejoined
+        yield _Translation(rows, reading).draft()
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start))
+
+
+def _fields(reading: Reading) -> list[str]:
+    wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
+    return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
+
+
+def _header(start: bytes) -> tuple[str, ...] | None:
+    line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
+    names = tuple(name.strip().lower() for name in line.split("|"))
+    has_id, has_submit = {"jobid", "jobidraw"} & set(names), {"submit", "submittime"} & set(names)
+    return names if has_id and has_submit else None
+
+
+def _is_raw(start: bytes) -> bool:
+    lines = start.decode("utf-8", errors="replace").split("\n")[:50]
+    return any(_plausible_raw(line.split("|", len(RAW_FIELDS) - 1)) for line in lines)
+
+
+def _plausible_raw(fields: Sequence[str]) -> bool:
+    submit = RAW_FIELDS.index("submit")
+    return len(fields) == len(RAW_FIELDS) and bool(fields[submit]) and _times_look_right(RAW_FIELDS, fields)
+
+
+def _dialect(start: bytes) -> Dialect | None:
+    names = _header(start)
+    if names is None and not _is_raw(start):
+        return None
+    header = start.partition(b"\n")[0] if names else None
+    names = _distinct(names or RAW_FIELDS)
+    return Dialect(
+        names=names,
+        separator=b"|",
+        header=header,
+        free_text=tuple(names.index(name) for name in _FREE_TEXT if name in names),
+        begins_row=lambda fields: _begins_row(names, fields),
+        plausible=lambda fields: _times_look_right(names, fields),
+    )
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without repetition: a field asked for twice, or the empty one that --parsable adds."""
+    return tuple(name if name and name not in names[:place] else f"#{place}" for place, name in enumerate(names))
+
+
+def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
+    """Return whether a line with too few fields begins with an id, and has times where times belong."""
+    if len(fields) < 2 or names[0] not in SOURCES["job_id"] or not _ID_START.fullmatch(fields[0]):
+        return False
+    *whole, last = _time_places(names, len(fields)) or [-1]
+    if last == len(fields) - 1:
+        return all(_TIME.fullmatch(fields[place]) for place in whole) and bool(_TIME_CUT.fullmatch(fields[last]))
+    return all(_TIME.fullmatch(fields[place]) for place in (*whole, *([last] if last >= 0 else [])))
+
+
+def _times_look_right(names: Sequence[str], fields: Sequence[str]) -> bool:
+    return all(_TIME.fullmatch(fields[place]) for place in _time_places(names, len(names)))
+
+
+def _time_places(names: Sequence[str], until: int) -> list[int]:
+    return [place for place, name in enumerate(names[:until]) if name in ("submit", "eligible", "start", "end")]
+
+
+class _Translation:
+    """One stretch of rows on its way into columns of JOBS."""
+
+    def __init__(self, rows: Rows, reading: Reading) -> None:
+        self.rows = rows
+        self.reading = reading
+        self.verdicts = Verdicts(len(rows))
+        self.jobs: dict[str, Any] = {}
+
+    def draft(self) -> Draft:
+        skipped = self._identify()
+        self._read_states()
+        self._read_times()
+        if self.reading.only is None:
+            self._read_durations()
+            self._read_sizes()
+            self._read_labels()
+            self.reading.tally[STEPS] += int(skipped.sum())
+        return Draft(
+            jobs=self.jobs,
+            line=self.rows.line,
+            verdicts=self.verdicts,
+            skipped=skipped,
+            refused=self.rows.refused,
+            bytes_read=self.rows.block.bytes_read,
+            texts=self.rows.texts,
+            fingerprints=self.rows.fingerprints,
+            clusters=frozenset(_distinct_known(self.rows.column("cluster", "clustername"))),
+        )
+
+    def _identify(self) -> Mask:
+        raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
+        assert raw is not None and shown is not None  # because the dialect demands one of them
+        parts = job_ids(shown)
+        self.verdicts.refuse(parts.is_unreadable, Reason.UNREADABLE_JOB_ID)
+        if raw is not shown:
+            self.verdicts.refuse(job_ids(raw).is_unreadable, Reason.UNREADABLE_JOB_ID)
+        self.jobs["job_id"] = strings(pc.coalesce(raw, shown))
+        for name in ("array_job_id", "array_task_id", "het_job_id"):
+            self.jobs[name] = strings(getattr(parts, name))
+        self.jobs["het_job_offset"] = parts.het_job_offset
+        return parts.is_step
+
+    def _read_states(self) -> None:
+        texts = self.rows.column(*SOURCES["state"])
+        if texts is not None:
+            self.jobs["state"], bad = job_states(texts)
+            self.verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+
+    def _read_times(self) -> None:
+        before: Instants | None = None
+        for name in ("submitted_at", "eligible_at", "started_at", "ended_at"):
+            texts = self.rows.column(*SOURCES[name])
+            if texts is None or not self.reading.wants(name):
+                continue
+            self.jobs[name], bad = self.reading.clock.read(texts, not_before=before)
+            self.verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+            before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
+
+    def _read_durations(self) -> None:
+        limit = self._durations(("timelimit", 60.0), ("timelimitraw", 60.0))
+        self.jobs["time_limit_s"] = limit
+        elapsed = self._durations(("elapsedraw", 1.0), ("elapsed", 1.0))
+        self.verdicts.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
+        self._complete_runs(elapsed)
+
+    def _durations(self, *fields: tuple[str, float]) -> NDArray[np.float64]:
+        for name, unit_s in fields:
+            texts = self.rows.column(name)
+            if texts is not None:
+                values, bad = durations(texts, bare_unit_s=unit_s)
+                self.verdicts.refuse(bad, Reason.UNREADABLE_DURATION)
+                return values
+        return np.full(len(self.rows), np.nan)
+
+    def _complete_runs(self, elapsed: NDArray[np.float64]) -> None:
+        """Find start, end and run time from what there is: sacct prints elapsed time so far for running jobs."""
+        over = self._is_over()
+        start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NEVER)
+        span = spans(elapsed)
+        ran = over & (elapsed > 0)
+        start = np.where(np.isnat(start) & ran, end - span, start)
+        end = np.where(np.isnat(end) & ran, start + span, end)
+        start = np.where(self._never_started(start, end), NEVER, start)
+        self.jobs["started_at"], self.jobs["ended_at"] = start, end
+        run_time = (end - start) / np.timedelta64(1, "s")
+        self.jobs["run_time_s"] = np.where(np.isnan(run_time) & ran, elapsed, run_time)
+
+    def _time(self, name: str) -> Instants:
+        return self.jobs[name] if name in self.jobs else np.full(len(self.rows), NEVER)
+
+    def _is_over(self) -> Mask:
+        state = self.jobs.get("state")
+        return np.ones(len(self.rows), dtype=np.bool_) if state is None else ~np.asarray(state.isin(_UNFINISHED))
+
+    def _never_started(self, start: Instants, end: Instants) -> Mask:
+        # Up to Slurm 20.02 a job cancelled while it was pending has the time of that as start and as end.
+        nodes, state = self.rows.column(*SOURCES["node_list"]), self.jobs.get("state")
+        if nodes is None or state is None:
+            return np.zeros(len(self.rows), dtype=np.bool_)
+        unplaced = np.asarray(pc.fill_null(pc.equal(nodes, "None assigned"), False))
+        never = np.asarray(unplaced & (start == end) & (state == JobState.CANCELLED.value))
+        self.reading.tally[NEVER_STARTED] += int(never.sum())
+        return never
+
+    def _read_sizes(self) -> None:
+        asked, given = self._tres("reqtres", "tresreq"), self._tres("alloctres", "tresalloc")
+        nodes = self._first(
+            self._counts("allocnodes"), self._counts("nnodes"), given.floats("nodes"), self._counts("reqnodes")
+        )
+        cpus = self._first(
+            self._counts("reqcpus"), asked.floats("cpus"), self._counts("ncpus"), self._counts("alloccpus")
+        )
+        self.jobs["nodes"] = self._first(nodes, asked.floats("nodes"))
+        self.jobs["cpus"] = self._first(cpus, given.floats("cpus"))
+        self._read_gpus(asked, given)
+        self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
+
+    def _tres(self, *fields: str) -> Column[Tres]:
+        texts = self.rows.column(*fields)
+        found = tres_lists(self._nothing() if texts is None else texts)
+        self.verdicts.refuse(found.unreadable, Reason.UNREADABLE_TRES)
+        return found
+
+    def _nothing(self) -> pa.Array:
+        return pa.nulls(len(self.rows), pa.string())
+
+    def _counts(self, field: str) -> NDArray[np.float64]:
+        texts = self.rows.column(field)
+        if texts is None:
+            return np.full(len(self.rows), np.nan)
+        values, bad = numbers(texts)
+        self.verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+        return values
+
+    def _first(self, *choices: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return for each row the first choice that is known and not 0 (Slurm: nothing allocated yet)."""
+        chosen = np.full(len(self.rows), np.nan)
+        for values in choices:
+            chosen = np.where((np.isnan(chosen) | (chosen == 0)) & ~np.isnan(values), values, chosen)
+        return chosen
+
+    def _read_gpus(self, asked: Column[Tres], given: Column[Tres]) -> None:
+        nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
+        lists = [
+            gpus_per_node(texts) for name in ("reqgres", "allocgres") if (texts := self.rows.column(name)) is not None
+        ]
+        each_node = [found.floats("gpus") * nodes for found in lists]
+        self.jobs["gpus"] = np.nan_to_num(self._first(asked.floats("gpus"), given.floats("gpus"), *each_node))
+        self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
+
+    def _memory(self) -> NDArray[np.float64]:
+        texts = self.rows.column("reqmem")
+        found = memories(self._nothing() if texts is None else texts)
+        self.verdicts.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
+        mib, each_cpu, each_node = (found.floats(name) for name in ("mib", "each_cpu", "each_node"))
+        return np.select(
+            [each_cpu > 0, each_node > 0], [mib * self.jobs["cpus"], mib * self.jobs["nodes"]], default=mib
+        )
+
+    def _read_labels(self) -> None:
+        for name in (
+            "group",
+            "account",
+            "qos",
+            "partition",
+            "exit_code",
+            "tres_requested",
+            "tres_allocated",
+            "node_list",
+        ):
+            texts = self.rows.column(*SOURCES[name])
+            if texts is not None:
+                self.jobs[name] = category(texts)
+        users = [texts for field in SOURCES["user"] if (texts := self.rows.column(field)) is not None]
+        if users:
+            self.jobs["user"] = category(pc.coalesce(*users))
+        names = self.rows.column(*SOURCES["name"])
+        if names is not None:
+            self.jobs["name"] = strings(names)
+
+
+def _distinct_known(texts: pa.Array | None) -> list[str]:
+    return [] if texts is None else pc.unique(known(texts)).drop_null().to_pylist()

@@ -1,0 +1,307 @@
+"""Made-up months of a GPU cluster that have the published shape of a real one (:mod:`helios.ingest.profiles`).
+
+Jobs come in campaigns: one person, one name, one size, run times alike. Every job has a place on two hidden
+scales, size and length; ranks on them are mapped to the published distributions, which are therefore met
+exactly whatever the campaigns are. How strongly the two scales are tied is solved for, so that the GPU time
+asked for is the published share of what the cluster has.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import Misuse
+from helios.ingest.profiles import (
+    BUSIEST_USERS,
+    DAYS_OBSERVED,
+    GPUS_PER_NODE,
+    OFFERED_LOAD,
+    RUN_TIMES_S,
+    SHARE_OF_BUSIEST,
+    SIZES,
+    STATUS_BY_SIZE,
+    SUBMISSIONS_BY_HOUR,
+    SUBMISSIONS_BY_WEEKDAY,
+    Profile,
+    profile_named,
+)
+from helios.model import JOBS, JobState
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+DAY_S = 86_400
+HOUR_S = 3_600
+# What Slurm itself needs between placing and starting a job; waiting for nodes is the simulator's to make.
+LONGEST_DISPATCH_S = 5
+DEFAULT_TIME_LIMIT_S = 7 * DAY_S
+# The round limits that people type.
+TIME_LIMITS_S = np.array(
+    [
+        *(m * 60 for m in (10, 30)),
+        *(h * HOUR_S for h in (1, 2, 4, 8, 12)),
+        *(d * DAY_S for d in (1, 2, 3, 5, 7, 14, 30)),
+    ],
+    dtype=np.float64,
+)
+# Below: ours, chosen to look like the published descriptions, which give no figures.
+CPUS_PER_GPU = 6
+SHARE_WITH_DEFAULT_LIMIT = 0.4
+LIMIT_OVER_RUN_TIME = 10.0
+CAMPAIGN_JOBS_LOG_MEAN, CAMPAIGN_JOBS_LOG_SD, LARGEST_CAMPAIGN = 1.2, 1.2, 200
+LARGE_SWEEPS_ARE_SMALL = 0.6
+LIKENESS_WITHIN_CAMPAIGN = 0.85
+LIKENESS_WITHIN_USER = 0.4
+LOAD_BY_PARTITION = (0.9, 1.1)
+PROJECTS = ("det", "seg", "cls", "pose", "reid", "face", "ocr", "nas", "gan", "asr", "nlp", "rl", "video", "depth")
+TASKS = ("train", "eval", "finetune", "search", "debug", "sweep")
+
+
+def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, seed: int = 0) -> pd.DataFrame:
+    """Make a trace of GPU jobs like those of a published cluster.
+
+    Jobs start a few seconds after their submission, as on an empty cluster: queueing is for the simulator.
+
+    Parameters
+    ----------
+    profile : str
+        ``venus``, ``earth``, ``saturn`` or ``uranus``.
+    start : datetime
+        Beginning of the first day, with a zone; the shape of the day follows its clock.
+    days : int
+        Days of submissions.
+    seed : int
+        The same seed gives the same trace.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``JOBS``, in order of submission.
+
+    Raises
+    ------
+    Misuse
+        There is no such profile, ``start`` has no zone, or ``days`` is not positive.
+    """
+    figures = profile_named(profile)
+    if start.tzinfo is None or days < 1:
+        raise Misuse("A synthetic trace needs a start with a time zone, and at least one day.")
+    rng = np.random.default_rng(seed)
+    campaign = _campaigns(max(1, round(figures.jobs * days / DAYS_OBSERVED)), rng)
+    gpus, run_time_s = _sizes_and_run_times(figures, campaign, days, rng)
+    partition, user = _places(figures, campaign, gpus, run_time_s, rng)
+    frame = pd.DataFrame(
+        {
+            "submitted_s": _submissions(start, days, campaign, rng),
+            "gpus": gpus,
+            "run_time_s": run_time_s,
+            "partition": np.array(partition_names(figures))[partition],
+            "user": np.char.add("u", np.char.zfill(user.astype(np.str_), 4)),
+            "name": _names(campaign, user, rng),
+            "state": _states(figures, gpus, rng),
+            "time_limit_s": _time_limits(campaign, run_time_s, rng),
+        }
+    ).sort_values("submitted_s", kind="stable", ignore_index=True)
+    return _as_jobs(frame, start, rng)
+
+
+def synthetic_nodes(profile: str = "venus") -> dict[str, int]:
+    """Return the nodes (of 8 GPUs) of each partition that a synthetic trace of ``profile`` is made for.
+
+    Raises
+    ------
+    Misuse
+        There is no such profile.
+    """
+    figures = profile_named(profile)
+    return dict(zip(partition_names(figures), figures.nodes, strict=True))
+
+
+def partition_names(figures: Profile) -> list[str]:
+    """Return the partitions' names, in the order of ``figures.nodes``."""
+    return [f"vc{number:02d}" for number in range(1, len(figures.nodes) + 1)]
+
+
+def _campaigns(jobs: int, rng: np.random.Generator) -> Counts:
+    """Return the campaign of each job, ascending from 0."""
+    drawn = np.exp(rng.normal(CAMPAIGN_JOBS_LOG_MEAN, CAMPAIGN_JOBS_LOG_SD, size=jobs))
+    counts = np.clip(np.ceil(drawn), 1, LARGEST_CAMPAIGN).astype(np.int64)
+    return np.repeat(np.arange(jobs), counts)[:jobs]
+
+
+def _sizes_and_run_times(
+    figures: Profile, campaign: Counts, days: int, rng: np.random.Generator
+) -> tuple[Counts, Floats]:
+    """Return GPUs and run time (s) of each job: both as published, and tied so that the load is."""
+    campaigns = int(campaign[-1]) + 1
+    # Sweeps of many jobs are of small and short ones, or a single campaign would hold half of a month's GPU time.
+    many = LARGE_SWEEPS_ARE_SMALL * _standard(np.log(np.bincount(campaign)))
+    size_scale, own_scale = rng.normal(size=(2, campaigns)) - many
+    gpus = _sizes(figures, _ranks(size_scale[campaign]))
+    noise = rng.normal(size=len(campaign))
+    wanted_s = OFFERED_LOAD * sum(figures.nodes) * GPUS_PER_NODE * days * DAY_S
+
+    def tied(strength: float) -> Floats:
+        scale = strength * size_scale + np.sqrt(1 - strength**2) * own_scale
+        likeness = LIKENESS_WITHIN_CAMPAIGN
+        return _run_times(figures, _ranks(np.sqrt(likeness) * scale[campaign] + np.sqrt(1 - likeness) * noise))
+
+    weakest, strongest = -0.9, 0.99
+    for _ in range(16):
+        strength = (weakest + strongest) / 2
+        too_little = float(gpus @ tied(strength)) < wanted_s
+        weakest, strongest = (strength, strongest) if too_little else (weakest, strength)
+    return gpus, tied(strongest)
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return each value's rank as a share between 0 and 1, exclusive."""
+    places = np.empty(len(values))
+    places[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return (places + 0.5) / len(values)
+
+
+def _sizes(figures: Profile, ranks: Floats) -> Counts:
+    places = np.searchsorted(np.array(figures.at_or_below_size) / 100, ranks)
+    return np.array([*SIZES, figures.largest_size], dtype=np.int64)[places]
+
+
+def _run_times(figures: Profile, ranks: Floats) -> Floats:
+    """Return run times, whole s, by interpolation of the published distribution in log time."""
+    shares = np.array([*figures.at_or_below_run_time, 100.0]) / 100
+    seconds = np.interp(ranks, shares, np.log([*RUN_TIMES_S, figures.longest_run_time_s]))
+    return np.maximum(1.0, np.round(np.exp(seconds)))
+
+
+def _places(
+    figures: Profile, campaign: Counts, gpus: Counts, run_time_s: Floats, rng: np.random.Generator
+) -> tuple[Counts, Counts]:
+    """Return partition and user of each job.
+
+    Campaigns are laid in a row and cut into partitions by GPU time; the row is cut again into users, so that
+    a user has one partition, or two neighbouring ones. Neighbours in the row run alike.
+    """
+    asked = np.bincount(campaign, weights=gpus * run_time_s).astype(np.float64)
+    # A bound between two sizes may fall within a campaign; its last jobs are then the larger.
+    last = np.searchsorted(campaign, np.arange(len(asked)), side="right") - 1
+    mean_log = np.bincount(campaign, weights=np.log(run_time_s)) / np.bincount(campaign)
+    noise = rng.normal(size=len(asked))
+    kind = LIKENESS_WITHIN_USER * _standard(mean_log) + np.sqrt(1 - LIKENESS_WITHIN_USER**2) * noise
+    partition = _partitions(figures, asked, gpus[last], rng)
+    row = np.lexsort((kind, partition))
+    user = np.empty(len(asked), dtype=np.int64)
+    user[row] = _cut(asked[row], rng.permutation(_user_shares(figures.users)))
+    return partition[campaign], _of_two_partitions_at_most(user, partition)[campaign]
+
+
+def _partitions(figures: Profile, asked: Floats, gpus: Counts, rng: np.random.Generator) -> Counts:
+    """Return the partition of each campaign: the longest work first, to where most is still to be asked for."""
+    capacity = np.array(figures.nodes, dtype=np.float64)
+    left = capacity * rng.uniform(*LOAD_BY_PARTITION, size=len(capacity))
+    left *= asked.sum() / left.sum()
+    partition = np.empty(len(asked), dtype=np.int64)
+    for place in np.argsort(-asked, kind="stable"):
+        # At most half of a partition for one job, or it would stand still for it.
+        fitting = capacity * GPUS_PER_NODE >= 2 * gpus[place]
+        chosen = int(np.argmax(np.where(fitting, left, -np.inf)))
+        partition[place] = chosen
+        left[chosen] -= asked[place]
+    return partition
+
+
+def _cut(weights: Floats, shares: Floats) -> Counts:
+    """Cut a row of ``weights`` into consecutive pieces in proportion to ``shares``; return each weight's piece."""
+    middles = (np.cumsum(weights) - weights / 2) / weights.sum()
+    edges = np.cumsum(shares) / shares.sum()
+    return np.asarray(np.minimum(np.searchsorted(edges, middles), len(shares) - 1), dtype=np.int64)
+
+
+def _of_two_partitions_at_most(user: Counts, partition: Counts) -> Counts:
+    """Return users of whom none has a third partition: who had is several people."""
+    first = np.full(int(user.max()) + 1, len(partition), dtype=np.int64)
+    np.minimum.at(first, user, partition)
+    people = user * len(partition) + (partition - first[user]) // 2
+    return np.asarray(np.unique(people, return_inverse=True)[1], dtype=np.int64)
+
+
+def _user_shares(users: int) -> Floats:
+    """Return shares of GPU time, falling as a power of the rank, of which the busiest hold what is published."""
+    ranks, busiest = np.arange(1, users + 1, dtype=np.float64), max(1, round(BUSIEST_USERS * users))
+    exponents = np.linspace(0.0, 3.0, 301)
+    shares = ranks[None, :] ** -exponents[:, None]
+    held = shares[:, :busiest].sum(axis=1) / shares.sum(axis=1)
+    return np.asarray(shares[np.argmin(np.abs(held - SHARE_OF_BUSIEST))])
+
+
+def _submissions(start: datetime, days: int, campaign: Counts, rng: np.random.Generator) -> Counts:
+    """Return submissions, s after ``start``: campaigns of minutes to days, bent to the shape of day and week."""
+    campaigns = int(campaign[-1]) + 1
+    begin = rng.uniform(0, days * DAY_S, size=campaigns)
+    spread_s = np.exp(rng.uniform(np.log(60), np.log(3 * DAY_S), size=campaigns))
+    even = (begin[campaign] + rng.exponential(spread_s[campaign])) % (days * DAY_S)
+    hours = np.arange(days * 24)
+    by_hour = np.array(SUBMISSIONS_BY_HOUR)[(hours + start.hour) % 24]
+    by_day = np.array(SUBMISSIONS_BY_WEEKDAY)[((hours + start.hour) // 24 + start.weekday()) % 7]
+    done = np.concatenate([[0.0], np.cumsum(by_hour * by_day)])
+    bent: Floats = np.interp(even / (days * DAY_S), done / done[-1], np.arange(days * 24 + 1) * float(HOUR_S))
+    return np.asarray(np.floor(bent), dtype=np.int64)
+
+
+def _names(campaign: Counts, user: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
+    """Return job names: a project that a user keeps, a task, and a number for each campaign."""
+    campaigns = int(campaign[-1]) + 1
+    task, number = rng.integers(len(TASKS), size=campaigns), rng.integers(1, 40, size=campaigns)
+    project = np.array(PROJECTS)[(user * 7 + number[campaign] % 2) % len(PROJECTS)]
+    stem = np.char.add(np.char.add(np.array(TASKS)[task][campaign], "_"), project)
+    return np.char.add(np.char.add(stem, "_"), number[campaign].astype(np.str_))
+
+
+def _states(figures: Profile, gpus: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
+    """Return how each job ended: by its size, scaled so that the whole cluster's shares are the published ones."""
+    sizes = np.log2(list(STATUS_BY_SIZE))
+    published = np.array(list(STATUS_BY_SIZE.values()))
+    shares = np.stack([np.interp(np.log2(gpus), sizes, published[:, place]) for place in range(3)], axis=1)
+    # Iterative proportional fitting (Deming and Stephan 1940); a few rounds are exact to 0.1 %.
+    for _ in range(20):
+        shares *= np.array(figures.status) / shares.mean(axis=0)
+        shares /= shares.sum(axis=1, keepdims=True)
+    drawn = (rng.uniform(size=(len(gpus), 1)) > np.cumsum(shares, axis=1)).sum(axis=1)
+    ends = [JobState.COMPLETED.value, JobState.CANCELLED.value, JobState.FAILED.value]
+    chosen: NDArray[np.str_] = np.array(ends)[np.minimum(drawn, 2)]
+    return chosen
+
+
+def _time_limits(campaign: Counts, run_time_s: Floats, rng: np.random.Generator) -> Floats:
+    """Return limits, s: one for each campaign, round, above its longest run, and often the default."""
+    campaigns = int(campaign[-1]) + 1
+    longest = np.zeros(campaigns)
+    np.maximum.at(longest, campaign, run_time_s)
+    meant = longest * np.exp(np.abs(rng.normal(0, np.log(LIMIT_OVER_RUN_TIME), size=campaigns)))
+    default = (rng.uniform(size=campaigns) < SHARE_WITH_DEFAULT_LIMIT) & (longest <= DEFAULT_TIME_LIMIT_S)
+    places = np.minimum(np.searchsorted(TIME_LIMITS_S, meant), len(TIME_LIMITS_S) - 1)
+    limits: Floats = np.where(default, float(DEFAULT_TIME_LIMIT_S), TIME_LIMITS_S[places])
+    return limits[campaign]
+
+
+def _standard(values: Floats) -> Floats:
+    return np.asarray((values - values.mean()) / (values.std() or 1.0))
+
+
+def _as_jobs(frame: pd.DataFrame, start: datetime, rng: np.random.Generator) -> pd.DataFrame:
+    origin = pd.Timestamp(start.astimezone(UTC)).as_unit("us")
+    submitted = origin + pd.to_timedelta(frame.pop("submitted_s"), unit="s")
+    started = submitted + pd.to_timedelta(rng.integers(1, LONGEST_DISPATCH_S + 1, size=len(frame)), unit="s")
+    jobs = frame.assign(
+        job_id=np.arange(1, len(frame) + 1).astype(np.str_),
+        submitted_at=submitted,
+        eligible_at=submitted,
+        started_at=started,
+        ended_at=started + pd.to_timedelta(frame["run_time_s"], unit="s"),
+        nodes=np.ceil(frame["gpus"] / GPUS_PER_NODE),
+        cpus=frame["gpus"] * float(CPUS_PER_GPU),
+    )
+    return JOBS.conform(jobs)

@@ -1,0 +1,134 @@
+"""What is measured, defined once: the same functions judge real and replayed history.
+
+All take arrays of shape (n_jobs,), times in whole seconds since the epoch. Source of the definitions: the
+glossary (docs/glossary.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIZE_CLASSES = ("1", "2-8", ">8")
+SLOWDOWN_FLOOR_S = 10
+"""Run time below which slowdown is not let grow without bound (Feitelson and Rudolph, JSSPP 1998)."""
+
+Seconds = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSummary:
+    """How long jobs waited, and how well the cluster was used.
+
+    Attributes
+    ----------
+    jobs : int
+    mean_jct_s, mean_wait_s, median_wait_s, p99_wait_s, max_wait_s : float
+        p99 by linear interpolation between order statistics.
+    mean_wait_s_by_size : dict of float or None
+        For each of ``SIZE_CLASSES``; None where there is no such job.
+    jobs_by_size : dict of int
+    mean_bounded_slowdown : float
+    utilization : float
+        Busy GPU seconds over GPU seconds there were, from the first submission to the last end.
+    queued_jobs : int
+        Jobs that waited more than 0 s.
+    """
+
+    jobs: int
+    mean_jct_s: float
+    mean_wait_s: float
+    median_wait_s: float
+    p99_wait_s: float
+    max_wait_s: float
+    mean_wait_s_by_size: dict[str, float | None]
+    jobs_by_size: dict[str, int]
+    mean_bounded_slowdown: float
+    utilization: float
+    queued_jobs: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def summarize_queue(
+    *,
+    submitted_s: Seconds,
+    ended_s: Seconds,
+    run_time_s: Seconds,
+    gpus: NDArray[np.int32],
+    total_gpus: int,
+) -> QueueSummary:
+    """Measure one queue; at least one job.
+
+    Parameters
+    ----------
+    run_time_s : array
+        Time in which the job ran, without the breaks of preemption.
+    total_gpus : int
+        GPUs in service all the time.
+    """
+    waited = wait(submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s)
+    classes = size_class(gpus)
+    by_size = {name: waited[classes == number] for number, name in enumerate(SIZE_CLASSES)}
+    return QueueSummary(
+        jobs=len(waited),
+        mean_jct_s=float(np.mean(ended_s - submitted_s)),
+        mean_wait_s=float(np.mean(waited)),
+        median_wait_s=float(np.median(waited)),
+        p99_wait_s=float(np.percentile(waited, 99)),
+        max_wait_s=float(np.max(waited)),
+        mean_wait_s_by_size={name: float(np.mean(of)) if len(of) else None for name, of in by_size.items()},
+        jobs_by_size={name: len(of) for name, of in by_size.items()},
+        mean_bounded_slowdown=float(np.mean(bounded_slowdown(wait_s=waited, run_time_s=run_time_s))),
+        utilization=utilization(
+            submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s, gpus=gpus, total_gpus=total_gpus
+        ),
+        queued_jobs=int(np.count_nonzero(waited > 0)),
+    )
+
+
+def wait(*, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds) -> Seconds:
+    """Return the time between submission and end in which a job did not run, s."""
+    return ended_s - submitted_s - run_time_s
+
+
+def size_class(gpus: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return each job's size class, as an index into ``SIZE_CLASSES``."""
+    return np.searchsorted([1, 8], gpus, side="left").astype(np.int64)
+
+
+def bounded_slowdown(*, wait_s: Seconds, run_time_s: Seconds) -> NDArray[np.float64]:
+    """Return max(1, (wait + run time) / max(run time, 10 s))."""
+    return np.maximum(1.0, (wait_s + run_time_s) / np.maximum(run_time_s, SLOWDOWN_FLOOR_S))
+
+
+def utilization(
+    *, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds, gpus: NDArray[np.int32], total_gpus: int
+) -> float:
+    """Return busy GPU seconds over GPU seconds between first submission and last end; 0 if no time passes."""
+    span_s = int(ended_s.max() - submitted_s.min())
+    busy_gpu_s = float(np.sum(gpus.astype(np.float64) * run_time_s))
+    return busy_gpu_s / (total_gpus * span_s) if span_s > 0 else 0.0
+
+
+def level_over_time(
+    *, begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64] | None = None, at_s: Seconds
+) -> NDArray[np.int64]:
+    """Return how much is between its begin and its end at each moment of ``at_s``; O(n log n).
+
+    With begin = submission and end = start it is the queue's length; with begin = start, end = end and weight =
+    GPUs it is the busy GPUs of jobs that are never preempted. A thing counts from its begin up to before its end.
+    """
+    weight = np.ones(len(begins_s), dtype=np.int64) if weight is None else weight.astype(np.int64)
+    return _total_until(begins_s, weight, at_s) - _total_until(ends_s, weight, at_s)
+
+
+def _total_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) -> NDArray[np.int64]:
+    order = np.argsort(moments_s, kind="stable")
+    total = np.concatenate([[0], np.cumsum(weight[order])])
+    return total[np.searchsorted(moments_s[order], at_s, side="right")].astype(np.int64)

@@ -1,0 +1,237 @@
+"""Tables for a terminal: what a person compares, side by side, readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from helios.metrics import SIZE_CLASSES
+from helios.report.describe import Description
+from helios.report.whatif import Run, WhatIf
+from helios.report.words import bar, change, duration, percent, sparkline
+
+WIDE = 120
+"""Terminal columns from which the secondary figures are shown too."""
+
+CONTROL_NAMES = {
+    "user_last": "user's last ended job",
+    "time_limit": "time limit",
+    "size_only": "median of that size",
+    "shrinkage": "shrinkage, untrained",
+}
+
+
+def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
+    """Compare the replays: what a site has today first, then what it could have, then the oracles.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
+    """
+    baseline = result.baseline
+    feasible = [run for run in result.runs if not run.is_oracle and run is not baseline]
+    oracles = [run for run in result.runs if run.is_oracle and run is not baseline]
+    unit = result.resource.removesuffix("s").upper()
+    table = _table("Replayed", "Mean wait", "vs 1st", "p99", "Longest", f"1 {unit}", "2-8", ">8", right_from=1)
+    if width >= WIDE:
+        for name in ("Median", "JCT", "Slowdown", "Used", "Queued"):
+            table.add_column(name, justify="right")
+    best = _best([baseline, *feasible])
+    for run in (baseline, *feasible):
+        table.add_row(*_cells(run, baseline, best, width))
+    if oracles:
+        table.add_section()
+        table.add_row("[dim]With true run times: bounds, not proposals[/]")
+        for run in oracles:
+            table.add_row(*_cells(run, baseline, {}, width), style="dim")
+    summary = baseline.summary
+    caption = (
+        f"{escape(result.cluster)}: {summary.jobs:,} jobs from {result.window[0]:%Y-%m-%d} to "
+        f"{result.window[1]:%Y-%m-%d} (UTC) on {sum(result.partitions.values()):,} nodes of {result.gpus_per_node} {result.resource.upper()}. "
+        f"Wait by size: mean. Best of those that can be had: bold."
+    )
+    return Group(caption, "", table)
+
+
+def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
+    """Compare a model with its controls; ``answer`` is the evaluation's JSON."""
+    table = _table(
+        "Predictor", "Rank corr.", "Log error", "<=10 %", "<=50 %", "<=100 %", "p10-p90", "MAE", right_from=1
+    )
+    table.add_row(*_figures("Helios", answer), style="bold")
+    for name, figures in answer["controls"].items():
+        table.add_row(*_figures(CONTROL_NAMES.get(name, name), figures))
+    caption = (
+        f"{escape(str(answer['cluster']))}: learned from {answer['train_jobs']:,} jobs that had ended by "
+        f"{answer['train_until'][:16].replace('T', ' ')} UTC, judged on {answer['jobs']:,} submitted since."
+    )
+    legend = (
+        "[dim]Rank corr.: Spearman. Log error: median; 0.69 is a factor of 2. <=10 %: share of jobs predicted within "
+        "10 %. p10-p90: share of jobs inside the predicted interval; 80 % is right.[/]"
+    )
+    return Group(caption, "", table, "", legend)
+
+
+def description_tables(description: Description) -> list[RenderableType]:
+    """Show what a history holds: figures, sizes with states, busiest users, day and week."""
+    unit = description.resource.removesuffix("s").upper()
+    parts: list[RenderableType] = [_overview(description, unit), "", _sizes(description, unit)]
+    if description.busiest_users:
+        parts += ["", _busiest(description, unit)]
+    parts += [
+        "",
+        f"Submissions by hour, 0 to 23 ({description.timezone})   {sparkline(description.day_shape)}",
+        f"Submissions by weekday, Monday first{' ' * max(1, len(description.timezone) - 3)}   "
+        f"{sparkline(description.week_shape)}",
+    ]
+    return parts
+
+
+def load_table(answer: Mapping[str, Any]) -> RenderableType:
+    """Show what a load did; ``answer`` is the load's JSON."""
+    cluster = escape(str(answer["cluster"]))
+    head = (
+        f"{cluster}: this file was loaded before; nothing changed."
+        if answer["already_loaded"]
+        else f"{cluster}: {answer['rows_read']:,} rows read, {answer['jobs_new']:,} new jobs, "
+        f"{answer['jobs_updated']:,} updated, {answer['jobs_unchanged']:,} already known."
+    )
+    if not answer["rejects"]:
+        return Group(head, "Every row made sense.")
+    table = _table("Rows that make no sense", "Rows", right_from=1)
+    for reason, rows in sorted(answer["rejects"].items(), key=lambda item: -item[1]):
+        table.add_row(escape(reason), f"{rows:,}")
+    return Group(head, "", table, "They are kept with their line and text: helios trace rejects")
+
+
+def rejects_table(rows: pd.DataFrame, counts: pd.DataFrame) -> RenderableType:
+    """Show refused rows with file, line and reason, below their counts."""
+    if rows.empty:
+        return "No row was refused."
+    summary = _table("Reason", "Rows", right_from=1)
+    for reason, number in zip(counts["reason"], counts["rows"], strict=True):
+        summary.add_row(escape(str(reason)), f"{number:,}")
+    table = _table("Line", "Reason", "Text", "File")
+    for row in rows.itertuples(index=False):
+        table.add_row(str(row.line), escape(str(row.reason)), escape(str(row.text)[:200]), escape(str(row.path)))
+    return Group(summary, "", table)
+
+
+def _table(*names: str, right_from: int | None = None) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for place, name in enumerate(names):
+        right = right_from is not None and place >= right_from
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> list[str]:
+    summary = run.summary
+    by_size = summary.mean_wait_s_by_size
+    label = f"{run.label} (today)" if run is baseline and run.backfill == "easy" else run.label
+    cells = [
+        label,
+        _marked("mean", summary.mean_wait_s, best),
+        "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),
+        _marked("p99", summary.p99_wait_s, best),
+        _marked("longest", summary.max_wait_s, best),
+        *(_marked(name, by_size[name], best) for name in SIZE_CLASSES),
+    ]
+    if width >= WIDE:
+        cells += [
+            duration(summary.median_wait_s),
+            duration(summary.mean_jct_s),
+            f"{summary.mean_bounded_slowdown:,.1f}",
+            percent(summary.utilization),
+            f"{summary.queued_jobs:,}",
+        ]
+    return cells
+
+
+def _best(runs: list[Run]) -> dict[str, float]:
+    figures: dict[str, list[float | None]] = {
+        "mean": [run.summary.mean_wait_s for run in runs],
+        "p99": [run.summary.p99_wait_s for run in runs],
+        "longest": [run.summary.max_wait_s for run in runs],
+        **{name: [run.summary.mean_wait_s_by_size[name] for run in runs] for name in SIZE_CLASSES},
+    }
+    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
+    return {name: min(values) for name, values in known.items() if values and min(values) < max(values)}
+
+
+def _marked(name: str, value: float | None, best: Mapping[str, float]) -> str:
+    text = duration(value)
+    return f"[bold green]{text}[/]" if value is not None and value == best.get(name) else text
+
+
+def _figures(name: str, figures: Mapping[str, Any]) -> list[str]:
+    correlation = figures["spearman"]
+    return [
+        name,
+        "-" if correlation is None else f"{correlation:.3f}",
+        f"{figures['median_abs_log_error']:.2f}",
+        percent(figures["within_10pct"]),
+        percent(figures["within_50pct"]),
+        percent(figures["within_100pct"]),
+        percent(figures["coverage_p10_p90"]),
+        duration(figures["mae_s"]),
+    ]
+
+
+def _overview(description: Description, unit: str) -> RenderableType:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    known = description.run_time_s
+    table.add_row("Cluster", escape(description.cluster))
+    table.add_row("Jobs", f"{description.jobs:,} ({description.gpu_jobs:,} with GPUs)")
+    table.add_row(
+        "Submitted",
+        f"{description.first_submitted_at[:16].replace('T', ' ')} to "
+        f"{description.last_submitted_at[:16].replace('T', ' ')} UTC, {description.days:.1f} days",
+    )
+    table.add_row("Users", f"{description.users:,}" if description.users else "unknown")
+    table.add_row("Partitions", f"{description.partitions:,}" if description.partitions else "unknown")
+    table.add_row(f"{unit} hours", f"{description.resource_hours:,.0f}")
+    table.add_row("Run time", _spread(known) if known else "unknown")
+    table.add_row("Wait", _spread(description.wait_s) if description.wait_s else "unknown (no start is recorded)")
+    missing = {name: rows for name, rows in description.missing.items() if rows}
+    if missing:
+        share = (f"{name} {percent(rows / description.jobs)}" for name, rows in missing.items())
+        table.add_row("Unknown in", ", ".join(share))
+    return table
+
+
+def _spread(quantiles: Mapping[str, float]) -> str:
+    shown = ("p10", "p50", "p90", "p99", "max")
+    return f"mean {duration(quantiles['mean'])}; " + ", ".join(f"{name} {duration(quantiles[name])}" for name in shown)
+
+
+def _sizes(description: Description, unit: str) -> RenderableType:
+    table = _table(f"{unit}s", "Jobs", "", f"{unit} hours", "Done", "Cancelled", "Failed", "Other", right_from=1)
+    table.columns[2].justify = "left"
+    for row in description.sizes:
+        states = row["states"]
+        rest = states.get("timeout", 0) + states.get("other", 0) + states.get("unknown", 0)
+        table.add_row(
+            row["size"],
+            f"{row['jobs']:,}",
+            bar(row["share_of_jobs"], width=12),
+            percent(row["share_of_hours"]),
+            *(percent(states.get(name, 0)) for name in ("completed", "cancelled", "failed")),
+            percent(rest),
+        )
+    return table
+
+
+def _busiest(description: Description, unit: str) -> RenderableType:
+    table = _table("Busiest users", "Jobs", f"{unit} hours", "Share", right_from=1)
+    for row in description.busiest_users:
+        table.add_row(escape(row["user"]), f"{row['jobs']:,}", f"{row['hours']:,.0f}", percent(row["share_of_hours"]))
+    return table

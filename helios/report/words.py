@@ -1,0 +1,62 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+
+
+def duration(seconds: float | None) -> str:
+    """Write a length of time with two units at most: ``42s``, ``12m05s``, ``3h05m``, ``5d03h``; None is a dash."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    for unit_s, name, below_s, below_name in (
+        (DAY_S, "d", HOUR_S, "h"),
+        (HOUR_S, "h", MINUTE_S, "m"),
+        (MINUTE_S, "m", 1, "s"),
+    ):
+        if whole >= unit_s:
+            return f"{whole // unit_s}{name}{whole % unit_s // below_s:02d}{below_name}"
+    return f"{whole}s"
+
+
+def spoken_duration(seconds: float) -> str:
+    """Write a length of time as in a sentence: ``42 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``."""
+    whole = round(seconds)
+    if whole < MINUTE_S:
+        return f"{whole} s"
+    if whole < HOUR_S:
+        return f"{round(whole / MINUTE_S)} min"
+    if whole < 2 * DAY_S:
+        hours, minutes = divmod(round(whole / MINUTE_S), 60)
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(round(whole / HOUR_S), 24)
+    return f"{days} days {hours} h" if hours else f"{days} days"
+
+
+def change(value: float | None, base: float | None) -> str:
+    """Write how ``value`` differs from ``base``: ``-56 %``, from twice on ``x 3.2``; else a dash."""
+    if value is None or not base:
+        return "-"
+    ratio = value / base
+    return f"x {ratio:.1f}" if ratio >= 2 else f"{round(100 * (ratio - 1)):+d} %"
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Write a share of 1 in per cent; None is a dash."""
+    return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def bar(share: float, *, width: int = 20) -> str:
+    """Draw a share of 1 as a bar of block characters."""
+    eighths = round(8 * width * share)
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Draw values as a line of block characters, the largest highest."""
+    listed = list(values)
+    top = max(listed, default=0) or 1
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / top))] for value in listed)

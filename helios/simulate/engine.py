@@ -1,0 +1,108 @@
+"""The clock of a replay: what ends, what arrives, who starts, moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from helios.simulate import passes, placement, queue, running
+from helios.simulate import state as state_tables
+from helios.simulate.kernel import entry_point, fingerprint, kernel
+from helios.simulate.passes import schedule
+from helios.simulate.queue import push
+from helios.simulate.running import end
+from helios.simulate.state import NEVER, State
+
+
+@kernel
+def _next_moment(state: State) -> int:
+    clock, moment = state.clock[0], NEVER
+    if clock.running > 0:
+        moment = state.jobs[state.ends[0]].ends_s
+    if clock.arrived < len(state.jobs):
+        moment = min(moment, state.jobs[clock.arrived].submitted_s)
+    return moment
+
+
+@kernel
+def _awaits(state: State, now: int, scored: int) -> bool:
+    """Say whether a job that nobody has scored yet arrives ``now``."""
+    arrived = state.clock[0].arrived
+    return bool(scored <= arrived < len(state.jobs) and state.jobs[arrived].submitted_s == now)
+
+
+@kernel
+def _end_due(state: State, now: int) -> int:
+    n_ended: int = state.clock[0].ended
+    while state.clock[0].running > 0 and state.jobs[state.ends[0]].ends_s == now:
+        _touch(state, state.jobs[state.ends[0]].partition)
+        end(state, state.ends[0])
+    return int(state.clock[0].ended) - n_ended
+
+
+@kernel
+def _admit_due(state: State, now: int) -> int:
+    clock = state.clock[0]
+    first = clock.arrived
+    while clock.arrived < len(state.jobs) and state.jobs[clock.arrived].submitted_s == now:
+        _touch(state, state.jobs[clock.arrived].partition)
+        push(state, clock.arrived)
+        clock.arrived += 1
+    return int(clock.arrived - first)
+
+
+@kernel
+def _touch(state: State, partition: int) -> None:
+    clock, home = state.clock[0], state.partitions[partition]
+    if not home.touched:
+        home.touched = 1
+        state.touched[clock.touched] = partition
+        clock.touched += 1
+
+
+@kernel
+def _schedule_touched(state: State, now: int) -> None:
+    clock = state.clock[0]
+    for place in range(clock.touched):
+        partition = state.touched[place]
+        state.partitions[partition].touched = 0
+        schedule(state, partition, now)
+    clock.touched = 0
+
+
+def _compiled(revision: int) -> Callable[[State, int, int], bool]:
+    """Return the entry to the core, which holds the ``revision`` of all it calls."""
+
+    @entry_point
+    def entry(state: State, scored: int, budget: int) -> bool:
+        while budget > 0:
+            now = _next_moment(state)
+            if now == NEVER or _awaits(state, now, scored):
+                return revision >= 0
+            budget -= _end_due(state, now) + _admit_due(state, now)
+            _schedule_touched(state, now)
+        return False
+
+    return entry
+
+
+_run = _compiled(fingerprint(passes, placement, queue, running, state_tables))
+
+
+def run(state: State, *, scored: int, budget: int) -> bool:
+    """Carry the timeline on, in place, and stop before the moment when job number ``scored`` arrives.
+
+    Parameters
+    ----------
+    state : State
+        Keys and estimates of the first ``scored`` jobs must stand in ``state.pending``.
+    scored : int
+        Jobs whose keys are known; all those of one submit time together.
+    budget : int
+        Arrivals and ends after which to return anyway.
+
+    Returns
+    -------
+    bool
+        Whether that moment, or the end of everything, was reached.
+    """
+    return _run(state, scored, budget)

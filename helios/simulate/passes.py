@@ -1,0 +1,151 @@
+"""One scheduling pass over a partition: who starts now. Each strategy is one function; a new one goes beside them.
+
+Within a pass the free GPUs only shrink, and the jobs are taken in order; so a size that could not be placed
+stays so, and the first of each size says all there is to know about it.
+"""
+
+from __future__ import annotations
+
+from helios.simulate.kernel import kernel
+from helios.simulate.placement import lift, room
+from helios.simulate.queue import before, first_within, push, remove
+from helios.simulate.running import extend_overdue, reservation, start, stop
+from helios.simulate.state import EASY, NO_BACKFILL, NOBODY, State
+
+
+@kernel
+def schedule(state: State, partition: int, now: int) -> None:
+    """Start what the replay's strategy lets start in ``partition`` at ``now``."""
+    clock = state.clock[0]
+    if clock.preemptive:
+        _shortest_remaining(state, partition, now)
+    elif clock.backfill == EASY:
+        _easy(state, partition, now)
+    else:
+        _greedy(state, partition, now)
+
+
+@kernel
+def _greedy(state: State, partition: int, now: int) -> None:
+    """Start in order until the head does not fit; with skip, go on with whatever fits."""
+    blocked = False
+    while True:
+        job = _first_up_to(state, partition, room(state, partition) if blocked else -1)
+        if job < 0:
+            return
+        if blocked or state.jobs[job].gpus <= room(state, partition):
+            _start_pending(state, job, now, blocked)
+        elif state.clock[0].backfill == NO_BACKFILL:
+            return
+        else:
+            blocked = True
+
+
+@kernel
+def _easy(state: State, partition: int, now: int) -> None:
+    """Start in order until the head does not fit; then whoever does not delay it, as far as counting tells.
+
+    Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
+    predictability, workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE
+    TPDS 12(6), 2001.
+    """
+    head = _first_up_to(state, partition, -1)
+    while head >= 0 and state.jobs[head].gpus <= room(state, partition):
+        _start_pending(state, head, now, False)
+        head = _first_up_to(state, partition, -1)
+    if head < 0 or room(state, partition) == 0:
+        return
+    extend_overdue(state, partition, now)
+    shadow, extra = reservation(state, partition, state.jobs[head].gpus)
+    while True:
+        job = _first_harmless(state, partition, shadow - now, extra)
+        if job < 0:
+            return
+        if state.pending[job].estimate_s > shadow - now:
+            extra -= state.jobs[job].gpus
+        _start_pending(state, job, now, True)
+
+
+@kernel
+def _shortest_remaining(state: State, partition: int, now: int) -> None:
+    """Start in order of remaining run time, stopping running jobs that have strictly more of it."""
+    smallest_failed = -1
+    while True:
+        job = _first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
+        if job < 0:
+            return
+        gpus = state.jobs[job].gpus
+        if gpus <= room(state, partition) or _make_room(state, job, now):
+            _start_pending(state, job, now, smallest_failed > 0)
+        elif state.clock[0].backfill == NO_BACKFILL or gpus == 1:
+            return
+        else:
+            smallest_failed = gpus
+
+
+@kernel
+def _start_pending(state: State, job: int, now: int, passes_another: bool) -> None:
+    remove(state, job)
+    start(state, job, now)
+    if passes_another:
+        state.clock[0].backfilled += 1
+
+
+@kernel
+def _first_up_to(state: State, partition: int, gpus: int) -> int:
+    """Return the first pending job of at most ``gpus`` GPUs (-1: of any size), or NOBODY."""
+    home, queues, best = state.partitions[partition], state.queues, NOBODY
+    for queue in range(home.first_queue, home.end_queue):
+        if queues[queue].gpus > gpus >= 0:
+            break
+        head = queues[queue].head
+        if head >= 0 and (best < 0 or before(state.pending, head, best)):
+            best = head
+    return best
+
+
+@kernel
+def _first_harmless(state: State, partition: int, window_s: int, extra: int) -> int:
+    """Return the first pending job that fits and ends within the window or needs only extra GPUs, or NOBODY."""
+    home, queues, best = state.partitions[partition], state.queues, NOBODY
+    largest = room(state, partition)
+    for queue in range(home.first_queue, home.end_queue):
+        gpus, job = queues[queue].gpus, queues[queue].head
+        if gpus > largest:
+            break
+        if gpus > extra:
+            job = first_within(state.pending, queues[queue].root, window_s)
+        if job >= 0 and (best < 0 or before(state.pending, job, best)):
+            best = job
+    return best
+
+
+@kernel
+def _make_room(state: State, job: int, now: int) -> bool:
+    """Stop as few running jobs as it takes to place ``job``, longest remaining first; or none, if that fails."""
+    home, jobs = state.partitions[state.jobs[job].partition], state.jobs
+    partition, n_stopped, fits = jobs[job].partition, 0, False
+    last = home.first_running + home.running - 1
+    while n_stopped < home.running and not fits:
+        victim = state.expected[last - n_stopped]
+        if jobs[victim].ends_s - now <= state.pending[job].key:
+            break
+        lift(state, victim, 1)
+        n_stopped += 1
+        fits = home.free_gpus >= jobs[job].gpus and jobs[job].gpus <= room(state, partition)
+    for place in range(last, last - n_stopped, -1):
+        victim = state.expected[place]
+        if fits:
+            _requeue(state, victim, now)
+        else:
+            lift(state, victim, -1)
+    return fits
+
+
+@kernel
+def _requeue(state: State, job: int, now: int) -> None:
+    its = state.jobs[job]
+    stop(state, job)
+    its.remaining_s = its.ends_s - now
+    state.pending[job].key = its.remaining_s
+    push(state, job)

@@ -1,0 +1,204 @@
+"""The whole state of a replay, in plain arrays.
+
+Everything the compiled core reads or writes lies here, so that it can stop at any moment, let Python look and
+decide, and be entered again. Tables are arrays of records: the fields of one job that are read together share
+a cache line, and a compiled function takes a handful of tables, which keeps compilation short.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.simulate.workload import ClusterShape, Workload
+
+NOBODY = -1
+NEVER = np.iinfo(np.int64).max
+NO_BACKFILL, SKIP, EASY = 0, 1, 2
+WORD_BITS = 64
+
+JOB = np.dtype(
+    [
+        ("submitted_s", np.int64),
+        ("started_s", np.int64),  # the first start; NEVER: not yet
+        ("ends_s", np.int64),  # end of the present run, in truth
+        ("remaining_s", np.int64),  # run time not yet done when last started or stopped
+        ("resumed_s", np.int64),  # start of the present run
+        ("granted_s", np.int64),  # estimate in force, which grows when it proves too small
+        ("expected_s", np.int64),  # end of the present run, as planned with
+        ("gpus", np.int64),
+        ("partition", np.int64),
+        ("queue", np.int64),
+        ("first_share", np.int64),  # of the shares of nodes that it holds
+        ("place", np.int64),  # in the heap of ends
+    ],
+    align=True,
+)
+PENDING = np.dtype(  # a job as a node of its queue's treap
+    [
+        ("key", np.float64),
+        ("estimate_s", np.int64),
+        ("least_s", np.int64),  # smallest estimate in the subtree
+        ("left", np.int64),
+        ("right", np.int64),
+        ("priority", np.int64),
+    ],
+    align=True,
+)
+QUEUE = np.dtype([("gpus", np.int64), ("root", np.int64), ("head", np.int64)], align=True)
+PARTITION = np.dtype(
+    [
+        ("free_gpus", np.int64),
+        ("first_word", np.int64),
+        ("words", np.int64),  # for each level
+        ("first_level", np.int64),
+        ("first_node", np.int64),
+        ("gpus_per_node", np.int64),
+        ("first_queue", np.int64),
+        ("end_queue", np.int64),
+        ("first_running", np.int64),
+        ("running", np.int64),
+        ("touched", np.int64),
+    ],
+    align=True,
+)
+SHARE = np.dtype([("node", np.int64), ("gpus", np.int64), ("next", np.int64)], align=True)
+CLOCK = np.dtype(
+    [
+        ("backfill", np.int64),
+        ("preemptive", np.int64),
+        ("arrived", np.int64),
+        ("running", np.int64),
+        ("ended", np.int64),
+        ("backfilled", np.int64),
+        ("touched", np.int64),
+        ("free_share", np.int64),
+    ],
+    align=True,
+)
+
+
+class State(NamedTuple):
+    """Tables of a replay; see the record types of this module.
+
+    ``free`` holds each node's free GPUs; ``bits`` and ``level_nodes``, for each partition and each number of
+    free GPUs (level), the set of such nodes as bits and their count. ``ends`` is a heap of running jobs by true
+    end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end;
+    ``ended`` lists the jobs that have ended, in order; ``path`` and ``touched`` are scratch.
+    """
+
+    clock: NDArray[np.void]
+    jobs: NDArray[np.void]
+    pending: NDArray[np.void]
+    queues: NDArray[np.void]
+    partitions: NDArray[np.void]
+    shares: NDArray[np.void]
+    free: NDArray[np.int64]
+    bits: NDArray[np.uint64]
+    level_nodes: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    expected: NDArray[np.int64]
+    ended: NDArray[np.int64]
+    path: NDArray[np.int64]
+    touched: NDArray[np.int64]
+
+
+def new_state(workload: Workload, shape: ClusterShape, *, backfill: int, preemptive: bool) -> State:
+    """Return an empty cluster that nobody has submitted to yet."""
+    partitions, levels = _partitions(shape)
+    jobs = _jobs(workload)
+    queues, jobs["queue"] = _queues(workload, partitions, by_size=backfill != NO_BACKFILL)
+    free = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
+    bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()), dtype=np.uint64)
+    _fill_top_levels(bits, levels, partitions, shape)
+    total, n_jobs = shape.total_gpus, len(workload)
+    return State(
+        clock=_clock(backfill, preemptive),
+        jobs=jobs,
+        pending=_pending(n_jobs),
+        queues=queues,
+        partitions=partitions,
+        shares=_shares(total),
+        free=free,
+        bits=bits,
+        level_nodes=levels,
+        ends=np.empty(total, dtype=np.int64),
+        expected=np.empty(total, dtype=np.int64),
+        ended=np.empty(n_jobs, dtype=np.int64),
+        path=np.empty(n_jobs + 1, dtype=np.int64),
+        touched=np.empty(len(partitions), dtype=np.int64),
+    )
+
+
+def _clock(backfill: int, preemptive: bool) -> NDArray[np.void]:
+    clock = np.zeros(1, dtype=CLOCK)
+    clock["backfill"], clock["preemptive"] = backfill, preemptive
+    return clock
+
+
+def _jobs(workload: Workload) -> NDArray[np.void]:
+    jobs = np.zeros(len(workload), dtype=JOB)
+    jobs["submitted_s"], jobs["remaining_s"] = workload.submitted_s, workload.run_time_s
+    jobs["gpus"], jobs["partition"] = workload.gpus, workload.partition
+    jobs["started_s"], jobs["ends_s"], jobs["first_share"] = NEVER, NEVER, NOBODY
+    return jobs
+
+
+def _pending(n_jobs: int) -> NDArray[np.void]:
+    pending = np.zeros(n_jobs, dtype=PENDING)
+    # The seed shapes the treaps, never the outcome.
+    pending["priority"] = np.random.default_rng(0).integers(2**32, size=n_jobs, dtype=np.int64)
+    return pending
+
+
+def _partitions(shape: ClusterShape) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    partitions = np.zeros(len(shape.partitions), dtype=PARTITION)
+    levels = shape.gpus_per_node.astype(np.int64) + 1
+    words = -(-shape.nodes.astype(np.int64) // WORD_BITS)
+    partitions["free_gpus"], partitions["gpus_per_node"] = shape.capacity, shape.gpus_per_node
+    partitions["words"], partitions["first_word"] = words, _starts(words * levels)
+    partitions["first_level"], partitions["first_node"] = _starts(levels), _starts(shape.nodes)
+    partitions["first_running"] = _starts(shape.capacity)
+    return partitions, np.zeros(int(levels.sum()), dtype=np.int64)
+
+
+def _starts(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    return np.cumsum(lengths, dtype=np.int64) - lengths
+
+
+def _fill_top_levels(
+    bits: NDArray[np.uint64], levels: NDArray[np.int64], partitions: NDArray[np.void], shape: ClusterShape
+) -> None:
+    for partition, nodes in zip(partitions, shape.nodes.tolist(), strict=True):
+        top, words = int(partition["gpus_per_node"]), int(partition["words"])
+        levels[partition["first_level"] + top] = nodes
+        first = int(partition["first_word"]) + top * words
+        bits[first : first + words] = ~np.uint64(0)
+        if nodes % WORD_BITS:
+            bits[first + words - 1] = np.uint64(2 ** (nodes % WORD_BITS) - 1)
+
+
+def _queues(
+    workload: Workload, partitions: NDArray[np.void], *, by_size: bool
+) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """Return one queue for each partition, or one for each size of job in it, smallest first; and each job's.
+
+    Whether a job can be placed depends on nothing but its size, so a pass with backfill looks at heads of sizes
+    instead of at every job. A strict pass looks at one head only.
+    """
+    size = workload.gpus.astype(np.int64) if by_size else np.zeros(len(workload), dtype=np.int64)
+    stride = int(size.max(initial=0)) + 1
+    names, queue = np.unique(workload.partition * stride + size, return_inverse=True)
+    queues = np.zeros(len(names), dtype=QUEUE)
+    queues["gpus"], queues["root"], queues["head"] = names % stride, NOBODY, NOBODY
+    edges = np.searchsorted(names, np.arange(len(partitions) + 1, dtype=np.int64) * stride)
+    partitions["first_queue"], partitions["end_queue"] = edges[:-1], edges[1:]
+    return queues, queue
+
+
+def _shares(total_gpus: int) -> NDArray[np.void]:
+    shares = np.zeros(total_gpus, dtype=SHARE)
+    shares["next"] = np.arange(1, total_gpus + 1)
+    return shares

@@ -1,0 +1,123 @@
+"""Bulk transport for PostgreSQL: COPY, with Arrow's CSV writer and reader on this side."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.csv
+from sqlalchemy import Connection, Select, Table, Text, false, func, literal, select
+from sqlalchemy import cast as sql_cast
+from sqlalchemy import column as bare_column
+from sqlalchemy import table as bare_table
+from sqlalchemy.dialects.postgresql import JSON, Insert, insert
+from sqlalchemy.sql.elements import ColumnElement
+
+from helios.warehouse.bulk import arrow_schema, improvement, with_values
+from helios.warehouse.schema import jobs
+
+READ_BLOCK_BYTES = 4 << 20
+
+
+class PostgresBulk:
+    """See :class:`helios.warehouse.bulk.Bulk`."""
+
+    def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
+        """Add the rows whose key is not there yet; return how many were added."""
+        if not len(rows):
+            return 0
+        filled = with_values(rows)
+        with _staged(connection, table, filled) as statement:
+            return _row_count(connection, statement.on_conflict_do_nothing())
+
+    def improve_jobs(self, connection: Connection, rows: pa.Table) -> int:
+        """Update the stored jobs that ``rows`` know more of; return how many were updated."""
+        if not len(rows):
+            return 0
+        filled = with_values(rows)
+        with _staged(connection, jobs, filled) as statement:
+            rule = improvement(statement.excluded, filled.column_names)
+            return _row_count(connection, statement.on_conflict_do_update(**rule))
+
+    def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
+        """Run a query of stored columns, whose parameters are numbers, and return its rows."""
+        statement = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        with _cursor(connection) as cursor, cursor.copy(f"COPY ({statement}) TO STDOUT (FORMAT csv)") as blocks:
+            return _parsed(io.BufferedReader(_Blocks(blocks), READ_BLOCK_BYTES), arrow_schema(query))
+
+    def elements(self, array: str) -> ColumnElement[str]:
+        """Return the SQL for the elements, as text, of a JSON array of texts."""
+        return cast(
+            ColumnElement[str], func.json_array_elements_text(sql_cast(literal(array, Text()), JSON)).column_valued()
+        )
+
+
+class _Blocks(io.RawIOBase):
+    """Blocks of bytes as a file to read from."""
+
+    def __init__(self, blocks: Iterable[bytes | memoryview]) -> None:
+        self._blocks = iter(blocks)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` with what comes next; 0 at the end."""
+        if not self._rest:
+            self._rest = memoryview(next(self._blocks, b""))
+        taken = self._rest[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._rest = self._rest[len(taken) :]
+        return len(taken)
+
+
+@contextmanager
+def _cursor(connection: Connection) -> Iterator[Any]:
+    raw = cast(Any, connection.connection.driver_connection)
+    with raw.cursor() as cursor:
+        yield cursor
+
+
+@contextmanager
+def _staged(connection: Connection, table: Table, rows: pa.Table) -> Iterator[Insert]:
+    """Copy ``rows`` into a temporary table and hand out the statement that inserts them into ``table``."""
+    columns = [table.c[name] for name in rows.column_names]
+    template = select(*columns).where(false())
+    connection.exec_driver_sql(
+        f"CREATE TEMPORARY TABLE incoming ON COMMIT DROP AS {template.compile(dialect=connection.dialect)}"
+    )
+    with _cursor(connection) as cursor, cursor.copy("COPY incoming FROM STDIN (FORMAT csv)") as copy:
+        for batch in rows.to_batches():
+            copy.write(_as_csv(batch))
+    incoming = bare_table("incoming", *(bare_column(name) for name in rows.column_names))
+    yield insert(table).from_select(rows.column_names, select(incoming))
+    connection.exec_driver_sql("DROP TABLE incoming")
+
+
+def _row_count(connection: Connection, statement: Insert) -> int:
+    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount
+
+
+def _as_csv(rows: pa.RecordBatch) -> memoryview:
+    written = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(rows, written, pyarrow.csv.WriteOptions(include_header=False))
+    return memoryview(written.getvalue())
+
+
+def _parsed(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:
+    if not csv.peek(1):
+        return schema.empty_table()
+    with pyarrow.csv.open_csv(
+        csv,
+        read_options=pyarrow.csv.ReadOptions(column_names=schema.names, block_size=READ_BLOCK_BYTES),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        # COPY writes a missing text as nothing and an empty one as "".
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=schema, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+    ) as reader:
+        return reader.read_all()

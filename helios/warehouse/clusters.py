@@ -1,0 +1,74 @@
+"""Clusters: found or made by name."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Select, case, func, insert, select, update
+
+from helios.errors import NoSuchCluster
+from helios.model import TIME
+from helios.warehouse.schema import clusters, jobs
+
+CLUSTERS = {
+    "name": "str",
+    "timezone": "object",
+    "jobs": "int64",
+    "gpu_jobs": "int64",
+    "first_submitted_at": TIME,
+    "last_submitted_at": TIME,
+}
+
+
+def cluster_id_of(connection: Connection, name: str) -> int:
+    """Return the number of a known cluster.
+
+    Raises
+    ------
+    NoSuchCluster
+        There is none of that name; those there are, are named.
+    """
+    found = connection.execute(select(clusters.c.cluster_id).where(clusters.c.name == name)).scalar_one_or_none()
+    if found is None:
+        known = connection.execute(select(clusters.c.name).order_by(clusters.c.name)).scalars().all()
+        remedy = f"Loaded are: {', '.join(known)}" if known else "Load some history first: helios trace load FILE"
+        raise NoSuchCluster(f"No cluster {name!r} is in the warehouse.", remedy=remedy)
+    return int(found)
+
+
+def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str | None) -> int:
+    """Return the number of a cluster, making it if it is new; a zone is kept where none was known."""
+    found = connection.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
+    if found is None:
+        made = connection.execute(insert(clusters).values(name=name, timezone=timezone))
+        assert made.inserted_primary_key is not None
+        return int(made.inserted_primary_key[0])
+    if found.timezone is None and timezone is not None:
+        connection.execute(update(clusters).where(clusters.c.name == name).values(timezone=timezone))
+    return int(found.cluster_id)
+
+
+def known_clusters() -> Select[tuple[object, ...]]:
+    """Return the query of all clusters and the size of their history, columns as in ``CLUSTERS``."""
+    of_gpus = func.sum(case((jobs.c.gpus > 0, 1), else_=0))
+    sizes = (
+        select(
+            jobs.c.cluster_id,
+            func.count().label("jobs"),
+            of_gpus.label("gpu_jobs"),
+            func.min(jobs.c.submitted_at).label("first_submitted_at"),
+            func.max(jobs.c.submitted_at).label("last_submitted_at"),
+        )
+        .group_by(jobs.c.cluster_id)
+        .subquery()
+    )
+    return (
+        select(
+            clusters.c.name,
+            clusters.c.timezone,
+            func.coalesce(sizes.c.jobs, 0).label("jobs"),
+            func.coalesce(sizes.c.gpu_jobs, 0).label("gpu_jobs"),
+            sizes.c.first_submitted_at,
+            sizes.c.last_submitted_at,
+        )
+        .select_from(clusters.outerjoin(sizes, sizes.c.cluster_id == clusters.c.cluster_id))
+        .order_by(clusters.c.name)
+    )

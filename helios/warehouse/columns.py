@@ -1,0 +1,136 @@
+"""Frames to stored columns and back: times to integers, categories to numbers of names, missing to null."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pandas.api.types import pandas_dtype
+
+from helios.errors import FrameInvalid, Misuse
+from helios.model import JOBS, TIME, in_submission_order
+from helios.warehouse.names import NameBook
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def stored_time(moment: datetime) -> int:
+    """Return ``moment`` as it is stored: microseconds since 1970-01-01 UTC.
+
+    Raises
+    ------
+    Misuse
+        ``moment`` has no time zone.
+    """
+    if moment.tzinfo is None:
+        raise Misuse(f"{moment} has no time zone.", remedy="Give one, for example UTC.")
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: NameBook) -> pa.Table:
+    """Return a frame of ``JOBS`` columns as stored columns.
+
+    Raises
+    ------
+    FrameInvalid
+        A column is missing or of another type, or a job lacks its id or submit time.
+    """
+    JOBS.check(jobs)
+    for name in ("job_id", "submitted_at"):
+        if jobs[name].isna().any():
+            raise FrameInvalid(f"{int(jobs[name].isna().sum()):,} jobs have no {name}, by which they are told apart")
+    columns = {column.name: stored_column(jobs[column.name], column.dtype, book) for column in JOBS.columns}
+    return pa.table({"cluster_id": pa.array(np.full(len(jobs), cluster_id))} | columns)
+
+
+def stored_column(values: pd.Series, dtype: str, book: NameBook | None = None) -> Any:
+    """Return one declared column as an Arrow array in its stored type; without a ``book``, categories as text."""
+    if dtype == "category" and book:
+        return _numbers(values, book)
+    if dtype in {"category", "str"}:
+        return _without_nul(pa.array(values.astype("str"), pa.string(), from_pandas=True))
+    return pa.array(values, from_pandas=True).cast(pa.float64() if dtype == "float64" else pa.int64())
+
+
+def frame_of(table: pa.Table, dtypes: Mapping[str, str], book: NameBook | None = None) -> pd.DataFrame:
+    """Return stored columns as a frame, each of the type that ``dtypes`` declares for it.
+
+    Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one.
+    """
+    return pd.DataFrame({name: _series(table[name], dtype, book) for name, dtype in dtypes.items()})
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Return stored jobs in submission order: submit time, natural order of ids, restart.
+
+    Only jobs submitted at the same time are compared by id, which sorts 10^6 jobs in a tenth of the time.
+    """
+    submitted = table["submitted_at"].to_numpy()
+    order = np.argsort(submitted, kind="stable")
+    same = np.diff(submitted[order]) == 0
+    tied = np.flatnonzero(np.append(same, False) | np.insert(same, 0, False))
+    order[tied] = _among_ties(table.select(["submitted_at", "job_id", "restart"]).take(order[tied]), order[tied])
+    return table if np.array_equal(order, np.arange(len(order))) else table.take(order)
+
+
+def _among_ties(keys: pa.Table, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    ordered = in_submission_order(keys.to_pandas().assign(position=positions))
+    return ordered["position"].to_numpy(dtype=np.int64)
+
+
+def _numbers(values: pd.Series, book: NameBook) -> Any:
+    codes = values.cat.codes.to_numpy()
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=0))
+    # One slot more than there are categories: code -1, a missing value, reads the last.
+    numbers = np.zeros(len(values.cat.categories) + 1, dtype=np.int64)
+    numbers[used] = book.numbers(_texts(values.cat.categories[used]))
+    return pa.array(numbers[codes], mask=codes < 0)
+
+
+def _texts(categories: Iterable[Any]) -> list[str]:
+    return [str(text).replace("\0", "\\x00") for text in categories]
+
+
+def _without_nul(texts: Any) -> Any:
+    # PostgreSQL stores no U+0000; it is written out on both databases, so that both give the same answer.
+    if pc.any(pc.match_substring(texts, "\0")).as_py():
+        return pc.replace_substring(texts, "\0", "\\x00")
+    return texts
+
+
+def _series(column: pa.ChunkedArray, dtype: str, book: NameBook | None) -> pd.Series:
+    if dtype == "category":
+        return _categories(column, book)
+    if dtype == "object":
+        return pd.Series(column.to_pylist(), dtype=object)
+    if dtype == TIME:
+        return pd.Series(column.cast(pa.timestamp("us", "UTC")).to_pandas()).astype(pandas_dtype(TIME))
+    if dtype == "str":
+        return pd.Series(column.to_pandas(), dtype="str")
+    return pd.Series(column.to_numpy()).astype(pandas_dtype(dtype))
+
+
+def _categories(column: pa.ChunkedArray, book: NameBook | None) -> pd.Series:
+    encoded = column.combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    values = encoded.dictionary.to_pylist()
+    if book:
+        by_number = book.texts(values)
+        values = [by_number[number] for number in values]
+    return _sorted_categories(encoded.indices, values)
+
+
+def _sorted_categories(indices: Any, texts: list[str]) -> pd.Series:
+    order = np.argsort(np.array(texts, dtype=object), kind="stable")
+    rank = np.empty(len(order) + 1, dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    rank[-1] = -1
+    codes = rank[indices.fill_null(len(order)).to_numpy()]
+    return pd.Series(pd.Categorical.from_codes(codes, pd.Index([texts[i] for i in order], dtype="str")))

@@ -1,0 +1,89 @@
+"""Brings a database to the schema of this version, by Alembic and without an ``alembic.ini``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.script.revision import ResolutionError
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine
+
+from helios.errors import SchemaOutdated
+from helios.warehouse.engine import prepare_file, reading, sqlite_path, writing
+
+
+def migrations_folder() -> Path:
+    """Return where the migrations lie: inside an installed package, or at the root of a source checkout."""
+    here = Path(__file__).resolve().parent
+    installed = here / "migrations"
+    return installed if installed.is_dir() else here.parents[1] / "db" / "migrations"
+
+
+def head() -> str:
+    """Return the revision that this version of Helios expects."""
+    return str(_scripts().get_current_head())
+
+
+def revision(engine: Engine) -> str | None:
+    """Return the revision a database is at; None: it has no schema yet."""
+    path = sqlite_path(engine)
+    if path is not None and not path.exists():
+        return None
+    with reading(engine) as connection:
+        return _revision(connection)
+
+
+def upgrade(engine: Engine) -> list[str]:
+    """Bring a database to :func:`head`, all of it or nothing; return the revisions applied, oldest first.
+
+    Raises
+    ------
+    SchemaOutdated
+        A newer Helios made the schema.
+    WarehouseUnavailable
+        The database cannot be opened or written.
+    """
+    prepare_file(engine)
+    with writing(engine, alone=True) as connection:
+        before = _revision(connection)
+        refuse_unknown(before)
+        missing = [step.revision for step in _scripts().iterate_revisions("head", before or "base")]
+        if missing:
+            _run(connection)
+        return missing[::-1]
+
+
+def refuse_unknown(found: str | None) -> None:
+    """Raise :class:`SchemaOutdated` if ``found`` is a revision that this version of Helios does not know."""
+    try:
+        if found is not None:
+            _scripts().get_revision(found)
+    except (ResolutionError, CommandError) as reason:
+        raise SchemaOutdated(
+            f"The database is at revision {found}, which this version of Helios does not know.",
+            remedy="A newer Helios made it: upgrade Helios (pip install --upgrade helios-slurm).",
+        ) from reason
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(migrations_folder())
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _run(connection: Connection) -> None:
+    configuration, scripts = Config(), _scripts()
+    configuration.attributes["connection"] = connection
+    steps = EnvironmentContext(
+        configuration,
+        scripts,
+        fn=lambda found, _context: scripts._upgrade_revs("head", found),
+    )
+    with steps:
+        scripts.run_env()

@@ -1,0 +1,198 @@
+"""What else is remembered of a cluster: loads, rejects, nodes, models, predictions, decisions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pandas.api.types import pandas_dtype
+from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, select
+
+from helios.errors import FrameInvalid, NotEnoughHistory
+from helios.model import JOBS, NODE_EVENTS, NODES, PREDICTIONS, TIME, FrameKind, ModelRecord
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.columns import stored_column, stored_time
+
+NODE_TYPES = {column.name: column.dtype for column in NODES.columns}
+NODE_EVENT_TYPES = {column.name: column.dtype for column in NODE_EVENTS.columns}
+LOADS = {
+    "load_id": "int64",
+    "path": "str",
+    "sha256": "str",
+    "format": "str",
+    "timezone": "object",
+    "loaded_at": TIME,
+    "rows_read": "int64",
+    "jobs_new": "int64",
+    "jobs_updated": "int64",
+    "jobs_unchanged": "int64",
+    "rejected": "int64",
+    "watermark": TIME,
+}
+REJECTS_OF_A_CLUSTER = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
+REJECT_COUNTS = {"reason": "str", "rows": "int64"}
+MODELS = {"model_id": "str", "trained_at": TIME, "trained_until": TIME, "jobs": "int64"}
+JOB_OF_A_PREDICTION = {name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")}
+PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | {c.name: c.dtype for c in PREDICTIONS.columns}
+DECISIONS = {
+    "decided_at": TIME,
+    "service": "category",
+    "mode": "category",
+    "action": "category",
+    "target": "str",
+    "reason": "str",
+    "before": "str",
+    "after": "str",
+    "model_id": "str",
+    "outcome": "str",
+}
+_NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def of_cluster(table: Table, cluster_id: int, names: Sequence[str]) -> Select[Any]:
+    """Return the query of some columns of all rows of a cluster."""
+    return select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
+
+
+def rejects_of(cluster_id: int, *, limit: int | None) -> Select[Any]:
+    """Return the query of a cluster's rejects: loads in their order, lines in theirs."""
+    rejects, loads = schema.rejects, schema.loads
+    return (
+        select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path)
+        .join_from(rejects, loads, rejects.c.load_id == loads.c.load_id)
+        .where(loads.c.cluster_id == cluster_id)
+        .order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id)
+        .limit(limit)
+    )
+
+
+def reject_counts_of(cluster_id: int) -> Select[Any]:
+    """Return the query of a cluster's rejects counted by reason over all loads, most frequent first."""
+    rejects, rows = schema.rejects, func.count().label("rows")
+    loads = select(schema.loads.c.load_id).where(schema.loads.c.cluster_id == cluster_id)
+    chosen = select(rejects.c.reason, rows).where(rejects.c.load_id.in_(loads))
+    return chosen.group_by(rejects.c.reason).order_by(rows.desc(), rejects.c.reason)
+
+
+def add_nodes(connection: Connection, cluster_id: int, nodes: pd.DataFrame) -> None:
+    """Store nodes; one that is known by name and partition is replaced."""
+    rows = _stored(NODES, nodes, never_missing=("name",))
+    _replace(connection, schema.nodes, cluster_id, rows, key=("name", "partition"))
+
+
+def add_node_events(connection: Connection, cluster_id: int, events: pd.DataFrame) -> None:
+    """Store node events; one that is known by node, start and state takes the newer end and reason."""
+    rows = _stored(NODE_EVENTS, events, never_missing=("node", "started_at"))
+    _replace(connection, schema.node_events, cluster_id, rows, key=("node", "started_at", "state"))
+
+
+def add_model(connection: Connection, cluster_id: int, record: ModelRecord) -> None:
+    """Store a trained model; one of the same id is replaced."""
+    row = {
+        "model_id": record.model_id,
+        "trained_at": stored_time(record.trained_at),
+        "trained_until": stored_time(record.trained_until),
+        "jobs": record.jobs,
+        "features": json.dumps(record.features),
+        "scores": json.dumps(record.scores),
+        "artifact": record.artifact,
+    }
+    _replace(connection, schema.models, cluster_id, [row], key=("model_id",))
+
+
+def model(connection: Connection, cluster_id: int, *, cluster: str, model_id: str | None) -> ModelRecord:
+    """Return a cluster's model of that id; None means the one trained last.
+
+    Raises
+    ------
+    NotEnoughHistory
+        There is no such model.
+    """
+    models = schema.models
+    query = select(models).where(models.c.cluster_id == cluster_id)
+    if model_id is not None:
+        query = query.where(models.c.model_id == model_id)
+    row = connection.execute(query.order_by(models.c.trained_at.desc(), models.c.model_id.desc())).first()
+    if row is None:
+        wanted = "no model" if model_id is None else f"no model {model_id!r}"
+        remedy = f"Train one: helios model train --cluster {cluster}"
+        raise NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", remedy=remedy)
+    return _model_record(row, cluster=cluster)
+
+
+def add_predictions(
+    connection: Connection, bulk: Bulk, cluster_id: int, frame: pd.DataFrame, *, made_at: datetime
+) -> int:
+    """Store predictions; one for the same job and ``made_at`` stays as it is. Return how many were new."""
+    for name, dtype in (JOB_OF_A_PREDICTION | {c.name: c.dtype for c in PREDICTIONS.columns}).items():
+        if name not in frame:
+            raise FrameInvalid(f"a predictions frame lacks its column {name!r}, of type {dtype}")
+    declared = {name: dtype for name, dtype in PREDICTION_TYPES.items() if name != "made_at"}
+    columns = {name: stored_column(frame[name].astype(pandas_dtype(dtype)), dtype) for name, dtype in declared.items()}
+    same = {"cluster_id": [cluster_id] * len(frame), "made_at": [stored_time(made_at)] * len(frame)}
+    return bulk.insert(connection, schema.predictions, pa.table(same | columns))
+
+
+def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFrame) -> None:
+    """Append decisions; nothing written is ever changed.
+
+    Raises
+    ------
+    FrameInvalid
+        A column is not declared in ``DECISIONS``, or lacks values that are never missing.
+    """
+    if unknown := sorted(set(decisions.columns) - set(DECISIONS)):
+        raise FrameInvalid(f"a decisions frame has no column {', '.join(unknown)}")
+    _refuse_missing("decisions", decisions, _NEVER_MISSING_IN_DECISIONS)
+    rows = _rows(decisions, {name: dtype for name, dtype in DECISIONS.items() if name in decisions})
+    if rows:
+        connection.execute(insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
+
+
+def _stored(kind: FrameKind, frame: pd.DataFrame, *, never_missing: Sequence[str]) -> list[dict[str, Any]]:
+    _refuse_missing(kind.name, kind.check(frame), never_missing)
+    return _rows(frame, {column.name: column.dtype for column in kind.columns})
+
+
+def _refuse_missing(what: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in frame or frame[name].isna().any():
+            raise FrameInvalid(f"a {what} frame has rows without {name}, which is never missing")
+
+
+def _rows(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> list[dict[str, Any]]:
+    columns = {
+        name: stored_column(frame[name].astype(pandas_dtype(dtype)), dtype).to_pylist()
+        for name, dtype in dtypes.items()
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _replace(
+    connection: Connection, table: Table, cluster_id: int, rows: list[dict[str, Any]], *, key: Sequence[str]
+) -> None:
+    """Update the row of each key, or insert it; of several rows with one key the last counts."""
+    for row in rows:
+        named = {name: "" if row[name] is None else row[name] for name in key}
+        chosen = [table.c.cluster_id == cluster_id, *(table.c[name] == value for name, value in named.items())]
+        connection.execute(delete(table).where(*chosen))
+        connection.execute(insert(table).values({"cluster_id": cluster_id} | row | named))
+
+
+def _model_record(row: Row[Any], *, cluster: str) -> ModelRecord:
+    return ModelRecord(
+        model_id=row.model_id,
+        cluster=cluster,
+        trained_at=_EPOCH + timedelta(microseconds=row.trained_at),
+        trained_until=_EPOCH + timedelta(microseconds=row.trained_until),
+        jobs=row.jobs,
+        features=tuple(json.loads(row.features)),
+        scores=json.loads(row.scores),
+        artifact=row.artifact,
+    )

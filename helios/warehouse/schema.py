@@ -1,0 +1,192 @@
+"""The tables, as this version of Helios expects them; ``db/migrations`` makes them.
+
+For a site's own SQL: times are integers, microseconds since 1970-01-01 UTC, and the few-valued text of ``jobs`` is
+kept once in ``names`` and referred to by number, both because bulk loads and reads are several times faster so
+(benchmarks/warehouse_load.py). The view ``jobs_readable`` shows the same rows with text and dates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.types import TypeEngine
+
+from helios.model import JOBS, TIME
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only where the key's type is spelled INTEGER; it holds 64 bits there all the same.
+Number = BigInteger().with_variant(Integer(), "sqlite")
+# Job ids are compared byte by byte on both databases; a PostgreSQL locale would compare slower and differently.
+JobId = Text().with_variant(Text(collation="C"), "postgresql")
+
+NEVER_MISSING = {"job_id", "restart", "submitted_at", "gpus"}
+JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
+
+
+def _job_column(name: str, dtype: str) -> Column[Any]:
+    types: dict[str, TypeEngine[Any]] = {
+        "category": BigInteger(),
+        TIME: BigInteger(),
+        "int32": Integer(),
+        "float64": Double(),
+        "str": Text(),
+    }
+    return Column(name, JobId if name == "job_id" else types[dtype], nullable=name not in NEVER_MISSING)
+
+
+def _of_a_cluster() -> Column[int]:
+    return Column("cluster_id", Integer, ForeignKey("clusters.cluster_id"), nullable=False)
+
+
+clusters = Table(
+    "clusters",
+    metadata,
+    Column("cluster_id", Integer, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("timezone", Text),
+    UniqueConstraint("name"),
+)
+
+# Unique by digest, because a PostgreSQL index takes no text above 2,704 bytes and node lists can be longer.
+names = Table(
+    "names",
+    metadata,
+    Column("name_id", Number, primary_key=True),
+    Column("digest", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    UniqueConstraint("digest"),
+)
+
+# No foreign keys: checking a dozen per job would cost more than loading it, and names are never deleted.
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("cluster_id", Integer, nullable=False),
+    *(_job_column(column.name, column.dtype) for column in JOBS.columns),
+    PrimaryKeyConstraint(*JOB_KEY),
+    sqlite_with_rowid=False,
+)
+
+loads = Table(
+    "loads",
+    metadata,
+    Column("load_id", Integer, primary_key=True),
+    _of_a_cluster(),
+    Column("path", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("timezone", Text),
+    Column("loaded_at", BigInteger, nullable=False),
+    Column("rows_read", BigInteger, nullable=False),
+    Column("jobs_new", BigInteger, nullable=False),
+    Column("jobs_updated", BigInteger, nullable=False),
+    Column("jobs_unchanged", BigInteger, nullable=False),
+    Column("rejected", BigInteger, nullable=False),
+    Column("watermark", BigInteger),
+    Column("notes", Text, nullable=False),
+    UniqueConstraint("cluster_id", "sha256"),
+)
+
+rejects = Table(
+    "rejects",
+    metadata,
+    Column("reject_id", Number, primary_key=True),
+    Column("load_id", Integer, ForeignKey("loads.load_id"), nullable=False),
+    Column("line", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Index(None, "load_id", "line"),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    _of_a_cluster(),
+    Column("name", Text, nullable=False),
+    Column("partition", Text, nullable=False),
+    Column("cpus", Double),
+    Column("gpus", Integer, nullable=False),
+    Column("gpu_type", Text),
+    Column("memory_mib", Double),
+    PrimaryKeyConstraint("cluster_id", "name", "partition"),
+)
+
+node_events = Table(
+    "node_events",
+    metadata,
+    _of_a_cluster(),
+    Column("node", Text, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("reason", Text),
+    PrimaryKeyConstraint("cluster_id", "node", "started_at", "state"),
+)
+
+models = Table(
+    "models",
+    metadata,
+    _of_a_cluster(),
+    Column("model_id", Text, nullable=False),
+    Column("trained_at", BigInteger, nullable=False),
+    Column("trained_until", BigInteger, nullable=False),
+    Column("jobs", BigInteger, nullable=False),
+    Column("features", Text, nullable=False),
+    Column("scores", Text, nullable=False),
+    Column("artifact", Text, nullable=False),
+    PrimaryKeyConstraint("cluster_id", "model_id"),
+)
+
+predictions = Table(
+    "predictions",
+    metadata,
+    _of_a_cluster(),
+    Column("submitted_at", BigInteger, nullable=False),
+    Column("job_id", JobId, nullable=False),
+    Column("restart", Integer, nullable=False),
+    Column("made_at", BigInteger, nullable=False),
+    Column("p10_s", Double),
+    Column("p50_s", Double),
+    Column("p90_s", Double),
+    Column("source", Text),
+    PrimaryKeyConstraint("cluster_id", "submitted_at", "job_id", "restart", "made_at"),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("decision_id", Number, primary_key=True),
+    _of_a_cluster(),
+    Column("decided_at", BigInteger, nullable=False),
+    Column("service", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("before", Text),
+    Column("after", Text),
+    Column("model_id", Text),
+    Column("outcome", Text),
+    Index(None, "cluster_id", "decided_at"),
+)

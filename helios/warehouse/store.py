@@ -1,0 +1,302 @@
+"""The warehouse as the rest of the house sees it: history in, history out, by columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+import pandas as pd
+from sqlalchemy import Connection, Engine, Select, Table
+
+from helios.errors import FrameInvalid, SchemaOutdated
+from helios.model import JOBS, Batch, ModelRecord
+from helios.warehouse import migrate, records, schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.bulk_postgres import PostgresBulk
+from helios.warehouse.bulk_sqlite import SqliteBulk
+from helios.warehouse.clusters import CLUSTERS, cluster_id_for_loading, cluster_id_of, known_clusters
+from helios.warehouse.columns import frame_of, in_order, stored_time
+from helios.warehouse.engine import engine_for, reading, shown, writing
+from helios.warehouse.loading import LoadReport, TraceFile, load
+from helios.warehouse.names import NameBook
+
+_ORDER = ("submitted_at", "job_id", "restart")
+
+
+class Warehouse:
+    """All that Helios remembers, in one SQLite or PostgreSQL database.
+
+    Made by :meth:`open`; a context manager that closes it. Every method that writes is one transaction. Every method
+    raises :class:`~helios.errors.WarehouseUnavailable` if the database fails, and those that read of a cluster raise
+    :class:`~helios.errors.NoSuchCluster` if it is not known.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._bulk: Bulk = SqliteBulk() if engine.dialect.name == "sqlite" else PostgresBulk()
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = True) -> Warehouse:
+        """Open the database at ``url``.
+
+        Parameters
+        ----------
+        url : str
+            ``sqlite:///PATH`` or ``postgresql://USER@HOST/DATABASE``.
+        create : bool
+            Make the schema if the database is empty or new, and refuse one with another schema. False: take it as
+            it is, to ask for its revision or to upgrade it.
+
+        Raises
+        ------
+        SchemaOutdated
+            The schema is older or newer than this version of Helios expects.
+        WarehouseUnavailable
+            The URL is wrong, the driver missing, or the database cannot be opened.
+        """
+        warehouse = cls(engine_for(url))
+        try:
+            if create:
+                warehouse._make_or_refuse()
+        except BaseException:
+            warehouse.close()
+            raise
+        return warehouse
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back all connections; closing twice is harmless."""
+        self._engine.dispose()
+
+    def revision(self) -> str | None:
+        """Return the revision of the database's schema; None: it has none yet."""
+        return migrate.revision(self._engine)
+
+    def head(self) -> str:
+        """Return the revision that this version of Helios expects."""
+        return migrate.head()
+
+    def upgrade(self) -> list[str]:
+        """Bring the schema to :meth:`head`, all of it or nothing; return the revisions applied, oldest first."""
+        return migrate.upgrade(self._engine)
+
+    def load(
+        self,
+        batches: Iterable[Batch],
+        *,
+        cluster: str,
+        path: str,
+        sha256: str,
+        format: str,
+        timezone: str | None,
+    ) -> LoadReport:
+        """Store a trace, all of it or nothing: whatever ``batches`` raises leaves the database as it was.
+
+        A job is known by cluster, id, submit time and restart. A known job is updated if the row knows its start or
+        end and the stored one did not; what the row does not know stays as it was stored.
+
+        Parameters
+        ----------
+        batches : iterable of Batch
+            The trace; not touched if the same content was loaded into this cluster before.
+        cluster : str
+            Made if it is new.
+        path, sha256, format, timezone
+            Recorded with the load; see :class:`~helios.warehouse.loading.TraceFile`.
+
+        Raises
+        ------
+        FrameInvalid
+            A batch lacks a declared column, or a job its id or submit time.
+        """
+        trace = TraceFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone)
+        with writing(self._engine, alone=True) as connection:
+            return load(connection, self._bulk, batches, trace)
+
+    def clusters(self) -> pd.DataFrame:
+        """Return all clusters by name: zone (None: unknown), number of jobs and GPU jobs, first and last submission."""
+        with reading(self._engine) as connection:
+            return self._frame(connection, known_clusters(), CLUSTERS)
+
+    def jobs(
+        self,
+        cluster: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pd.DataFrame:
+        """Return a cluster's jobs submitted in [since, until), in submission order.
+
+        Parameters
+        ----------
+        columns : sequence of str, optional
+            Those of ``JOBS`` wanted, default all; each has its declared type.
+
+        Raises
+        ------
+        FrameInvalid
+            A column is not one of ``JOBS``.
+        """
+        wanted = list(JOBS.names if columns is None else columns)
+        if unknown := [name for name in wanted if name not in JOBS.by_name]:
+            raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
+        with reading(self._engine) as connection:
+            query = records.of_cluster(
+                schema.jobs, cluster_id_of(connection, cluster), list(dict.fromkeys([*wanted, *_ORDER]))
+            )
+            query = _between(query, schema.jobs, "submitted_at", since, until)
+            ordered = in_order(self._bulk.select(connection, query))
+            return frame_of(
+                ordered, {name: JOBS.by_name[name].dtype for name in wanted}, NameBook(connection, self._bulk)
+            )
+
+    def loads(self, cluster: str) -> pd.DataFrame:
+        """Return what was loaded into a cluster, oldest first; the watermark is the last submission in the file."""
+        with reading(self._engine) as connection:
+            query = records.of_cluster(schema.loads, cluster_id_of(connection, cluster), list(records.LOADS))
+            return self._frame(connection, query.order_by(schema.loads.c.load_id), records.LOADS)
+
+    def rejects(self, cluster: str, *, limit: int | None = None) -> pd.DataFrame:
+        """Return the rows refused of all loads of a cluster: columns of ``REJECTS`` and the file's ``path``."""
+        with reading(self._engine) as connection:
+            query = records.rejects_of(cluster_id_of(connection, cluster), limit=limit)
+            return self._frame(connection, query, records.REJECTS_OF_A_CLUSTER)
+
+    def reject_counts(self, cluster: str) -> pd.DataFrame:
+        """Return ``reason`` and ``rows`` over all loads of a cluster, most frequent first."""
+        with reading(self._engine) as connection:
+            query = records.reject_counts_of(cluster_id_of(connection, cluster))
+            return self._frame(connection, query, records.REJECT_COUNTS)
+
+    def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
+        """Store a ``NODES`` frame; a node that is known by name and partition is replaced."""
+        with writing(self._engine) as connection:
+            records.add_nodes(connection, self._cluster_id(connection, cluster), nodes)
+
+    def nodes(self, cluster: str) -> pd.DataFrame:
+        """Return a cluster's nodes, a ``NODES`` frame ordered by name and partition."""
+        with reading(self._engine) as connection:
+            query = records.of_cluster(schema.nodes, cluster_id_of(connection, cluster), list(records.NODE_TYPES))
+            found = self._frame(connection, query, records.NODE_TYPES)
+        return _blank_as_missing(found, "partition").sort_values(["name", "partition"], ignore_index=True)
+
+    def add_node_events(self, cluster: str, events: pd.DataFrame) -> None:
+        """Store a ``NODE_EVENTS`` frame; an event that is known by node, start and state takes the newer end."""
+        with writing(self._engine) as connection:
+            records.add_node_events(connection, self._cluster_id(connection, cluster), events)
+
+    def node_events(self, cluster: str, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
+        """Return a cluster's node events that started in [since, until), oldest first."""
+        events = schema.node_events
+        with reading(self._engine) as connection:
+            query = records.of_cluster(events, cluster_id_of(connection, cluster), list(records.NODE_EVENT_TYPES))
+            query = _between(query, events, "started_at", since, until).order_by(events.c.started_at, events.c.node)
+            return _blank_as_missing(self._frame(connection, query, records.NODE_EVENT_TYPES), "state")
+
+    def add_model(self, record: ModelRecord) -> None:
+        """Store a trained model under its cluster; one of the same id is replaced."""
+        with writing(self._engine) as connection:
+            records.add_model(connection, self._cluster_id(connection, record.cluster), record)
+
+    def model(self, cluster: str, model_id: str | None = None) -> ModelRecord:
+        """Return a cluster's model of that id; None means the one trained last.
+
+        Raises
+        ------
+        NotEnoughHistory
+            There is no such model.
+        """
+        with reading(self._engine) as connection:
+            cluster_id = cluster_id_of(connection, cluster)
+            return records.model(connection, cluster_id, cluster=cluster, model_id=model_id)
+
+    def models(self, cluster: str) -> pd.DataFrame:
+        """Return a cluster's models without themselves: id, times of training, jobs learned from; newest first."""
+        with reading(self._engine) as connection:
+            query = records.of_cluster(schema.models, cluster_id_of(connection, cluster), list(records.MODELS))
+            newest = query.order_by(schema.models.c.trained_at.desc(), schema.models.c.model_id.desc())
+            return self._frame(connection, newest, records.MODELS)
+
+    def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
+        """Store predictions; return how many were new.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Columns of ``PREDICTIONS``, and ``job_id``, ``submitted_at``, ``restart`` of the job.
+        made_at : datetime
+            When they were made; a job's prediction of that very time stays as it is.
+        """
+        with writing(self._engine) as connection:
+            cluster_id = self._cluster_id(connection, cluster)
+            return records.add_predictions(connection, self._bulk, cluster_id, frame, made_at=made_at)
+
+    def predictions(
+        self, cluster: str, *, since: datetime | None = None, until: datetime | None = None
+    ) -> pd.DataFrame:
+        """Return the predictions for jobs submitted in [since, until), by submit time, id and time made."""
+        table = schema.predictions
+        with reading(self._engine) as connection:
+            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.PREDICTION_TYPES))
+            query = _between(query, table, "submitted_at", since, until)
+            query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
+            return self._frame(connection, query, records.PREDICTION_TYPES)
+
+    def add_decisions(self, cluster: str, decisions: pd.DataFrame) -> None:
+        """Append to the audit: columns ``decided_at``, ``service``, ``mode``, ``action``, ``target``, ``reason``.
+
+        ``before``, ``after``, ``model_id`` and ``outcome`` may be missing. Nothing written is ever changed.
+        """
+        with writing(self._engine) as connection:
+            records.add_decisions(connection, self._cluster_id(connection, cluster), decisions)
+
+    def decisions(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
+        """Return the decisions made in [since, until), oldest first."""
+        table = schema.decisions
+        with reading(self._engine) as connection:
+            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.DECISIONS))
+            query = _between(query, table, "decided_at", since, until)
+            return self._frame(connection, query.order_by(table.c.decided_at, table.c.decision_id), records.DECISIONS)
+
+    def _make_or_refuse(self) -> None:
+        found, expected = self.revision(), self.head()
+        if found is None:
+            self.upgrade()
+            return
+        migrate.refuse_unknown(found)
+        if found != expected:
+            raise SchemaOutdated(
+                f"{shown(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
+                remedy="Bring it up to date: helios db upgrade",
+            )
+
+    def _frame(self, connection: Connection, query: Select[Any], dtypes: Mapping[str, str]) -> pd.DataFrame:
+        return frame_of(self._bulk.select(connection, query), dtypes)
+
+    def _cluster_id(self, connection: Connection, cluster: str) -> int:
+        return cluster_id_for_loading(connection, name=cluster, timezone=None)
+
+
+def _between(
+    query: Select[Any], table: Table, name: str, since: datetime | None, until: datetime | None
+) -> Select[Any]:
+    if since is not None:
+        query = query.where(table.c[name] >= stored_time(since))
+    if until is not None:
+        query = query.where(table.c[name] < stored_time(until))
+    return query
+
+
+def _blank_as_missing(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    # A key column is never null in SQL, so that a missing one is stored as "".
+    return frame.assign(**{name: frame[name].cat.remove_categories([c for c in frame[name].cat.categories if not c])})

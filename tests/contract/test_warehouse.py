@@ -1,0 +1,521 @@
+"""What a warehouse promises, held on SQLite and on a real PostgreSQL alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pandas.testing import assert_frame_equal
+from sqlalchemy import create_engine, inspect, text
+
+from helios.errors import FrameInvalid, Misuse, NoSuchCluster, NotEnoughHistory, SchemaOutdated, WarehouseUnavailable
+from helios.model import JOBS, NODE_EVENTS, NODES, REJECTS, Batch, ModelRecord, in_submission_order
+from helios.warehouse import LoadReport, Warehouse
+from helios.warehouse.engine import engine_for
+from helios.warehouse.schema import metadata
+from tests.builders import a_batch, a_job, jobs_frame
+
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+UNENDED: dict[str, Any] = {"state": "RUNNING", "ended_at": None, "run_time_s": np.nan}
+PENDING: dict[str, Any] = {**UNENDED, "state": "PENDING", "started_at": None}
+
+
+@pytest.fixture
+def warehouse(database: str) -> Iterator[Warehouse]:
+    with Warehouse.open(database) as opened:
+        yield opened
+
+
+def load(warehouse: Warehouse, *batches: Batch, content: str = "first", cluster: str = "venus") -> LoadReport:
+    return warehouse.load(
+        batches, cluster=cluster, path=f"{content}.txt", sha256=content, format="sacct", timezone="UTC"
+    )
+
+
+def a_model(**overrides: Any) -> ModelRecord:
+    record: dict[str, Any] = {
+        "model_id": "m1",
+        "cluster": "venus",
+        "trained_at": NOON,
+        "trained_until": NOON - timedelta(days=1, microseconds=1),
+        "jobs": 7,
+        "features": ("user_mean_s", "gpus"),
+        "scores": {"spearman": 0.5},
+        "artifact": "tree\n{'é'}",
+    }
+    return ModelRecord(**(record | overrides))
+
+
+def as_read(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Compare categories by their text: their numbering is nobody's business."""
+    return jobs.astype({column.name: "str" for column in JOBS.columns if column.dtype == "category"})
+
+
+def a_job_with_everything(**overrides: Any) -> dict[str, Any]:
+    texts = {
+        name: f"{name}-é,\"quoted\"\n'x'\\N" for name in ("group", "qos", "exit_code", "gpu_type", "node_list", "name")
+    }
+    ids = {"array_job_id": "17", "array_task_id": "", "het_job_id": "NULL", "het_job_offset": 2.0}
+    tres = {"tres_requested": "cpu=4,gres/gpu=1", "tres_allocated": "cpu=8" * 2_000}
+    return a_job(
+        **(
+            texts
+            | ids
+            | tres
+            | {"restart": 3, "time_limit_s": np.inf, "memory_mib": 0.1, "eligible_at": None}
+            | overrides
+        )
+    )
+
+
+# What goes in comes out.
+
+
+def test_every_column_comes_back_as_it_went_in(warehouse: Warehouse) -> None:
+    jobs = jobs_frame(a_job_with_everything(), a_job(), a_job(user=None, partition=None, state=None, name=None))
+    load(warehouse, Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0))
+    assert_frame_equal(as_read(warehouse.jobs("venus")), as_read(jobs))
+
+
+def test_jobs_have_exactly_the_declared_types(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(), a_job_with_everything()))
+    assert list(JOBS.check(warehouse.jobs("venus")).columns) == JOBS.names
+
+
+def test_a_cluster_without_jobs_has_an_empty_frame_of_the_declared_types(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch())
+    assert len(JOBS.check(warehouse.jobs("venus"))) == 0
+
+
+def test_microseconds_survive(warehouse: Warehouse) -> None:
+    job = a_job(submitted_at="2020-01-01T00:00:00.000001Z", ended_at="2262-01-01T00:00:00.999999Z")
+    load(warehouse, a_batch(job))
+    assert_frame_equal(as_read(warehouse.jobs("venus")), as_read(jobs_frame(job)))
+
+
+def test_a_nul_character_is_written_out(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(name="a\0b", user="eve\0"), rejects=((1, "broken", "x\0y"),)))
+    stored = warehouse.jobs("venus").iloc[0]
+    assert (stored["name"], stored["user"]) == ("a\\x00b", "eve\\x00")
+    assert warehouse.rejects("venus")["text"].tolist() == ["x\\x00y"]
+
+
+def test_only_the_chosen_columns_are_read_in_the_chosen_order(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(gpus=8)))
+    chosen = warehouse.jobs("venus", columns=["gpus", "user"])
+    assert list(chosen.columns) == ["gpus", "user"]
+    assert chosen.iloc[0].tolist() == [8, "alice"]
+
+
+def test_since_is_within_and_until_is_without(warehouse: Warehouse) -> None:
+    hours = [NOON + timedelta(hours=hour) for hour in range(4)]
+    load(warehouse, a_batch(*(a_job(job_id=str(hour.hour), submitted_at=hour) for hour in hours)))
+    assert warehouse.jobs("venus", since=hours[1], until=hours[3])["job_id"].tolist() == ["13", "14"]
+
+
+def test_jobs_come_in_submission_order_and_ids_in_that_of_their_numbers(warehouse: Warehouse) -> None:
+    ids = [("10", 0), ("9", 1), ("9", 0), ("100_2", 0), ("2", 0)]
+    tied = [a_job(job_id=job_id, restart=restart, submitted_at=NOON) for job_id, restart in ids]
+    early = a_job(job_id="999", submitted_at=NOON - timedelta(seconds=1))
+    load(warehouse, a_batch(*tied, early))
+    read = warehouse.jobs("venus")
+    assert list(zip(read["job_id"], read["restart"], strict=True)) == [
+        ("999", 0), ("2", 0), ("9", 0), ("9", 1), ("10", 0), ("100_2", 0),
+    ]  # fmt: skip
+
+
+def test_clusters_do_not_see_each_others_jobs(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1")), cluster="venus")
+    load(warehouse, a_batch(a_job(job_id="1", gpus=0), a_job(job_id="2")), cluster="earth")
+    assert warehouse.jobs("venus")["job_id"].tolist() == ["1"]
+    assert warehouse.clusters().set_index("name")[["jobs", "gpu_jobs"]].to_dict("index") == {
+        "earth": {"jobs": 2, "gpu_jobs": 1},
+        "venus": {"jobs": 1, "gpu_jobs": 1},
+    }
+
+
+def test_a_cluster_says_its_zone_and_span(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(submitted_at=NOON), a_job(submitted_at=NOON + timedelta(days=1))))
+    venus = warehouse.clusters().iloc[0]
+    assert venus["timezone"] == "UTC"
+    assert (venus["first_submitted_at"], venus["last_submitted_at"]) == (NOON, NOON + timedelta(days=1))
+
+
+# Loading again.
+
+
+def test_the_same_content_is_not_loaded_twice(warehouse: Warehouse) -> None:
+    first = load(warehouse, a_batch(a_job(), rejects=((2, "broken", "x"),), notes=("zone assumed",)))
+
+    def untouchable() -> Iterator[Batch]:
+        raise AssertionError("the file was read again")
+        yield
+
+    again = warehouse.load(untouchable(), cluster="venus", path="p", sha256="first", format="sacct", timezone=None)
+    assert again.already_loaded
+    assert not first.already_loaded
+    for name in ("load_id", "rows_read", "jobs_new", "jobs_updated", "jobs_unchanged", "rejects", "notes"):
+        assert getattr(again, name) == getattr(first, name), name
+
+
+def test_known_jobs_in_other_content_change_nothing(warehouse: Warehouse) -> None:
+    job = a_job()
+    load(warehouse, a_batch(job))
+    before = warehouse.jobs("venus")
+    report = load(warehouse, a_batch(job | {"user": "mallory"}), content="second")
+    assert (report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (0, 0, 1)
+    assert_frame_equal(as_read(warehouse.jobs("venus")), as_read(before))
+
+
+@pytest.mark.parametrize(
+    ("stored", "newer", "updated"),
+    [
+        (UNENDED, {}, True),
+        (PENDING, UNENDED, True),
+        (PENDING, {}, True),
+        ({}, UNENDED, False),
+        ({}, PENDING, False),
+        (UNENDED, UNENDED, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_job_is_updated_by_a_row_that_knows_more_of_its_run(
+    warehouse: Warehouse, stored: dict[str, Any], newer: dict[str, Any], updated: bool
+) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", cpus=1, **stored)))
+    report = load(warehouse, a_batch(a_job(job_id="1", cpus=2, **newer)), content="second")
+    assert (report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (0, int(updated), int(not updated))
+    assert warehouse.jobs("venus")["cpus"].tolist() == [2 if updated else 1]
+
+
+def test_an_update_erases_nothing_that_it_does_not_know(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", **UNENDED)))
+    load(warehouse, a_batch(a_job(job_id="1", user=None, time_limit_s=np.nan)), content="second")
+    stored = warehouse.jobs("venus").iloc[0]
+    assert (stored["user"], stored["time_limit_s"], stored["run_time_s"]) == ("alice", 3600, 60)
+
+
+def test_a_job_that_comes_twice_in_a_file_is_new_once_and_keeps_its_end(warehouse: Warehouse) -> None:
+    report = load(warehouse, a_batch(a_job(job_id="1", **PENDING), a_job(job_id="1"), a_job(job_id="1", **UNENDED)))
+    assert (report.rows_read, report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (3, 1, 1, 1)
+    assert warehouse.jobs("venus")["state"].tolist() == ["COMPLETED"]
+
+
+def test_restart_and_submit_time_tell_jobs_of_one_id_apart(warehouse: Warehouse) -> None:
+    jobs = [a_job(job_id="1", submitted_at=NOON, restart=0), a_job(job_id="1", submitted_at=NOON, restart=1)]
+    report = load(warehouse, a_batch(*jobs, a_job(job_id="1", submitted_at=NOON + timedelta(seconds=1))))
+    assert report.jobs_new == 3
+
+
+ROWS = st.builds(
+    lambda job_id, hour, restart, known, user: a_job(
+        job_id=str(job_id), submitted_at=NOON + timedelta(hours=hour), restart=restart, user=user, **known
+    ),
+    st.integers(8, 11), st.integers(0, 1), st.integers(0, 1),
+    st.sampled_from([PENDING, UNENDED, {}]), st.sampled_from(["alice", "bob", None]),
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(loads=st.lists(st.lists(ROWS, max_size=6), min_size=1, max_size=4))
+def test_any_sequence_of_loads_ends_as_a_dictionary_would(
+    warehouse: Warehouse, loads: list[list[dict[str, Any]]]
+) -> None:
+    cluster = f"cluster {len(warehouse.clusters())}"
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, rows in enumerate(loads):
+        before = len(known)
+        for row in rows:
+            remember(known, row)
+        report = load(warehouse, a_batch(*rows), content=str(number), cluster=cluster)
+        assert report.jobs_new == len(known) - before
+        assert report.jobs_new + report.jobs_updated + report.jobs_unchanged == report.rows_read == len(rows)
+    expected = in_submission_order(jobs_frame(*known.values()))
+    told = ["job_id", "submitted_at", "restart", "started_at", "ended_at", "run_time_s", "state"]
+    assert_frame_equal(as_read(warehouse.jobs(cluster))[told], as_read(expected)[told])
+
+
+def remember(known: dict[tuple[Any, ...], dict[str, Any]], row: dict[str, Any]) -> None:
+    """The rule of updates, one row at a time and without SQL."""
+
+    def knowledge(job: dict[str, Any]) -> int:
+        return (job["ended_at"] is not None) * 2 + (job["started_at"] is not None)
+
+    key = (row["job_id"], row["submitted_at"], row["restart"])
+    if key not in known or knowledge(known[key]) < knowledge(row):
+        known[key] = row
+
+
+def test_jobs_updated_by_a_load_are_counted(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(*(a_job(job_id=str(i), **UNENDED) for i in range(5))))
+    rows = [*(a_job(job_id=str(i)) for i in range(3)), a_job(job_id="3", **UNENDED), a_job(job_id="9")]
+    report = load(warehouse, a_batch(*rows), content="second")
+    assert (report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (1, 3, 1)
+
+
+# All or nothing.
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("disk pulled"), KeyboardInterrupt()])
+def test_an_interrupted_load_leaves_nothing_behind(warehouse: Warehouse, failure: BaseException) -> None:
+    def interrupted() -> Iterator[Batch]:
+        yield a_batch(a_job(user="new"), rejects=((1, "broken", "x"),))
+        raise failure
+
+    with pytest.raises(type(failure)):
+        load(warehouse, *[], content="warm-up")
+        warehouse.load(interrupted(), cluster="earth", path="p", sha256="s", format="sacct", timezone=None)
+    assert warehouse.clusters()["name"].tolist() == ["venus"]
+    assert load(warehouse, a_batch(a_job(user="new")), cluster="earth").jobs_new == 1
+
+
+def test_a_database_error_within_batches_is_not_mistaken_for_ours(warehouse: Warehouse) -> None:
+    def failing() -> Iterator[Batch]:
+        raise FrameInvalid("from the reader")
+        yield
+
+    with pytest.raises(FrameInvalid, match="from the reader"):
+        warehouse.load(failing(), cluster="venus", path="p", sha256="s", format="sacct", timezone=None)
+
+
+@pytest.mark.parametrize("name", ["job_id", "submitted_at"])
+def test_a_job_without_its_key_is_refused(warehouse: Warehouse, name: str) -> None:
+    jobs = jobs_frame(a_job())
+    jobs[name] = pd.Series([None], dtype=jobs[name].dtype)
+    with pytest.raises(FrameInvalid, match=name):
+        load(warehouse, Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0))
+    assert warehouse.clusters().empty
+
+
+def test_a_batch_without_a_declared_column_is_refused(warehouse: Warehouse) -> None:
+    with pytest.raises(FrameInvalid, match="gpus"):
+        load(warehouse, Batch(jobs=jobs_frame(a_job()).drop(columns="gpus"), rejects=REJECTS.empty(), bytes_read=0))
+
+
+# Rejects and loads.
+
+
+def test_rejects_are_kept_with_line_text_and_file(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(rejects=((9, "end before start", 'a|b\n"é"'), (3, "broken line", ""))))
+    rejects = warehouse.rejects("venus")
+    assert rejects.astype({"reason": "str"}).to_dict("records") == [
+        {"line": 3, "reason": "broken line", "text": "", "path": "first.txt"},
+        {"line": 9, "reason": "end before start", "text": 'a|b\n"é"', "path": "first.txt"},
+    ]
+    assert {name: str(rejects[name].dtype) for name in REJECTS.names} == {c.name: c.dtype for c in REJECTS.columns}
+
+
+def test_rejects_are_counted_by_reason_most_frequent_first(warehouse: Warehouse) -> None:
+    rejects = tuple((line, "broken" if line % 3 else "negative size", "x") for line in range(1, 8))
+    report = load(warehouse, a_batch(rejects=rejects))
+    assert list(report.rejects.items()) == [("broken", 5), ("negative size", 2)]
+    assert warehouse.reject_counts("venus").to_dict("list") == {"reason": ["broken", "negative size"], "rows": [5, 2]}
+
+
+def test_the_number_of_rejects_read_can_be_limited(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(rejects=tuple((line, "broken", "x") for line in range(1, 8))))
+    assert warehouse.rejects("venus", limit=2)["line"].tolist() == [1, 2]
+
+
+def test_a_load_is_recorded_with_its_watermark(warehouse: Warehouse) -> None:
+    last = NOON + timedelta(hours=1)
+    jobs = [a_job(submitted_at=last), a_job(submitted_at=NOON)]
+    load(warehouse, a_batch(jobs[0]), a_batch(jobs[1], rejects=((1, "broken", "x"),)))
+    recorded = warehouse.loads("venus").iloc[0]
+    assert recorded["watermark"] == last
+    assert (recorded["path"], recorded["sha256"], recorded["rows_read"]) == ("first.txt", "first", 3)
+    assert (recorded["jobs_new"], recorded["rejected"]) == (2, 1)
+
+
+def test_a_load_without_jobs_has_no_watermark(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch())
+    assert warehouse.loads("venus")["watermark"].isna().all()
+
+
+def test_notes_are_told_once_each_in_the_order_they_arose(warehouse: Warehouse) -> None:
+    report = load(warehouse, a_batch(notes=("zone", "repaired")), a_batch(notes=("repaired", "zone", "last")))
+    assert report.notes == ("zone", "repaired", "last")
+
+
+# What else is remembered.
+
+
+def test_nodes_come_back_and_replace_those_of_their_name(warehouse: Warehouse) -> None:
+    def nodes(**overrides: Any) -> pd.DataFrame:
+        row = {"name": "n1", "partition": "gpu", "cpus": 64.0, "gpus": 8, "gpu_type": "a100", "memory_mib": np.nan}
+        return NODES.conform(pd.DataFrame([row | overrides]))
+
+    warehouse.add_nodes("venus", pd.concat([nodes(), nodes(name="n0", partition=None)]).pipe(NODES.conform))
+    warehouse.add_nodes("venus", nodes(gpus=4))
+    found = NODES.check(warehouse.nodes("venus"))
+    assert found["name"].tolist() == ["n0", "n1"]
+    assert found["gpus"].tolist() == [8, 4]
+    assert found["partition"].isna().tolist() == [True, False]
+
+
+def test_adding_the_same_node_events_again_changes_nothing(warehouse: Warehouse) -> None:
+    row = {"node": "n1", "state": "DOWN", "started_at": NOON, "ended_at": None, "reason": "gpu fell off"}
+    later = row | {"started_at": NOON + timedelta(hours=1), "ended_at": NOON + timedelta(hours=2)}
+    events = pd.DataFrame([row, later])
+    events["ended_at"] = pd.to_datetime(events["ended_at"], utc=True)
+    warehouse.add_node_events("venus", NODE_EVENTS.conform(events))
+    once = NODE_EVENTS.check(warehouse.node_events("venus"))
+    warehouse.add_node_events("venus", NODE_EVENTS.conform(events))
+    assert_frame_equal(warehouse.node_events("venus"), once)
+    assert once["ended_at"].isna().tolist() == [True, False]
+    assert len(warehouse.node_events("venus", NOON, NOON + timedelta(hours=1))) == 1
+
+
+def test_a_model_comes_back_as_it_went_in(warehouse: Warehouse) -> None:
+    warehouse.add_model(a_model())
+    assert warehouse.model("venus", "m1") == a_model()
+
+
+def test_without_an_id_the_model_trained_last_is_meant(warehouse: Warehouse) -> None:
+    for hour, model_id in enumerate(["b", "c", "a"]):
+        warehouse.add_model(a_model(model_id=model_id, trained_at=NOON + timedelta(hours=hour)))
+    assert warehouse.model("venus").model_id == "a"
+    assert warehouse.models("venus")["model_id"].tolist() == ["a", "c", "b"]
+
+
+@pytest.mark.parametrize("model_id", [None, "m1"])
+def test_a_missing_model_is_an_error_that_says_how_to_train_one(warehouse: Warehouse, model_id: str | None) -> None:
+    load(warehouse, a_batch())
+    with pytest.raises(NotEnoughHistory, match="helios model train"):
+        warehouse.model("venus", model_id)
+
+
+def test_predictions_are_kept_once_for_each_time_they_were_made(warehouse: Warehouse) -> None:
+    frame = jobs_frame(a_job(job_id="2"), a_job(job_id="1"))[["job_id", "submitted_at", "restart"]]
+    frame = frame.assign(p10_s=1.0, p50_s=2.0, p90_s=np.inf, source=pd.Categorical(["m1", "user_last"]))
+    assert warehouse.add_predictions("venus", frame, NOON) == 2
+    assert warehouse.add_predictions("venus", frame, NOON) == 0
+    assert warehouse.add_predictions("venus", frame, NOON + timedelta(minutes=1)) == 2
+    found = warehouse.predictions("venus")
+    assert found["job_id"].tolist() == ["1", "1", "2", "2"]
+    assert found["source"].tolist() == ["user_last", "user_last", "m1", "m1"]
+    assert found["made_at"].tolist()[:2] == [NOON, NOON + timedelta(minutes=1)]
+
+
+def test_decisions_are_appended_and_read_in_their_order(warehouse: Warehouse) -> None:
+    rows = [
+        {"decided_at": NOON + timedelta(hours=hour), "service": "qssf", "mode": "shadow", "action": "Reorder",
+         "target": "gpu", "reason": "shorter first", "after": after}
+        for hour, after in [(1, "2,1"), (0, None)]
+    ]  # fmt: skip
+    warehouse.add_decisions("venus", pd.DataFrame(rows))
+    warehouse.add_decisions("venus", pd.DataFrame(rows[:1]))
+    found = warehouse.decisions("venus")
+    assert found["decided_at"].tolist() == [NOON, NOON + timedelta(hours=1), NOON + timedelta(hours=1)]
+    assert found["after"].isna().tolist() == [True, False, False]
+    assert found["model_id"].isna().all()
+
+
+def test_a_decision_without_a_reason_is_refused(warehouse: Warehouse) -> None:
+    row = {"decided_at": NOON, "service": "qssf", "mode": "live", "action": "Reorder", "target": "gpu", "reason": None}
+    with pytest.raises(FrameInvalid, match="reason"):
+        warehouse.add_decisions("venus", pd.DataFrame([row]))
+
+
+# Questions that cannot be answered.
+
+
+def test_an_unknown_cluster_is_named_with_those_there_are(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch())
+    with pytest.raises(NoSuchCluster, match=r"(?s)mars.*venus"):
+        warehouse.jobs("mars")
+
+
+def test_an_undeclared_column_is_refused(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch())
+    with pytest.raises(FrameInvalid, match="colour"):
+        warehouse.jobs("venus", columns=["colour"])
+
+
+def test_a_time_without_a_zone_is_refused(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch())
+    with pytest.raises(Misuse, match="no time zone"):
+        warehouse.jobs("venus", since=NOON.replace(tzinfo=None))
+
+
+# The schema.
+
+
+def test_the_migrated_schema_is_the_declared_one(warehouse: Warehouse, database: str) -> None:
+    with engine_for(database).connect() as connection:
+        options = {"compare_type": True, "compare_server_default": True}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+
+
+def test_the_readable_view_shows_every_declared_column(warehouse: Warehouse, database: str) -> None:
+    columns = inspect(engine_for(database)).get_columns("jobs_readable")
+    assert next(column["name"] for column in columns) == "cluster"
+    assert {column["name"] for column in columns} == {"cluster", *JOBS.names}
+
+
+def test_the_readable_view_shows_text_and_dates(warehouse: Warehouse, database: str) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", submitted_at=NOON, qos=None)))
+    query = text('SELECT cluster, "user", qos, submitted_at, gpus FROM jobs_readable')
+    with engine_for(database).connect() as connection:
+        cluster, user, qos, submitted_at, gpus = connection.execute(query).one()
+    assert (cluster, user, qos, gpus) == ("venus", "alice", None, 1)
+    assert pd.Timestamp(submitted_at) == NOON
+
+
+def test_opening_again_keeps_everything(database: str) -> None:
+    with Warehouse.open(database) as first:
+        load(first, a_batch(a_job()))
+    with Warehouse.open(database) as second:
+        assert len(second.jobs("venus")) == 1
+
+
+def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
+    with Warehouse.open(database, create=False) as untouched:
+        assert untouched.revision() is None
+        assert untouched.upgrade() == ["0001"]
+        assert untouched.revision() == untouched.head()
+        assert untouched.upgrade() == []
+
+
+def set_revision(database: str, revision: str) -> None:
+    with engine_for(database).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+
+
+def test_a_schema_of_a_newer_helios_is_refused(database: str) -> None:
+    Warehouse.open(database).close()
+    set_revision(database, "9999")
+    with pytest.raises(SchemaOutdated, match="upgrade Helios"):
+        Warehouse.open(database)
+    with Warehouse.open(database, create=False) as warehouse, pytest.raises(SchemaOutdated):
+        warehouse.upgrade()
+
+
+def test_an_older_schema_is_refused_and_the_upgrade_named(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Warehouse.open(database).close()
+    monkeypatch.setattr(Warehouse, "head", lambda self: "0002")
+    with pytest.raises(SchemaOutdated, match="helios db upgrade"):
+        Warehouse.open(database)
+
+
+def test_a_database_of_another_program_is_left_alone(database: str) -> None:
+    with create_engine(engine_for(database).url).begin() as connection:
+        connection.execute(text("CREATE TABLE jobs (number INTEGER)"))
+    with pytest.raises(WarehouseUnavailable, match="another program"):
+        Warehouse.open(database)
+    assert inspect(engine_for(database)).get_table_names() == ["jobs"]
+
+
+def test_two_warehouses_on_one_database_see_each_others_loads(database: str) -> None:
+    with Warehouse.open(database) as one, Warehouse.open(database) as other:
+        load(one, a_batch(a_job(user="bob")))
+        load(other, a_batch(a_job(user="bob")), content="second")
+        assert len(one.jobs("venus")) == len(other.jobs("venus")) == 2

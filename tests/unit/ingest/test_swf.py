@@ -1,0 +1,86 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.ingest.builders import a_file, an_swf_file, an_swf_row, read, rejects_of, the_job
+
+
+def test_times_count_from_the_headers_start_in_utc(tmp_path):
+    job = the_job(an_swf_file(tmp_path, an_swf_row(submit=100, wait=10, run=60)))
+    seconds = [int(job[name].timestamp()) for name in ("submitted_at", "started_at", "ended_at")]
+    assert seconds == [1_000_000_100, 1_000_000_110, 1_000_000_170]
+
+
+def test_labels_stay_numbers_in_text(tmp_path):
+    job = the_job(an_swf_file(tmp_path, an_swf_row(user=3, group=2, queue=1, executable=5)))
+    assert job[["user", "group", "partition", "name"]].tolist() == ["3", "2", "1", "5"]
+
+
+def test_minus_one_is_unknown(tmp_path):
+    job = the_job(an_swf_file(tmp_path, an_swf_row(user=-1, group=-1, queue=-1, executable=-1, requested_time=-1)))
+    assert job[["user", "group", "partition", "name", "time_limit_s"]].isna().all()
+
+
+def test_the_partition_number_stands_in_for_an_unknown_queue(tmp_path):
+    assert the_job(an_swf_file(tmp_path, an_swf_row(queue=-1, partition=9)))["partition"] == "9"
+
+
+def test_requested_processors_come_before_allocated_ones(tmp_path):
+    assert the_job(an_swf_file(tmp_path, an_swf_row(procs=4, requested_procs=8)))["cpus"] == 8
+
+
+def test_allocated_processors_stand_in_for_unknown_requests(tmp_path):
+    assert the_job(an_swf_file(tmp_path, an_swf_row(procs=4, requested_procs=-1)))["cpus"] == 4
+
+
+def test_requested_memory_is_kib_for_each_processor(tmp_path):
+    assert the_job(an_swf_file(tmp_path, an_swf_row(requested_procs=4, requested_memory=2048)))["memory_mib"] == 8
+
+
+@pytest.mark.parametrize(("status", "state"), [(0, "FAILED"), (1, "COMPLETED"), (5, "CANCELLED")])
+def test_status_numbers_are_states(tmp_path, status, state):
+    assert the_job(an_swf_file(tmp_path, an_swf_row(status=status)))["state"] == state
+
+
+def test_an_unknown_status_stays_unknown(tmp_path):
+    assert pd.isna(the_job(an_swf_file(tmp_path, an_swf_row(status=-1)))["state"])
+
+
+def test_partial_executions_are_skipped_and_told(tmp_path):
+    rows = [an_swf_row(status=1), an_swf_row(status=2, submit=-1), an_swf_row(status=3, submit=-1)]
+    batch = read(an_swf_file(tmp_path, *rows))
+    assert (len(batch.jobs), len(batch.rejects)) == (1, 0) and batch.notes[0].startswith("2 partial executions")
+
+
+def test_a_job_cancelled_before_it_started_has_no_start_and_no_run_time(tmp_path):
+    job = the_job(an_swf_file(tmp_path, an_swf_row(status=5, run=-1, procs=-1, wait=74)))
+    assert pd.isna(job["started_at"]) and np.isnan(job["run_time_s"])
+    assert int(job["ended_at"].timestamp()) == 1_000_000_174
+
+
+def test_fractions_and_tabs_are_read(tmp_path):
+    path = an_swf_file(tmp_path, an_swf_row().replace("  ", "\t").replace("\t60\t", " 60.5 "))
+    assert the_job(path)["run_time_s"] == 60.5
+
+
+def test_comments_may_stand_between_rows(tmp_path):
+    path = an_swf_file(tmp_path, an_swf_row(), "; a remark of eighteen words", an_swf_row(job=2))
+    assert (len(read(path).jobs), len(read(path).rejects)) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("1 2 3", "wrong number of fields"),
+        (an_swf_row(run=-7), "negative run time"),
+        (an_swf_row(requested_procs=-9, procs=-9), "negative size"),
+        (an_swf_row(submit=10**14), "time is not understood"),
+        (an_swf_row().replace("3600", "1h"), "number is not understood"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_rejected_with_its_reason(tmp_path, row, reason):
+    assert rejects_of(an_swf_file(tmp_path, an_swf_row(job=2), row)) == [(3, reason)]
+
+
+def test_a_file_without_a_start_time_says_so(tmp_path):
+    assert any("UnixStartTime" in note for note in read(a_file(tmp_path, an_swf_row() + "\n")).notes)

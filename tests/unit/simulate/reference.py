@@ -1,0 +1,191 @@
+"""The simulator once more, written to be read: lists, sorting, no regard for speed, no code shared with it.
+
+What it computes is described in ``helios.simulate``. Every scheduling pass goes through the pending jobs one by one.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Job:
+    position: int
+    submitted: int
+    run_time: int
+    gpus: int
+    partition: int
+    key: float = 0.0
+    estimate: int = 0
+    remaining: int = 0
+    first_start: int | None = None
+    start: int | None = None
+    end: int | None = None
+    planned_end: int = 0
+    holds: dict[int, int] = field(default_factory=dict)
+
+
+class Partition:
+    def __init__(self, nodes, gpus_per_node):
+        self.full = gpus_per_node
+        self.free = [gpus_per_node] * nodes
+        self.pending = []
+        self.running = []
+
+    def placement(self, gpus):
+        """Return {node: gpus} or None."""
+        empty = [node for node, free in enumerate(self.free) if free == self.full]
+        whole, rest = divmod(gpus, self.full)
+        if whole > len(empty):
+            return None
+        chosen = dict.fromkeys(empty[:whole], self.full)
+        if rest:
+            fitting = [(free, node) for node, free in enumerate(self.free) if free >= rest and node not in chosen]
+            if not fitting:
+                return None
+            chosen[min(fitting)[1]] = rest
+        return chosen
+
+    def occupy(self, holds):
+        for node, gpus in holds.items():
+            self.free[node] -= gpus
+            assert self.free[node] >= 0, "a node has more jobs than GPUs"
+
+    def vacate(self, holds):
+        for node, gpus in holds.items():
+            self.free[node] += gpus
+
+    def in_order(self):
+        return sorted(self.pending, key=lambda job: (job.key, job.submitted, job.position))
+
+
+class ReferenceSimulator:
+    def __init__(self, workload, shape, *, backfill, preemptive):
+        self.backfill = backfill
+        self.preemptive = preemptive
+        self.partitions = [Partition(int(n), int(g)) for n, g in zip(shape.nodes, shape.gpus_per_node, strict=True)]
+        columns = (workload.submitted_s, workload.run_time_s, workload.gpus, workload.partition)
+        self.jobs = [Job(i, *map(int, row)) for i, row in enumerate(zip(*columns, strict=True))]
+        for job in self.jobs:
+            job.remaining = job.run_time
+        self.n_backfilled = 0
+        self.ended = []
+
+    def play(self, score=None):
+        """Run to the end; ``score(jobs, now, ended)`` is called before each moment of submission."""
+        arrivals = defaultdict(list)
+        for job in self.jobs:
+            arrivals[job.submitted].append(job)
+        while arrivals or any(p.running for p in self.partitions):
+            now = min([*arrivals, *(job.end for p in self.partitions for job in p.running)])
+            new = arrivals.pop(now, [])
+            if new and score:
+                score(new, now, list(self.ended))
+            touched = set()
+            due = [job for p in self.partitions for job in p.running if job.end == now]
+            for job in sorted(due, key=lambda job: job.position):
+                partition = self.partitions[job.partition]
+                partition.running.remove(job)
+                partition.vacate(job.holds)
+                self.ended.append(job)
+                touched.add(job.partition)
+            for job in new:
+                self.partitions[job.partition].pending.append(job)
+                touched.add(job.partition)
+            for index in touched:
+                self.schedule(self.partitions[index], now)
+
+    def schedule(self, partition, now):
+        if self.preemptive:
+            self.shortest_remaining(partition, now)
+        elif self.backfill == "easy":
+            self.easy(partition, now)
+        else:
+            self.greedy(partition, now)
+
+    def try_start(self, partition, job, now):
+        holds = partition.placement(job.gpus)
+        if holds is None:
+            return False
+        partition.occupy(holds)
+        partition.pending.remove(job)
+        partition.running.append(job)
+        job.holds, job.start, job.end = holds, now, now + job.remaining
+        if job.first_start is None:
+            job.first_start = now
+        job.planned_end = now + job.estimate
+        return True
+
+    def greedy(self, partition, now):
+        blocked = False
+        for job in partition.in_order():
+            if self.try_start(partition, job, now):
+                self.n_backfilled += blocked
+            elif self.backfill == "none":
+                return
+            else:
+                blocked = True
+
+    def easy(self, partition, now):
+        queue = partition.in_order()
+        while queue and self.try_start(partition, queue[0], now):
+            queue.pop(0)
+        if not queue:
+            return
+        head, *others = queue
+        for job in partition.running:
+            estimate = job.planned_end - job.start
+            while job.start + estimate <= now:
+                estimate += max(1, (3 * estimate) // 10)
+            job.planned_end = job.start + estimate
+        for shadow in sorted({job.planned_end for job in partition.running}):
+            free = sum(partition.free) + sum(j.gpus for j in partition.running if j.planned_end <= shadow)
+            if free >= head.gpus:
+                break
+        extra = free - head.gpus
+        for job in others:
+            harmless = now + job.estimate <= shadow
+            if (harmless or job.gpus <= extra) and self.try_start(partition, job, now):
+                self.n_backfilled += 1
+                extra -= 0 if harmless else job.gpus
+
+    def shortest_remaining(self, partition, now):
+        reached, blocked = (-math.inf, 0), False
+        while True:
+            ahead = sorted((job.remaining, job.position) for job in partition.pending)
+            ahead = [place for place in ahead if place > reached]
+            if not ahead:
+                return
+            reached = ahead[0]
+            job = self.jobs[reached[1]]
+            if self.try_start(partition, job, now) or self.preempt_for(partition, job, now):
+                self.n_backfilled += blocked
+            elif self.backfill == "none":
+                return
+            else:
+                blocked = True
+
+    def preempt_for(self, partition, job, now):
+        longer = [other for other in partition.running if other.end - now > job.remaining]
+        longer.sort(key=lambda other: (other.end, other.position), reverse=True)
+        for count, victim in enumerate(longer, 1):
+            partition.vacate(victim.holds)
+            if partition.placement(job.gpus) is not None:
+                for stopped in longer[:count]:
+                    stopped.remaining = stopped.end - now
+                    partition.running.remove(stopped)
+                    partition.pending.append(stopped)
+                return self.try_start(partition, job, now)
+        for victim in longer:
+            partition.occupy(victim.holds)
+        return False
+
+
+def reference_replay(workload, shape, *, backfill, keys=None, estimates=None, preemptive=False, score=None):
+    """Return the simulator after it has played; ``score`` sets ``key`` and ``estimate`` in the timeline."""
+    simulator = ReferenceSimulator(workload, shape, backfill=str(backfill), preemptive=preemptive)
+    for job in simulator.jobs:
+        job.key = float(keys[job.position]) if keys is not None else 0.0
+        job.estimate = int(estimates[job.position]) if estimates is not None else 0
+    simulator.play(score)
+    return simulator

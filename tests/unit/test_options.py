@@ -1,0 +1,35 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helios.cli.options import duration, moment
+from helios.errors import Misuse
+
+
+def test_a_time_without_a_zone_is_in_the_cluster_s() -> None:
+    assert moment("2020-09-01", timezone="Asia/Shanghai") == datetime(2020, 8, 31, 16, tzinfo=UTC)
+
+
+def test_a_time_with_a_zone_keeps_it() -> None:
+    assert moment("2020-09-01T08:00:00+08:00", timezone="Europe/Berlin") == datetime(2020, 9, 1, tzinfo=UTC)
+
+
+def test_no_time_stays_none() -> None:
+    assert moment(None, timezone="UTC") is None
+
+
+@pytest.mark.parametrize("text", ["last week", "2020-13-01", ""])
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(Misuse, match="2020-09-01"):
+        moment(text, timezone="UTC")
+
+
+@pytest.mark.parametrize(("text", "days"), [("7d", 7), ("12h", 0.5), (None, 0)])
+def test_a_length_of_time_is_read(text: str | None, days: float) -> None:
+    assert duration(text) == timedelta(days=days)
+
+
+@pytest.mark.parametrize("text", ["long", "-7d", ""])
+def test_what_is_no_length_of_time_is_refused(text: str) -> None:
+    with pytest.raises(Misuse):
+        duration(text)

@@ -1,0 +1,139 @@
+"""Which databases are taken, and what an operator reads when one cannot be used."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helios.errors import WarehouseUnavailable
+from helios.warehouse import Warehouse
+from helios.warehouse.engine import engine_for, shown
+from tests.builders import a_batch, a_job
+
+
+def refusal(url: str) -> WarehouseUnavailable:
+    with pytest.raises(WarehouseUnavailable) as caught:
+        Warehouse.open(url).close()
+    return caught.value
+
+
+@pytest.mark.parametrize("url", ["", "helios.db", "sqlite:/helios.db", "://"])
+def test_what_is_no_url_is_refused_with_the_two_forms(url: str) -> None:
+    assert "sqlite:///PATH or postgresql://USER@HOST/DATABASE" in refusal(url).remedy
+
+
+def test_other_databases_are_refused_by_name() -> None:
+    assert "'mysql'" in refusal("mysql://root@host/helios").fact
+
+
+def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = builtins.__import__
+
+    def without_psycopg(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("psycopg"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return importing(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_psycopg)
+    assert "pip install 'helios-slurm[postgres]'" in refusal("postgresql://helios@localhost/helios").remedy
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_every_spelling_of_postgresql_means_psycopg_3(scheme: str) -> None:
+    assert engine_for(f"{scheme}://helios@db/helios").dialect.driver == "psycopg"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://helios:sesame@127.0.0.1:1/helios",
+        "postgresql://helios@127.0.0.1:1/helios?password=sesame",
+        "postgresql://helios:sesame@[broken/helios",
+    ],
+)
+def test_no_error_shows_a_password(url: str) -> None:
+    assert "sesame" not in str(refusal(url))
+
+
+def test_a_shown_url_keeps_everything_but_its_secrets() -> None:
+    url = engine_for("postgresql://helios:sesame@db/helios?password=sesame&sslmode=require").url
+    assert shown(url) == "postgresql+psycopg://helios:***@db/helios?sslmode=require"
+
+
+def test_a_server_that_does_not_answer_is_an_error_with_a_remedy() -> None:
+    assert "the database is running" in refusal("postgresql://helios@127.0.0.1:1/helios").remedy
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trace.txt"
+    path.write_text("JobID|User|State\n" * 100)
+    assert "something else" in refusal(f"sqlite:///{path}").remedy
+    assert path.read_text() == "JobID|User|State\n" * 100
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    assert "unable to open" in refusal(f"sqlite:///{tmp_path}").fact
+
+
+def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in refusal(f"sqlite:///{tmp_path / 'file' / 'helios.db'}").fact
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "writable" in refusal(f"sqlite:///{tmp_path / 'helios.db'}").remedy
+
+
+def test_missing_folders_of_a_new_file_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "helios.db"
+    Warehouse.open(f"sqlite:///{path}").close()
+    assert path.is_file()
+
+
+def test_asking_a_missing_file_for_its_revision_does_not_make_it(tmp_path: Path) -> None:
+    path = tmp_path / "helios.db"
+    with Warehouse.open(f"sqlite:///{path}", create=False) as warehouse:
+        assert warehouse.revision() is None
+    assert not path.exists()
+
+
+def test_a_second_writer_is_told_that_another_is_at_work(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'helios.db'}"
+    Warehouse.open(url).close()
+    first = sqlite3.connect(tmp_path / "helios.db", isolation_level=None)
+    first.execute("BEGIN IMMEDIATE")
+    with Warehouse.open(f"{url}?timeout=0") as second, pytest.raises(WarehouseUnavailable, match="Another process"):
+        second.load([a_batch(a_job())], cluster="c", path="p", sha256="s", format="sacct", timezone=None)
+    first.close()
+
+
+def test_readers_are_not_kept_waiting_by_a_writer(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'helios.db'}?timeout=0"
+    with Warehouse.open(url) as reader:
+        writer = sqlite3.connect(tmp_path / "helios.db", isolation_level=None)
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("INSERT INTO clusters (name) VALUES ('unfinished')")
+        assert reader.clusters().empty
+        writer.close()
+
+
+def test_a_warehouse_in_memory_works() -> None:
+    with Warehouse.open("sqlite://") as warehouse:
+        warehouse.load([a_batch(a_job())], cluster="c", path="p", sha256="s", format="sacct", timezone=None)
+        assert len(warehouse.jobs("c")) == 1
+
+
+def test_an_error_of_the_caller_is_not_disguised_as_the_databases() -> None:
+    def failing() -> Any:
+        raise ValueError("of the caller")
+        yield
+
+    with Warehouse.open("sqlite://") as warehouse, pytest.raises(ValueError, match="of the caller"):
+        warehouse.load(failing(), cluster="c", path="p", sha256="s", format="sacct", timezone=None)

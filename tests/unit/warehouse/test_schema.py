@@ -1,0 +1,18 @@
+"""The tables against the declared columns."""
+
+from helios.model import JOBS, NODE_EVENTS, NODES, PREDICTIONS, REJECTS
+from helios.warehouse import schema
+
+
+def test_the_table_of_jobs_has_exactly_the_declared_columns() -> None:
+    assert set(schema.jobs.c.keys()) == {"cluster_id", *JOBS.names}
+
+
+def test_every_declared_column_of_the_other_frames_has_its_place() -> None:
+    for kind, table in [
+        (NODES, schema.nodes),
+        (NODE_EVENTS, schema.node_events),
+        (REJECTS, schema.rejects),
+        (PREDICTIONS, schema.predictions),
+    ]:
+        assert set(kind.names) <= set(table.c.keys()), kind.name
