@@ -177,7 +177,7 @@ def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_nod
     basis = "as recorded" if recorded.all() else "if every job without a recorded start had started at once"
     note = (
         f"No --nodes given: the cluster is taken from the peak demand {basis}: "
-        f"{_listed(nodes)} nodes of {gpus_per_node} {resource.upper()}."
+        f"{_listed(nodes)} nodes of {gpus_per_node} {resource.removesuffix('s').upper()}s."
     )
     return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
 

@@ -151,7 +151,9 @@ def _replayable(
         notes.append(f"{int((~timed).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
     sized = window[resource].fillna(0) > 0
     if not sized.all():
-        notes.append(f"{int((timed & ~sized).sum()):,} jobs without {resource.upper()} were left out.")
+        notes.append(
+            f"{int((timed & ~sized).sum()):,} jobs that hold no {resource.removesuffix('s').upper()} were left out."
+        )
     if not (timed & sized).any():
         raise NotEnoughHistory("No job in the window can be replayed.", remedy="\n".join(notes))
     return window[timed & sized], notes

@@ -19,7 +19,6 @@ from helios.cli.options import (
 )
 from helios.cli.screen import frame_table, progress_bars, say_notes, show, show_json, write_page
 from helios.report.describe import describe as describe_jobs
-from helios.report.page import render_description
 from helios.report.tables import description_tables, load_table, rejects_table
 from helios.warehouse import LoadReport, Warehouse
 
@@ -82,6 +81,8 @@ def describe(
     description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
     say_notes(history.notes)
     if report is not None:
+        from helios.report.page import render_description  # noqa: PLC0415 - drawing takes a second to import
+
         write_page(report, render_description(description))
     if as_json:
         show_json(description.to_json())

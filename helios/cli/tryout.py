@@ -12,7 +12,6 @@ import typer
 from helios.app.tryout import TryOut, try_out
 from helios.cli.options import AsJson
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.report.page import render_whatif
 from helios.report.tables import evaluation_table, whatif_table
 
 
@@ -40,6 +39,8 @@ def try_(
         trial = try_out(
             folder, profile=profile.value, days=days, seed=seed, made_at=datetime.now(UTC), progress=progress
         )
+    from helios.report.page import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+
     page = (folder / "report.html").resolve()
     write_page(
         page,

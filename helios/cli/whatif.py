@@ -25,7 +25,6 @@ from helios.cli.screen import progress_bars, say, say_notes, show, show_json, wi
 from helios.cli.trace import TraceFileOption
 from helios.errors import Misuse
 from helios.report.describe import describe
-from helios.report.page import render_whatif
 from helios.report.tables import whatif_table
 from helios.simulate import Backfill
 
@@ -125,6 +124,8 @@ def whatif_(
         result = whatif(history, question, progress=progress)
     say_notes(result.notes)
     if report is not None:
+        from helios.report.page import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+
         description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
         write_page(report, render_whatif(result, description=description))
     if as_json:

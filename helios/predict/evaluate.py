@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from helios.errors import Misuse, NotEnoughHistory
 from helios.ports import Progress, in_silence
@@ -217,7 +216,7 @@ def _judge(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> Figure
 
 def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> float | None:
     """Return Spearman's rank correlation, ties at their mean rank; None where either is constant."""
-    a, b = rankdata(predicted), rankdata(truth)
+    a, b = pd.Series(predicted).rank().to_numpy(), pd.Series(truth).rank().to_numpy()
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(a, b)[0, 1])

@@ -73,6 +73,11 @@ class Description:
     missing: dict[str, int]
     run_time_cdf: list[tuple[float, float]]
 
+    @property
+    def unit(self) -> str:
+        """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
+        return self.resource.removesuffix("s").upper()
+
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return asdict(self)
@@ -120,7 +125,7 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
     )
 
 
-def _quantiles(values: NDArray[np.float64]) -> dict[str, float]:
+def _quantiles(values: NDArray[np.floating[Any]]) -> dict[str, float]:
     if not len(values):
         return {}
     found = np.quantile(values, list(QUANTILES.values()))

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ STATE_COLOURS = {
     "other": GREY,
     "unknown": "#d5d8dd",
 }
-STYLE = {
+STYLE: Any = {
     "svg.hashsalt": "helios",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -66,7 +67,7 @@ def who_gains(result: WhatIf) -> str:
                     colour, mark = SIZE_MARKS[name]
                     axes.scatter(ratio, place, color=colour, marker=mark, s=46, zorder=3)
         for name, (colour, mark) in SIZE_MARKS.items():
-            axes.scatter([], [], color=colour, marker=mark, label=f"{name} {result.resource.upper()}")
+            axes.scatter([], [], color=colour, marker=mark, label=f"{name} {result.unit}{'' if name == '1' else 's'}")
         axes.axvline(1, color="#202124", lw=1.2)
         axes.set_xscale("log")
         axes.set_yticks(range(len(runs)), [run.label for run in reversed(runs)])
@@ -103,13 +104,13 @@ def waits(result: WhatIf) -> str:
     """Draw the share of jobs that wait longer than a time, on logarithmic axes: the tail is where jobs starve."""
     with _styled(height=3.4) as (figure, axes):
         for run, colour in zip(_shown(result), LINES, strict=False):
-            waited = np.sort(np.maximum(run.wait_s, LEAST_WAIT_S))
+            waited = np.sort(run.wait_s)
             share = 1 - np.arange(len(waited)) / len(waited)
-            keep = np.unique(np.concatenate([np.linspace(0, len(waited) - 1, 300).astype(int), _tail(len(waited))]))
+            keep = [place for place in _drawn(len(waited)) if waited[place] >= LEAST_WAIT_S]
             axes.step(waited[keep], share[keep], where="pre", color=colour, lw=1.8, label=run.label)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
         _time_axis(axes)
         axes.set_xlabel("wait longer than")
         axes.set_ylabel("share of jobs")
@@ -129,12 +130,13 @@ def over_time(result: WhatIf) -> str:
             pair[0].plot(days, queued, color=colour, lw=1.4, label=run.label)
             pair[1].plot(days, busy / result.total_gpus, color=colour, lw=1.2)
         pair[0].set_title("Jobs waiting")
-        pair[1].set_title(f"{result.resource.upper()} in use")
+        pair[1].set_title(f"{result.unit}s in use")
         pair[1].yaxis.set_major_formatter(PercentFormatter(xmax=1))
         pair[1].set_ylim(0, 1.02)
         pair[0].legend(loc="upper right", fontsize=8.5)
         for axes in pair:
-            axes.xaxis.set_major_formatter(matplotlib.dates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
+            ticks = axes.xaxis.get_major_locator()
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks))  # type: ignore[no-untyped-call]  # because untyped
         return _svg(figure, "Queue length and utilisation over time")
 
 
@@ -157,7 +159,7 @@ def error_profile(answer: Mapping[str, Any]) -> str:
 
 def sizes(description: Description) -> str:
     """Draw how jobs and their hours are spread over sizes, and how jobs of each size ended."""
-    rows, unit = description.sizes, description.resource.upper()
+    rows, unit = description.sizes, description.unit
     places = np.arange(len(rows))
     with _styled(height=2.9, columns=2) as (figure, pair):
         pair[0].bar(places - 0.2, [row["share_of_jobs"] for row in rows], width=0.38, color=BLUE, label="jobs")
@@ -174,7 +176,7 @@ def sizes(description: Description) -> str:
         pair[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8.5)
         for axes in pair:
             axes.set_xticks(places, [row["size"] for row in rows])
-            axes.set_xlabel(f"{unit} of a job")
+            axes.set_xlabel(f"{unit}s of a job")
             axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
         return _svg(figure, "Jobs and hours by size, and final state by size")
 
@@ -212,7 +214,7 @@ def busiest_users(description: Description) -> str:
     with _styled(height=0.8 + 0.26 * len(rows)) as (figure, axes):
         axes.barh([row["user"] for row in rows], [row["share_of_hours"] for row in rows], color=BLUE, height=0.66)
         axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
-        axes.set_xlabel(f"share of {description.resource.upper()} hours")
+        axes.set_xlabel(f"share of {description.unit} hours")
         return _svg(figure, "Busiest users by share of hours")
 
 
@@ -292,6 +294,7 @@ def _short(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def _tail(length: int) -> NDArray[np.int64]:
-    """Return the places of the last jobs, ever denser towards the end."""
-    return np.unique(np.maximum(0, length - 1 - np.geomspace(1, length, 200).astype(np.int64) + 1))
+def _drawn(length: int) -> NDArray[np.int64]:
+    """Return the places of the sorted jobs that a curve is drawn through, ever denser towards the end."""
+    tail = length - np.geomspace(1, length, 200).astype(np.int64)
+    return np.unique(np.concatenate([np.linspace(0, length - 1, 300).astype(np.int64), tail]))

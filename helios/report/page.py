@@ -50,7 +50,7 @@ def render_whatif(
         sentences=verdict(result),
         change=change,
         sizes=SIZE_CLASSES,
-        unit=result.resource.upper(),
+        unit=result.unit,
         comparison=_inline(
             figures.who_gains(result) if len(result.runs) > 1 else None,
             figures.mean_and_longest(result),

@@ -37,8 +37,7 @@ def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
     baseline = result.baseline
     feasible = [run for run in result.runs if not run.is_oracle and run is not baseline]
     oracles = [run for run in result.runs if run.is_oracle and run is not baseline]
-    unit = result.resource.removesuffix("s").upper()
-    table = _table("Replayed", "Mean wait", "vs 1st", "p99", "Longest", f"1 {unit}", "2-8", ">8", right_from=1)
+    table = _table("Replayed", "Mean wait", "vs 1st", "p99", "Longest", f"1 {result.unit}", "2-8", ">8", right_from=1)
     if width >= WIDE:
         for name in ("Median", "JCT", "Slowdown", "Used", "Queued"):
             table.add_column(name, justify="right")
@@ -50,11 +49,11 @@ def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
         table.add_row("[dim]With true run times: bounds, not proposals[/]")
         for run in oracles:
             table.add_row(*_cells(run, baseline, {}, width), style="dim")
-    summary = baseline.summary
+    first, last = result.window
     caption = (
-        f"{escape(result.cluster)}: {summary.jobs:,} jobs from {result.window[0]:%Y-%m-%d} to "
-        f"{result.window[1]:%Y-%m-%d} (UTC) on {sum(result.partitions.values()):,} nodes of {result.gpus_per_node} {result.resource.upper()}. "
-        f"Wait by size: mean. Best of those that can be had: bold."
+        f"{escape(result.cluster)}: {baseline.summary.jobs:,} jobs from {first:%Y-%m-%d} to {last:%Y-%m-%d} (UTC) "
+        f"on {sum(result.partitions.values()):,} nodes of {result.gpus_per_node} {result.unit}s. "
+        "Wait by size: mean. Best of those that can be had: bold."
     )
     return Group(caption, "", table)
 
@@ -80,7 +79,7 @@ def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
 
 def description_tables(description: Description) -> list[RenderableType]:
     """Show what a history holds: figures, sizes with states, busiest users, day and week."""
-    unit = description.resource.removesuffix("s").upper()
+    unit = description.unit
     parts: list[RenderableType] = [_overview(description, unit), "", _sizes(description, unit)]
     if description.busiest_users:
         parts += ["", _busiest(description, unit)]

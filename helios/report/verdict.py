@@ -20,7 +20,7 @@ def verdict(result: WhatIf) -> list[str]:
     proposed = _best(result, "qssf")
     if proposed is None or proposed is today:
         return [f"{today.label}: the mean wait is {spoken_duration(today.summary.mean_wait_s)}."]
-    sentences = [_mean(proposed, today), *_who_pays(proposed, today)]
+    sentences = [_mean(proposed, today), *_who_pays(proposed, today, result.unit)]
     control = _best(result, "fewest_gpus")
     if control is not None:
         sentences.append(_against_control(proposed, control))
@@ -59,13 +59,13 @@ def _mean(proposed: Run, today: Run) -> str:
     )
 
 
-def _who_pays(proposed: Run, today: Run) -> list[str]:
+def _who_pays(proposed: Run, today: Run, unit: str) -> list[str]:
     sentences = []
     new, old = (run.summary.mean_wait_s_by_size[LARGE] for run in (proposed, today))
     if new is not None and old is not None and abs(new - old) > SAME * old:
         who = "Large jobs pay" if new > old else "Large jobs gain too"
         sentences.append(
-            f"{who}: above 8 they would have waited {spoken_duration(new)} on average instead of "
+            f"{who}: jobs above 8 {unit}s would have waited {spoken_duration(new)} on average instead of "
             f"{spoken_duration(old)} ({change(new, old)})."
         )
     longest, before = proposed.summary.max_wait_s, today.summary.max_wait_s

@@ -103,6 +103,11 @@ class WhatIf:
         return (today or list(self.runs))[0]
 
     @property
+    def unit(self) -> str:
+        """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
+        return self.resource.removesuffix("s").upper()
+
+    @property
     def total_gpus(self) -> int:
         """GPUs (or CPUs) of the whole cluster."""
         return self.gpus_per_node * sum(self.partitions.values())

@@ -13,29 +13,30 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Without reference counts: the core allocates nothing and its arrays outlive it, but numba would still count them
 # in and out of every call, which took nine tenths of the time of a replay (numba 0.68).
-_OPTIONS: dict[str, Any] = {"cache": True, "_nrt": False}
-# Nor do kernels need doors for Python and C, which take half of the compilation.
+_OPTIONS: dict[str, Any] = {"_nrt": False}
+# Nor do kernels need doors for Python and C, which take half of the compilation. They are not cached one by one:
+# each would keep its callees' code with its own, and numba looks for changes in its own file only.
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile ``function`` when it is first needed, and keep it on disk; only the core can call it."""
+    """Compile ``function`` as a part of the entry points that call it; nobody else can."""
     compiled: _Function = njit(**_OPTIONS, **_INSIDE)(function)
     return compiled
 
 
 def entry_point(function: _Function) -> _Function:
-    """Compile ``function`` when it is first called, and keep it on disk; Python can call it."""
-    compiled: _Function = njit(**_OPTIONS)(function)
+    """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
+    compiled: _Function = njit(cache=True, **_OPTIONS)(function)
     return compiled
 
 
 def fingerprint(*modules: ModuleType) -> int:
     """Digest the kernels that ``modules`` define, with the numbers they name.
 
-    Numba's cache looks at the file of the function it compiles and not at those of its callees, so that an edit of
-    a callee alone would leave old code in use. It does look at the values a closure holds: an entry point that
-    holds this digest is compiled anew.
+    Numba's cache looks at the file of the entry point and not at those of its callees, so that an edit of a callee
+    alone would leave old code in use. It does look at the values a closure holds: an entry point that holds this
+    digest is compiled anew.
     """
     named = [
         (module.__name__, name, _essence(thing))

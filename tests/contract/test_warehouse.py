@@ -198,7 +198,8 @@ def test_a_job_is_updated_by_a_row_that_knows_more_of_its_run(
 
 def test_an_update_erases_nothing_that_it_does_not_know(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(a_job(job_id="1", **UNENDED)))
-    load(warehouse, a_batch(a_job(job_id="1", user=None, time_limit_s=np.nan)), content="second")
+    known_by_another = a_job(job_id="2", user="bob", time_limit_s=60.0)
+    load(warehouse, a_batch(a_job(job_id="1", user=None, time_limit_s=np.nan), known_by_another), content="second")
     stored = warehouse.jobs("venus").iloc[0]
     assert (stored["user"], stored["time_limit_s"], stored["run_time_s"]) == ("alice", 3600, 60)
 
@@ -206,6 +207,13 @@ def test_an_update_erases_nothing_that_it_does_not_know(warehouse: Warehouse) ->
 def test_a_job_that_comes_twice_in_a_file_is_new_once_and_keeps_its_end(warehouse: Warehouse) -> None:
     report = load(warehouse, a_batch(a_job(job_id="1", **PENDING), a_job(job_id="1"), a_job(job_id="1", **UNENDED)))
     assert (report.rows_read, report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (3, 1, 1, 1)
+    assert warehouse.jobs("venus")["state"].tolist() == ["COMPLETED"]
+
+
+def test_a_known_job_that_comes_twice_in_a_batch_is_updated_once(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", **PENDING)))
+    report = load(warehouse, a_batch(a_job(job_id="1", **UNENDED), a_job(job_id="1")), content="second")
+    assert (report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (0, 1, 1)
     assert warehouse.jobs("venus")["state"].tolist() == ["COMPLETED"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from helios.errors import WarehouseUnavailable
 from helios.warehouse import Warehouse
-from helios.warehouse.engine import engine_for, shown
+from helios.warehouse.engine import engine_for, shown, writing
 from tests.builders import a_batch, a_job
 
 
@@ -112,6 +112,12 @@ def test_a_second_writer_is_told_that_another_is_at_work(tmp_path: Path) -> None
     with Warehouse.open(f"{url}?timeout=0") as second, pytest.raises(WarehouseUnavailable, match="Another process"):
         second.load([a_batch(a_job())], cluster="c", path="p", sha256="s", format="sacct", timezone=None)
     first.close()
+
+
+def test_a_writer_holds_its_place_from_the_beginning(tmp_path: Path) -> None:
+    engine = engine_for(f"sqlite:///{tmp_path / 'helios.db'}?timeout=0")
+    with writing(engine), pytest.raises(WarehouseUnavailable, match="Another process"), writing(engine):
+        pass
 
 
 def test_readers_are_not_kept_waiting_by_a_writer(tmp_path: Path) -> None:
