@@ -1,7 +1,8 @@
 """Rows per second into and out of the warehouse, beside pandas.to_sql on the same rows in the same run.
 
-Prints, for SQLite and PostgreSQL, ``Warehouse.load`` of 200,000 synthetic jobs with every column filled that a Slurm
-site's ``sacct`` fills, the forms of ``pandas.to_sql`` (which keep no keys, so that they do less), and bulk reads.
+Prints, for SQLite and PostgreSQL, ``Warehouse.load`` of 200,000 synthetic jobs with 24 columns filled, which is
+more than any real trace fills, the forms of ``pandas.to_sql`` (which keep no keys, so that they do less), and bulk
+reads; then the same on SQLite for a real ``sacct`` trace, where the folder of real traces is at hand.
 ``--rows N`` changes the number of rows; ``--sqlite-only`` leaves PostgreSQL out.
 """
 
@@ -23,11 +24,14 @@ from sqlalchemy import create_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.ingest import open_trace
 from helios.model import JOBS, REJECTS, Batch
 from helios.warehouse import Warehouse
 from helios.warehouse.engine import engine_for
 from tests.postgres import fresh_database, postgres_server
+from tests.traces import TRACES
 
+REAL_TRACE = TRACES / "sacct_graham_may-jun2021.txt.gz"
 BATCH_ROWS = 50_000
 # method="multi" compiles one statement of all rows: so slow that a tenth of the rows shows its rate.
 MULTI_SHARE = 10
@@ -40,8 +44,9 @@ def main() -> None:
     arguments.add_argument("--sqlite-only", action="store_true")
     given = arguments.parse_args()
     jobs = synthetic_jobs(given.rows)
-    with tempfile.TemporaryDirectory() as folder:
-        on_sqlite(jobs, Path(folder))
+    on_sqlite("synthetic", jobs)
+    if REAL_TRACE.is_file():
+        on_sqlite(REAL_TRACE.name, jobs_of(REAL_TRACE))
     if not given.sqlite_only:
         with postgres_server() as server:
             on_postgres(jobs, server)
@@ -92,9 +97,20 @@ def synthetic_jobs(rows: int) -> pd.DataFrame:
     )
 
 
-def on_sqlite(jobs: pd.DataFrame, folder: Path) -> None:
+def jobs_of(path: Path) -> pd.DataFrame:
+    """Read a trace file."""
+    trace = open_trace(path, format=None, timezone="UTC")
+    return JOBS.conform(pd.concat([batch.jobs for batch in trace.read()], ignore_index=True))
+
+
+def on_sqlite(label: str, jobs: pd.DataFrame) -> None:
     """Print the figures of SQLite."""
-    print(f"SQLite, {len(jobs):,} jobs")
+    print(f"SQLite, {len(jobs):,} jobs, {label}")
+    with tempfile.TemporaryDirectory() as folder:
+        _on_sqlite(jobs, Path(folder))
+
+
+def _on_sqlite(jobs: pd.DataFrame, folder: Path) -> None:
     ours = warehouse(jobs, f"sqlite:///{folder / 'helios.db'}")
     peers = []
     with closing(sqlite3.connect(folder / "raw.db")) as raw:

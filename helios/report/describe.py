@@ -118,7 +118,7 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
         states=_shares(_states(jobs["state"])),
         busiest_users=_busiest(jobs["user"], hours),
         day_shape=_shape(local.hour.to_numpy(), 24),
-        week_shape=_shape(local.weekday.to_numpy(), 7),
+        week_shape=_shape(local.day_of_week.to_numpy(), 7),
         busy_by_hour=_busy_by_hour(jobs, size, timezone),
         missing={name: int(jobs[name].isna().sum()) for name in MAY_BE_MISSING},
         run_time_cdf=_distribution(run_time_s),

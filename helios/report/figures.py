@@ -100,8 +100,10 @@ def mean_and_longest(result: WhatIf) -> str:
         return _svg(figure, "Mean and longest wait of each replay")
 
 
-def waits(result: WhatIf) -> str:
-    """Draw the share of jobs that wait longer than a time, on logarithmic axes: the tail is where jobs starve."""
+def waits(result: WhatIf) -> str | None:
+    """Draw the share of jobs that wait longer than a time, on logarithmic axes; None where nobody waits."""
+    if max(int(run.wait_s.max()) for run in _shown(result)) < LEAST_WAIT_S:
+        return None
     with _styled(height=3.4) as (figure, axes):
         for run, colour in zip(_shown(result), LINES, strict=False):
             waited = np.sort(run.wait_s)

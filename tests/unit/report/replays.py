@@ -1,0 +1,54 @@
+"""Replays for reports, made of a few waits."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from helios.metrics import summarize_queue
+from helios.report.whatif import Run, WhatIf
+
+
+def a_run(waits: list[int], *, gpus: list[int] | None = None, run_time_s: int = 600, **overrides: Any) -> Run:
+    """A replay of jobs, one a minute, that waited ``waits`` seconds."""
+    n = len(waits)
+    submitted = 1_600_000_000 + 60 * np.arange(n, dtype=np.int64)
+    wait = np.array(waits, dtype=np.int64)
+    size = np.array(gpus or [1] * n, dtype=np.int32)
+    ran = np.full(n, run_time_s, dtype=np.int64)
+    named = {"policy": "fifo", "run_times": None, "estimates": "limit", "backfill": "easy", **overrides}
+    return Run(
+        **named,
+        summary=summarize_queue(
+            submitted_s=submitted, ended_s=submitted + wait + ran, run_time_s=ran, gpus=size, total_gpus=64
+        ),
+        submitted_s=submitted,
+        started_s=submitted + wait,
+        ended_s=submitted + wait + ran,
+        wait_s=wait,
+        gpus=size,
+        users=np.zeros(n, dtype=np.int64),
+    )
+
+
+def qssf(waits: list[int], **overrides: Any) -> Run:
+    return a_run(waits, **{"policy": "qssf", "run_times": "predicted", **overrides})
+
+
+def fewest_gpus(waits: list[int]) -> Run:
+    return a_run(waits, policy="fewest_gpus")
+
+
+def a_what_if(*runs: Run, **overrides: Any) -> WhatIf:
+    return WhatIf(
+        **{
+            "cluster": "venus",
+            "partitions": {"gpu": 8},
+            "gpus_per_node": 8,
+            "resource": "gpus",
+            "window": (datetime(2020, 9, 13, tzinfo=UTC), datetime(2020, 9, 14, tzinfo=UTC)),
+            "runs": runs,
+            "notes": (),
+            **overrides,
+        }
+    )
