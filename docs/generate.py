@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import typer
 
 from helios.cli.application import application
@@ -26,13 +26,13 @@ def _commands() -> str:
     return "# Commands\n\nWritten by `make reference`.\n\n" + "\n".join(parts)
 
 
-def _tree(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+def _tree(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     yield name, command
     for word, below in sorted(getattr(command, "commands", {}).items()):
         yield from _tree(below, f"{name} {word}")
 
 
-def _help(command: click.Command) -> str:
+def _help(command: Any) -> str:
     lines = [f"{command.help or ''}".strip(), ""]
     rows = [row for row in (_option(parameter) for parameter in command.params) if row]
     if rows:
@@ -42,7 +42,7 @@ def _help(command: click.Command) -> str:
     return "\n".join(lines)
 
 
-def _option(parameter: click.Parameter) -> str | None:
+def _option(parameter: Any) -> str | None:
     if parameter.name in {"help", "install_completion", "show_completion"}:
         return None
     argument = getattr(parameter, "param_type_name", "") == "argument"

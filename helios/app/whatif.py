@@ -64,7 +64,11 @@ def whatif(history: History, question: Question, *, progress: Progress = in_sile
     resource = question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
     stage = _set_the_stage(history, question, resource)
     taught = _teach(history, stage, question, progress)
-    runs = [_run(plan, stage, taught, question, progress) for plan in question.plans]
+    runs, said = [], []
+    for plan in question.plans:
+        predictor = _predictor(stage, taught, question) if plan.uses_predictions else None
+        runs.append(_run(plan, stage, predictor, progress))
+        said += _sources(predictor)
     counted = stage.machine.jobs["submitted_at"][stage.counted]
     return WhatIf(
         cluster=history.cluster,
@@ -73,7 +77,7 @@ def whatif(history: History, question: Question, *, progress: Progress = in_sile
         resource=resource,
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
-        notes=(*history.notes, *stage.machine.notes, *stage.notes),
+        notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said)),
     )
 
 
@@ -177,8 +181,33 @@ def _teach(history: History, stage: _Stage, question: Question, progress: Progre
         return None
 
 
-def _run(plan: Plan, stage: _Stage, taught: DurationModel | None, question: Question, progress: Progress) -> Run:
-    result = _replayed(plan, stage, taught, question, progress)
+def _predictor(stage: _Stage, taught: DurationModel | None, question: Question) -> OnlinePredictor:
+    return OnlinePredictor(
+        stage.machine.jobs,
+        history=stage.before,
+        model=taught,
+        refit=True,
+        seed=question.seed,
+        timezone=stage.timezone,
+    )
+
+
+def _sources(predictor: OnlinePredictor | None) -> list[str]:
+    """Say who predicted, where that was not one model taught beforehand."""
+    if predictor is None:
+        return []
+    asked = predictor.source[predictor.source >= 0]
+    untrained, fitted = float((asked == 0).mean()), len(predictor.sources) - 1
+    if not untrained and fitted == 1:
+        return []
+    return [
+        f"Of the predictions in a replay {100 * untrained:.0f} % are untrained shrinkage estimates, the rest come from "
+        f"{fitted} models, each fitted on what had ended by then."
+    ]
+
+
+def _run(plan: Plan, stage: _Stage, predictor: OnlinePredictor | None, progress: Progress) -> Run:
+    result = _replayed(plan, stage, predictor, progress)
     counted, workload = stage.counted, stage.workload
     submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
     started_s, ended_s = result.started_s[counted], result.ended_s[counted]
@@ -203,22 +232,12 @@ def _run(plan: Plan, stage: _Stage, taught: DurationModel | None, question: Ques
     )
 
 
-def _replayed(
-    plan: Plan, stage: _Stage, taught: DurationModel | None, question: Question, progress: Progress
-) -> Replay:
+def _replayed(plan: Plan, stage: _Stage, predictor: OnlinePredictor | None, progress: Progress) -> Replay:
     workload = stage.workload
-    stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (", predicting" if plan.uses_predictions else "")
+    stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (
+        f", {plan.published_estimates}" if plan.published_estimates else ""
+    )
     progress(stage_name, 0.0)
-    predictor = None
-    if plan.uses_predictions:
-        predictor = OnlinePredictor(
-            stage.machine.jobs,
-            history=stage.before,
-            model=taught,
-            refit=True,
-            seed=question.seed,
-            timezone=stage.timezone,
-        )
     result = replay(
         workload,
         stage.machine.shape,

@@ -88,7 +88,7 @@ def evaluate(
             seed=settings.model.seed,
             progress=progress,
         )
-    say_notes(history.notes)
+    say_notes([*history.notes, *evaluation.notes])
     if as_json:
         show_json(evaluation.to_json())
         return

@@ -129,16 +129,17 @@ def evaluate(
     tested = _tested(table, first_test, moment, gpu_only=gpu_only)
     features = causal_features(table).X
     model = train_on(table, features, cluster=cluster, until=moment, seed=seed, progress=progress)
-    truth = table.run_time_s[tested]
+    figures = _judge(model.predict(features[tested]), table.run_time_s[tested])
+    controls = _controls(table, features, taught, tested)
     return Evaluation(
         cluster=cluster,
         train_until=moment,
         train_jobs=model.jobs,
         jobs=len(tested),
         model_id=model.model_id,
-        figures=_judge(model.predict(features[tested]), truth),
-        controls=_controls(table, features, taught, tested),
-        notes=_notes(table, tested),
+        figures=figures,
+        controls=controls,
+        notes=(*_better_controls(figures, controls), *_notes(table, tested)),
     )
 
 
@@ -220,6 +221,17 @@ def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(a, b)[0, 1])
+
+
+def _better_controls(figures: Figures, controls: Mapping[str, Figures]) -> list[str]:
+    """Say which controls, if any, order jobs better than the model does."""
+    mine = figures.spearman or 0.0
+    better = [f"{name} ({its.spearman:.2f})" for name, its in controls.items() if its.spearman and its.spearman > mine]
+    if not better:
+        return []
+    return [
+        f"The model orders these jobs worse (rank correlation {mine:.2f}) than a control does: {', '.join(better)}."
+    ]
 
 
 def _notes(table: JobTable, tested: NDArray[np.int64]) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -36,10 +36,10 @@ def commands_typed_in(text: str) -> list[str]:
     return [line.split("#")[0].strip() for line in lines if re.match(r"\s*(\$ )?helios ", line)]
 
 
-def the_command(words: list[str]) -> tuple[click.Command, list[str]]:
-    command: click.Command = typer.main.get_command(application)
+def the_command(words: list[str]) -> tuple[Any, list[str]]:
+    command: Any = typer.main.get_command(application)
     while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words[0]]  # type: ignore[attr-defined] # because only groups have any
+        command = command.commands[words[0]]
         words = words[1:]
     return command, words
 
