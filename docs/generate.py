@@ -46,7 +46,7 @@ def _option(parameter: Any) -> str | None:
     if parameter.name in {"help", "install_completion", "show_completion"}:
         return None
     argument = getattr(parameter, "param_type_name", "") == "argument"
-    spelled = parameter.human_readable_name.upper() if argument else ", ".join(parameter.opts)
+    spelled = str(parameter.name).upper() if argument else ", ".join(parameter.opts)
     default = parameter.default if parameter.default not in (None, False) and not callable(parameter.default) else ""
     meaning = (getattr(parameter, "help", None) or "").replace("|", "\\|")
     return f"| `{spelled}` | {meaning} | {getattr(default, 'value', default)} |"

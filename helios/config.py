@@ -6,12 +6,12 @@ options win over all of them, in the command that takes them.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
 import platformdirs
@@ -163,10 +163,11 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
 
 
 def without_password(value: Any) -> Any:
-    """Return ``value``, with the password masked if it is a URL that carries one."""
-    if isinstance(value, str) and "://" in value and (password := urlsplit(value).password):
-        return value.replace(f":{password}@", ":***@", 1)
-    return value
+    """Return ``value``, with any password masked if it is a URL: ``user:***@host``, ``?password=***``."""
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    masked = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", value, count=1)
+    return re.sub(r"([?&][^=&]*password[^=&]*=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
 
 
 def zone(name: str) -> ZoneInfo:

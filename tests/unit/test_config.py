@@ -76,3 +76,16 @@ def test_a_password_is_never_shown(tmp_path: Path) -> None:
 
 def test_a_url_without_a_password_is_shown_as_it_is() -> None:
     assert without_password("postgresql://ann@db/helios") == "postgresql://ann@db/helios"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:p@ss/word@db/helios", "postgresql://ann:***@db/helios"),
+        ("postgresql://db/helios?user=ann&password=secret", "postgresql://db/helios?user=ann&password=***"),
+        ("postgresql://db/helios?sslpassword=secret&x=1", "postgresql://db/helios?sslpassword=***&x=1"),
+        ("sqlite:////srv/helios.db", "sqlite:////srv/helios.db"),
+    ],
+)
+def test_a_password_is_masked_wherever_a_url_carries_it(url: str, shown: str) -> None:
+    assert without_password(url) == shown

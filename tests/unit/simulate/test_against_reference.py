@@ -12,7 +12,7 @@ from helios.simulate.policies import shortest_job_first
 from .reference import reference_replay
 
 ALL_ORDERS = {**ORDERS, "qssf": shortest_service_first}
-thorough = settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
