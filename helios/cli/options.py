@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,9 @@ Timezone = Annotated[
 ]
 
 
+UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
+
+
 def configuration() -> Configuration:
     """Return the settings in force where the command was typed."""
     return load_configuration(environment=os.environ, folder=Path.cwd())
@@ -52,12 +56,9 @@ def moment(text: str | None, *, timezone: str) -> datetime | None:
     """
     if text is None:
         return None
-    try:
-        read = pd.Timestamp(text)
-    except ValueError as reason:
-        raise Misuse(
-            f"{text!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00"
-        ) from reason
+    read = pd.to_datetime(text, errors="coerce") if text.strip() else pd.NaT
+    if pd.isna(read):
+        raise Misuse(f"{text!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
     zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
     moment_utc: datetime = zoned.to_pydatetime().astimezone(UTC)
     return moment_utc
@@ -69,17 +70,14 @@ def duration(text: str | None) -> timedelta:
     Raises
     ------
     Misuse
-        It is not a length of time, or a negative one.
+        It is not a length of time.
     """
     if text is None:
         return timedelta(0)
-    try:
-        length: timedelta = pd.Timedelta(text).to_pytimedelta()
-    except ValueError as reason:
-        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min") from reason
-    if length < timedelta(0):
-        raise Misuse(f"{text!r} is negative.")
-    return length
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text)
+    if parts is None:
+        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
+    return float(parts[1]) * UNITS[parts[2]]
 
 
 def history_from(
