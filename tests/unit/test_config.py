@@ -89,3 +89,11 @@ def test_a_url_without_a_password_is_shown_as_it_is() -> None:
 )
 def test_a_password_is_masked_wherever_a_url_carries_it(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+def test_the_example_file_holds_every_setting_at_its_default(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "deploy" / "helios.toml"
+    configuration = load_configuration(environment={"HELIOS_CONFIG": str(example)}, folder=tmp_path)
+    assert configuration.settings == configured(tmp_path).settings
+    commented = example.read_text()
+    assert all(f"{setting.key.split('.')[1]} = " in commented for setting in configuration.listing())

@@ -1,0 +1,88 @@
+"""A million jobs from file to replay: seconds of each step, and the peak memory of the whole process.
+
+    python benchmarks/million.py [JOBS]
+
+The jobs are synthetic months of the Saturn profile, written and read back as a trace file, as a site would.
+The naive control is a plain read of that file into pandas: what it costs merely to hold the jobs.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+
+from helios.app.history import ingest, recall
+from helios.app.plans import Plan, Policy, RunTimes
+from helios.app.whatif import Question, whatif
+from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
+from helios.model import JOBS
+from helios.predict import train
+from helios.simulate import Backfill
+
+START = datetime(2020, 1, 1, tzinfo=UTC)
+JOBS_A_DAY = 698_896 / 183
+Answer = TypeVar("Answer")
+
+
+def peak_mib() -> float:
+    """Return the peak resident memory of this process so far, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def timed(step: str, work: Callable[[], Answer]) -> Answer:
+    """Do ``work`` and print how long it took and how high memory has risen."""
+    began = time.perf_counter()
+    answer = work()
+    print(f"{step:<52} {time.perf_counter() - began:8.1f} s   peak so far {peak_mib():7,.0f} MiB", flush=True)
+    return answer
+
+
+def write_trace(path: Path, n_jobs: int) -> None:
+    """Write ``n_jobs`` synthetic jobs, made in a process of their own so that their memory is not counted."""
+    import multiprocessing  # noqa: PLC0415 - only the parent needs it
+
+    child = multiprocessing.get_context("spawn").Process(target=_write, args=(path, n_jobs))
+    child.start()
+    child.join()
+
+
+def _write(path: Path, n_jobs: int) -> None:
+    days = int(n_jobs / JOBS_A_DAY) + 2
+    write_helios_csv(JOBS.conform(synthetic_trace(profile="saturn", start=START, days=days).head(n_jobs)), path)
+
+
+def main() -> None:
+    """Run every step once."""
+    n_jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    with tempfile.TemporaryDirectory() as folder:
+        trace, url = Path(folder) / "saturn.csv", f"sqlite:///{folder}/helios.db"
+        timed(f"(made {n_jobs:,} jobs, {trace.name})", lambda: write_trace(trace, n_jobs))
+        control = timed("control: pandas.read_csv of the file", lambda: len(pd.read_csv(trace)))
+        report = timed(
+            "load into SQLite", lambda: ingest(trace, url=url, timezone="UTC", timezone_given=True, cluster="saturn")
+        )
+        assert report.jobs_new == control
+        history = timed("read all columns back", lambda: recall(url=url, cluster="saturn"))
+        timed("train (features of all, the last 300,000 to learn)", lambda: train(history.jobs, cluster="saturn"))
+        for backfill in (Backfill.NONE, Backfill.EASY):
+            plan = Plan(
+                policy=Policy.QSSF,
+                backfill=backfill,
+                run_times=RunTimes.TRUE,
+                estimates=RunTimes.LIMIT if backfill is Backfill.EASY else None,
+            )
+            question = Question(plans=[plan], nodes=synthetic_nodes("saturn"), gpus_per_node=8)
+            timed(f"replay QSSF, backfill {backfill}", lambda question=question: whatif(history, question))
+    print(f"peak {peak_mib():,.0f} MiB for {n_jobs:,} jobs")
+
+
+if __name__ == "__main__":
+    main()
