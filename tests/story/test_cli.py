@@ -1,0 +1,100 @@
+"""The small commands a person leans on: help, settings, schema, what is loaded and learned."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from helios.ingest import synthetic_trace, write_helios_csv
+from tests.story.shell import Helios, shell
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+    """A site with four days of history loaded and a model trained."""
+    folder = tmp_path_factory.mktemp("site")
+    write_helios_csv(synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=4), folder / "venus.csv.gz")
+    helios = shell(folder)
+    helios("trace", "load", "venus.csv.gz", "--timezone", "Asia/Shanghai")
+    helios("model", "train", "--until", "2020-09-04")
+    return helios
+
+
+def test_help_names_every_noun(helios: Helios) -> None:
+    text = helios("--help").out
+    assert all(noun in text for noun in ("try", "trace", "model", "whatif", "db", "config"))
+
+
+@pytest.mark.parametrize(
+    "command", [("trace", "load"), ("whatif",), ("model", "evaluate"), ("db", "upgrade"), ("try",)]
+)
+def test_help_shows_an_example(helios: Helios, command: tuple[str, ...]) -> None:
+    assert "Example: " in helios(*command, "--help").out
+
+
+def test_settings_say_where_they_come_from(helios: Helios) -> None:
+    origins = {setting["key"]: setting["origin"] for setting in helios("config", "show", "--json").json}
+    assert origins["database.url"] == "environment HELIOS_DATABASE_URL"
+    assert origins["model.seed"] == "default"
+
+
+def test_a_wrong_setting_is_misuse_and_named(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "helios.toml").write_text("[model]\nsead = 1\n")
+    assert "model.sead" in helios("config", "show", code=2).err
+
+
+def test_a_new_database_is_brought_to_the_schema_and_says_so(helios: Helios) -> None:
+    assert "no schema yet" in helios("db", "status").out
+    assert helios("db", "upgrade", "--json").json["applied"]
+    assert helios("db", "upgrade", "--json").json["applied"] == []
+    assert "up to date" in helios("db", "status").out
+
+
+def test_what_is_loaded_is_listed(site: Helios) -> None:
+    (cluster,) = site("trace", "list", "--json").json
+    assert cluster["name"] == "venus"
+    assert cluster["timezone"] == "Asia/Shanghai"
+
+
+def test_a_model_that_was_trained_is_listed_and_ends_where_it_was_told(site: Helios) -> None:
+    (model,) = site("model", "list", "--json").json
+    assert model["jobs"] > 1000
+    assert "2020-09-03 16:00" in str(model["trained_until"])
+
+
+def test_the_day_is_described_on_the_cluster_s_own_clock(site: Helios) -> None:
+    assert site("trace", "describe", "--json").json["timezone"] == "Asia/Shanghai"
+
+
+def test_a_report_can_be_written_for_a_history(site: Helios, tmp_path: Path) -> None:
+    site("trace", "describe", "--report", tmp_path / "history.html")
+    assert "<svg" in (tmp_path / "history.html").read_text()
+
+
+def test_a_report_that_cannot_be_written_is_an_error(site: Helios, tmp_path: Path) -> None:
+    assert "nowhere" in site("trace", "describe", "--report", tmp_path / "nowhere" / "history.html", code=2).err
+
+
+def test_a_warm_up_is_replayed_but_not_counted(site: Helios) -> None:
+    def whatif(*options: str) -> dict[str, float]:
+        # A small cluster, so that the day before leaves a queue behind.
+        answer = site(
+            *("whatif", "--nodes", "40", "--oversized", "skip", "--from", "2020-09-03", "--policy", "fifo"),
+            *("--backfill", "easy", "--json", *options),
+        )
+        run: dict[str, float] = answer.json["runs"][0]
+        return run
+
+    cold, warm = whatif(), whatif("--warm-up", "1d")
+    assert cold["jobs"] == warm["jobs"]
+    assert warm["mean_wait_s"] > cold["mean_wait_s"]
+
+
+def test_a_database_of_a_later_schema_is_left_alone(site: Helios, tmp_path: Path) -> None:
+    import sqlite3  # noqa: PLC0415 - only this story looks into the file
+
+    helios = shell(tmp_path)
+    helios("db", "upgrade")
+    with sqlite3.connect(tmp_path / "helios.db") as database:
+        database.execute("update alembic_version set version_num = '9999'")
+    assert "9999" in helios("trace", "list", code=1).err
