@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 SIZE_CLASSES = ("1", "2-8", ">8")
 SLOWDOWN_FLOOR_S = 10
 """Run time below which slowdown is not let grow without bound (Feitelson and Rudolph, JSSPP 1998)."""
+DAY_S = 86_400
+FEWEST_DAYS = 5
+"""Days below which their spread says too little to be told."""
 
 Seconds = NDArray[np.int64]
 
@@ -116,19 +119,57 @@ def utilization(
     return busy_gpu_s / (total_gpus * span_s) if span_s > 0 else 0.0
 
 
-def level_over_time(
-    *, begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64] | None = None, at_s: Seconds
-) -> NDArray[np.int64]:
-    """Return how much is between its begin and its end at each moment of ``at_s``; O(n log n).
+def standard_error_of_mean(values: NDArray[np.float64], *, submitted_s: Seconds) -> float | None:
+    """Return how far the mean of one value a job may be off by chance, days taken as independent, jobs not.
+
+    Jobs of one day wait behind the same jobs, so that the number of jobs says nothing of the number of observations.
+    Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference, J. Human Resources 50(2), 2015.
+
+    Returns
+    -------
+    float or None
+        In the unit of ``values``; None where the jobs span fewer than ``FEWEST_DAYS`` days.
+    """
+    _, day = np.unique(submitted_s // DAY_S, return_inverse=True)
+    n_days = int(day.max()) + 1
+    if n_days < FEWEST_DAYS:
+        return None
+    off = np.bincount(day, weights=values - values.mean())
+    return float(np.sqrt(n_days / (n_days - 1) * np.sum(off**2)) / len(values))
+
+
+def mean_level_over_time(
+    *, begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64] | None = None, edges_s: Seconds
+) -> NDArray[np.float64]:
+    """Return how much is between its begin and its end, on average within each step of time; exact, O(n log n).
 
     With begin = submission and end = start it is the queue's length; with begin = start, end = end and weight =
-    GPUs it is the busy GPUs of jobs that are never preempted. A thing counts from its begin up to before its end.
+    GPUs it is the busy GPUs of jobs that are never preempted.
+
+    Parameters
+    ----------
+    weight : array of shape (n_jobs,), optional
+        How much each job counts; 1 where not given.
+    edges_s : array of shape (n_steps + 1,)
+        Moments between which the means are taken, s since the epoch, strictly ascending.
+
+    Returns
+    -------
+    array of shape (n_steps,)
     """
     weight = np.ones(len(begins_s), dtype=np.int64) if weight is None else weight.astype(np.int64)
-    return _total_until(begins_s, weight, at_s) - _total_until(ends_s, weight, at_s)
+    area = _area_until(begins_s, weight, edges_s) - _area_until(ends_s, weight, edges_s)
+    return np.diff(area).astype(np.float64) / np.diff(edges_s)
 
 
-def _total_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) -> NDArray[np.int64]:
+def _area_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) -> NDArray[np.int64]:
+    """Return the integral of a sum of steps, each of ``weight`` from its moment on, up to each of ``at_s``."""
     order = np.argsort(moments_s, kind="stable")
-    total = np.concatenate([[0], np.cumsum(weight[order])])
-    return total[np.searchsorted(moments_s[order], at_s, side="right")].astype(np.int64)
+    moments_s, weight = moments_s[order], weight[order]
+    # Integers are exact, and seconds since the first edge rather than since 1970 keep them far below 2**63.
+    since_s = moments_s - at_s[0]
+    height = np.concatenate([[0], np.cumsum(weight)])
+    missed = np.concatenate([[0], np.cumsum(weight * since_s)])
+    begun = np.searchsorted(moments_s, at_s, side="right")
+    area: NDArray[np.int64] = (at_s - at_s[0]) * height[begun] - missed[begun]
+    return area

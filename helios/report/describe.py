@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics import level_over_time
+from helios.metrics import mean_level_over_time
 from helios.model import JOBS, JobState
 
 QUANTILES = {"p10": 0.10, "p25": 0.25, "p50": 0.50, "p75": 0.75, "p90": 0.90, "p99": 0.99, "max": 1.0}
@@ -17,6 +17,7 @@ SIZES = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
 SIZE_EDGES = (0, 1, 2, 4, 8, 16, 32, 64)
 STATES = ("completed", "cancelled", "failed", "timeout", "other", "unknown")
 BUSIEST = 10
+STEP_S = 900
 MAY_BE_MISSING = ("user", "partition", "state", "started_at", "ended_at", "run_time_s", "time_limit_s", "name")
 _STATE_OF = {
     JobState.COMPLETED: "completed",
@@ -38,9 +39,11 @@ class Description:
     resource_hours : float
         Sum of size x run time, h.
     run_time_s, wait_s : dict of float
-        Mean and quantiles over jobs where known; ``wait_s`` is empty where no start is.
+        Mean and quantiles (linear interpolation) over jobs where known; ``wait_s`` is start - eligible, or submission
+        where eligible is unknown, and is empty where no start is.
     sizes : list of dict
-        For each size class with jobs: jobs, share of jobs, share of hours, and the share of each state in it.
+        For each size class with jobs: jobs, share of jobs, share of hours, the share of each state in it, and the mean
+        wait, s, None where unknown.
     busiest_users : list of dict
         Up to ten, by hours.
     day_shape, week_shape : list of float
@@ -49,6 +52,8 @@ class Description:
         Mean of the resource in use in each local hour; empty where no start is known.
     missing : dict of int
         Jobs that lack each of the columns that may be missing.
+    run_time_cdf : list of pairs
+        101 points (run time, s; share of jobs at or below it); empty where none is known.
     """
 
     cluster: str
@@ -100,6 +105,7 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
     local = jobs["submitted_at"].dt.tz_convert(timezone).dt
     first, last = jobs["submitted_at"].min(), jobs["submitted_at"].max()
     run_time_s = jobs["run_time_s"].dropna().to_numpy(dtype=np.float64)
+    wait_s, states = _waits(jobs), _states(jobs["state"])
     return Description(
         cluster=cluster,
         timezone=timezone,
@@ -113,9 +119,9 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
         last_submitted_at=last.isoformat(),
         days=(last - first).total_seconds() / 86_400,
         run_time_s=_quantiles(run_time_s),
-        wait_s=_quantiles((jobs["started_at"] - jobs["submitted_at"]).dt.total_seconds().dropna().to_numpy()),
-        sizes=_by_size(size, hours, _states(jobs["state"])),
-        states=_shares(_states(jobs["state"])),
+        wait_s=_quantiles(wait_s[~np.isnan(wait_s)]),
+        sizes=_by_size(size, hours, states, wait_s),
+        states=_shares(states),
         busiest_users=_busiest(jobs["user"], hours),
         day_shape=_shape(local.hour.to_numpy(), 24),
         week_shape=_shape(local.day_of_week.to_numpy(), 7),
@@ -123,6 +129,12 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
         missing={name: int(jobs[name].isna().sum()) for name in MAY_BE_MISSING},
         run_time_cdf=_distribution(run_time_s),
     )
+
+
+def _waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
+    """Return each job's recorded wait, s; NaN where its start is unknown."""
+    able = jobs["eligible_at"].fillna(jobs["submitted_at"])
+    return np.asarray((jobs["started_at"] - able).dt.total_seconds(), dtype=np.float64)
 
 
 def _quantiles(values: NDArray[np.floating[Any]]) -> dict[str, float]:
@@ -152,7 +164,9 @@ def _shares(states: NDArray[np.int64]) -> dict[str, float]:
     return {name: float(share) for name, share in zip(STATES, counts, strict=True) if share}
 
 
-def _by_size(size: NDArray[np.float64], hours: NDArray[np.float64], states: NDArray[np.int64]) -> list[dict[str, Any]]:
+def _by_size(
+    size: NDArray[np.float64], hours: NDArray[np.float64], states: NDArray[np.int64], wait_s: NDArray[np.float64]
+) -> list[dict[str, Any]]:
     classes = np.searchsorted(SIZE_EDGES, size, side="left")
     total_hours = max(float(hours.sum()), 1e-9)
     rows = []
@@ -166,9 +180,15 @@ def _by_size(size: NDArray[np.float64], hours: NDArray[np.float64], states: NDAr
                     "share_of_jobs": float(inside.mean()),
                     "share_of_hours": float(hours[inside].sum()) / total_hours,
                     "states": _shares(states[inside]),
+                    "mean_wait_s": _mean_of_known(wait_s[inside]),
                 }
             )
     return rows
+
+
+def _mean_of_known(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def _busiest(users: pd.Series, hours: NDArray[np.float64]) -> list[dict[str, Any]]:
@@ -193,8 +213,9 @@ def _busy_by_hour(jobs: pd.DataFrame, size: NDArray[np.float64], timezone: str) 
     start, end = (
         jobs[name][known].to_numpy(dtype="datetime64[s]").astype(np.int64) for name in ("started_at", "ended_at")
     )
-    moments = np.arange(start.min(), end.max() + 1, 900, dtype=np.int64)
-    busy = level_over_time(begins_s=start, ends_s=end, weight=size[known].astype(np.int64), at_s=moments)
-    hours = pd.to_datetime(moments, unit="s", utc=True).tz_convert(timezone).hour.to_numpy()
+    # Quarters of an hour, so that zones half an hour apart fall on whole steps.
+    edges = np.arange(start.min() // STEP_S * STEP_S, end.max() + STEP_S + 1, STEP_S, dtype=np.int64)
+    busy = mean_level_over_time(begins_s=start, ends_s=end, weight=size[known].astype(np.int64), edges_s=edges)
+    hours = pd.to_datetime(edges[:-1], unit="s", utc=True).tz_convert(timezone).hour.to_numpy()
     per_hour = np.bincount(hours, weights=busy, minlength=24) / np.maximum(1, np.bincount(hours, minlength=24))
     return per_hour.tolist()  # type: ignore[no-any-return]  # because numpy does not type tolist

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from helios.metrics import SIZE_CLASSES
 from helios.report.describe import Description
+from helios.report.verdict import verdict
 from helios.report.whatif import Run, WhatIf
 from helios.report.words import bar, change, duration, percent, sparkline
 
@@ -27,35 +28,57 @@ CONTROL_NAMES = {
 
 
 def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
-    """Compare the replays: what a site has today first, then what it could have, then the oracles.
+    """Compare the replays: what a site has today, what it could have, the oracles; below them the verdict.
 
     Parameters
     ----------
     width : int
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
     """
-    baseline = result.baseline
-    feasible = [run for run in result.runs if not run.is_oracle and run is not baseline]
-    oracles = [run for run in result.runs if run.is_oracle and run is not baseline]
-    table = _table("Replayed", "Mean wait", "vs 1st", "p99", "Longest", f"1 {result.unit}", "2-8", ">8", right_from=1)
+    baseline, feasible, oracles = result.baseline, result.feasible, result.oracles
+    against = "vs today" if baseline.is_today else "vs 1st"
+    table = _table("Replayed", "Mean wait", against, "p99", "Longest", f"1 {result.unit}", "2-8", ">8", right_from=1)
     if width >= WIDE:
         for name in ("Median", "JCT", "Slowdown", "Used", "Queued"):
             table.add_column(name, justify="right")
-    best = _best([baseline, *feasible])
+    best = best_figures([baseline, *feasible])
     for run in (baseline, *feasible):
         table.add_row(*_cells(run, baseline, best, width))
     if oracles:
         table.add_section()
-        table.add_row("[dim]With true run times: bounds, not proposals[/]")
+        table.add_row("[dim]True run times (bounds):[/]")
         for run in oracles:
             table.add_row(*_cells(run, baseline, {}, width), style="dim")
     first, last = result.window
     caption = (
         f"{escape(result.cluster)}: {baseline.summary.jobs:,} jobs from {first:%Y-%m-%d} to {last:%Y-%m-%d} (UTC) "
-        f"on {sum(result.partitions.values()):,} nodes of {result.gpus_per_node} {result.unit}s. "
+        f"on {result.size}. "
         "Wait by size: mean. Best of those that can be had: bold."
     )
-    return Group(caption, "", table)
+    return Group(caption, "", table, "", *(escape(sentence) for sentence in verdict(result)))
+
+
+def best_figures(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the smallest of each wait that a table shows, where the replays differ in it."""
+    figures: dict[str, list[float | None]] = {
+        "mean": [run.summary.mean_wait_s for run in runs],
+        "p99": [run.summary.p99_wait_s for run in runs],
+        "longest": [run.summary.max_wait_s for run in runs],
+        **{name: [run.summary.mean_wait_s_by_size[name] for run in runs] for name in SIZE_CLASSES},
+    }
+    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
+    return {name: min(values) for name, values in known.items() if values and min(values) < max(values)}
+
+
+def named_missing(description: Description) -> str:
+    """Name the columns that jobs lack and how many jobs lack them; nothing where none does."""
+    words = {name: name.removesuffix("_at").removesuffix("_s").replace("_", " ") for name in description.missing}
+    words |= {"started_at": "start", "ended_at": "end"}
+    return ", ".join(
+        f"{words[name]} {percent(rows / description.jobs) if rows >= 0.005 * description.jobs else f'{rows:,} jobs'}"
+        for name, rows in description.missing.items()
+        if rows
+    )
 
 
 def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
@@ -78,18 +101,12 @@ def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
 
 
 def description_tables(description: Description) -> list[RenderableType]:
-    """Show what a history holds: figures, sizes with states, busiest users, day and week."""
+    """Show what a history holds: figures, sizes with states and mean waits, busiest users, day and week."""
     unit = description.unit
     parts: list[RenderableType] = [_overview(description, unit), "", _sizes(description, unit)]
     if description.busiest_users:
         parts += ["", _busiest(description, unit)]
-    parts += [
-        "",
-        f"Submissions by hour, 0 to 23 ({description.timezone})   {sparkline(description.day_shape)}",
-        f"Submissions by weekday, Monday first{' ' * max(1, len(description.timezone) - 3)}   "
-        f"{sparkline(description.week_shape)}",
-    ]
-    return parts
+    return [*parts, "", _shapes(description)]
 
 
 def load_table(answer: Mapping[str, Any]) -> RenderableType:
@@ -133,7 +150,7 @@ def _table(*names: str, right_from: int | None = None) -> Table:
 def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> list[str]:
     summary = run.summary
     by_size = summary.mean_wait_s_by_size
-    label = f"{run.label} (today)" if run is baseline and run.backfill == "easy" else run.label
+    label = f"{run.label} (today)" if run is baseline and run.is_today else run.label
     cells = [
         label,
         _marked("mean", summary.mean_wait_s, best),
@@ -151,17 +168,6 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
             f"{summary.queued_jobs:,}",
         ]
     return cells
-
-
-def _best(runs: list[Run]) -> dict[str, float]:
-    figures: dict[str, list[float | None]] = {
-        "mean": [run.summary.mean_wait_s for run in runs],
-        "p99": [run.summary.p99_wait_s for run in runs],
-        "longest": [run.summary.max_wait_s for run in runs],
-        **{name: [run.summary.mean_wait_s_by_size[name] for run in runs] for name in SIZE_CLASSES},
-    }
-    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
-    return {name: min(values) for name, values in known.items() if values and min(values) < max(values)}
 
 
 def _marked(name: str, value: float | None, best: Mapping[str, float]) -> str:
@@ -200,10 +206,10 @@ def _overview(description: Description, unit: str) -> RenderableType:
     table.add_row(f"{unit} hours", f"{description.resource_hours:,.0f}")
     table.add_row("Run time", _spread(known) if known else "unknown")
     table.add_row("Wait", _spread(description.wait_s) if description.wait_s else "unknown (no start is recorded)")
-    missing = {name: rows for name, rows in description.missing.items() if rows}
-    if missing:
-        share = (f"{name} {percent(rows / description.jobs)}" for name, rows in missing.items())
-        table.add_row("Unknown in", ", ".join(share))
+    if missing := named_missing(description):
+        table.add_row("Unknown", missing)
+    if description.resource == "cpus":
+        table.add_row("Resource", "CPUs: no job asks for a GPU")
     return table
 
 
@@ -213,19 +219,30 @@ def _spread(quantiles: Mapping[str, float]) -> str:
 
 
 def _sizes(description: Description, unit: str) -> RenderableType:
-    table = _table(f"{unit}s", "Jobs", "", f"{unit} hours", "Done", "Cancelled", "Failed", "Other", right_from=1)
+    names = ("Done", "Cancelled", "Failed", "Timeout", "Other")
+    table = _table(f"{unit}s", "Jobs", "", f"{unit} hours", *names, "Wait", right_from=1)
     table.columns[2].justify = "left"
     for row in description.sizes:
         states = row["states"]
-        rest = states.get("timeout", 0) + states.get("other", 0) + states.get("unknown", 0)
         table.add_row(
             row["size"],
             f"{row['jobs']:,}",
-            bar(row["share_of_jobs"], width=12),
+            bar(row["share_of_jobs"], width=6),
             percent(row["share_of_hours"]),
-            *(percent(states.get(name, 0)) for name in ("completed", "cancelled", "failed")),
-            percent(rest),
+            *(percent(states.get(name, 0)) for name in ("completed", "cancelled", "failed", "timeout")),
+            percent(states.get("other", 0) + states.get("unknown", 0)),
+            duration(row["mean_wait_s"]),
         )
+    return table
+
+
+def _shapes(description: Description) -> RenderableType:
+    """Draw day and week as lines, each step as high as its share of the highest."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row(f"Submissions by hour, 0 to 23 ({description.timezone})", sparkline(description.day_shape))
+    if description.busy_by_hour:
+        table.add_row(f"{description.unit}s in use by hour, mean", sparkline(description.busy_by_hour))
+    table.add_row("Submissions by weekday, Monday first", sparkline(description.week_shape))
     return table
 
 

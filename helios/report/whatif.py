@@ -47,7 +47,7 @@ class Run:
     def label(self) -> str:
         """Say in a few words what was replayed: ``QSSF predicted + EASY (limit)``."""
         believed = f" {self.run_times}" if self.run_times else ""
-        return f"{POLICY_NAMES[self.policy]}{believed}{self.backfill_label}"
+        return f"{POLICY_NAMES.get(self.policy, self.policy)}{believed}{self.backfill_label}"
 
     @property
     def backfill_label(self) -> str:
@@ -55,6 +55,11 @@ class Run:
         if self.backfill == "easy":
             return f" + EASY ({self.estimates})"
         return " + skip" if self.backfill == "skip" else ""
+
+    @property
+    def is_today(self) -> bool:
+        """Whether it is what a Slurm site has today: FIFO with EASY backfill by time limits."""
+        return (self.policy, self.backfill, self.estimates) == ("fifo", "easy", "limit")
 
     @property
     def is_oracle(self) -> bool:
@@ -98,14 +103,34 @@ class WhatIf:
 
     @property
     def baseline(self) -> Run:
-        """What a Slurm site has today, FIFO with EASY backfill by time limits; else the first run."""
-        today = [run for run in self.runs if (run.policy, run.backfill, run.estimates) == ("fifo", "easy", "limit")]
-        return (today or list(self.runs))[0]
+        """What a Slurm site has today, where it was replayed; else the first run."""
+        return next((run for run in self.runs if run.is_today), self.runs[0])
+
+    @property
+    def feasible(self) -> list[Run]:
+        """The other replays of what can be had, in the order asked for."""
+        return [run for run in self.runs if run is not self.baseline and not run.is_oracle]
+
+    @property
+    def oracles(self) -> list[Run]:
+        """The other replays, which know the true run times: bounds, not proposals."""
+        return [run for run in self.runs if run is not self.baseline and run.is_oracle]
+
+    @property
+    def reference(self) -> str:
+        """How a sentence names the baseline: ``today``, or the first replay's label."""
+        return "today" if self.baseline.is_today else self.baseline.label
 
     @property
     def unit(self) -> str:
         """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
         return self.resource.removesuffix("s").upper()
+
+    @property
+    def size(self) -> str:
+        """Say how large the cluster is: ``133 nodes of 8 GPUs``."""
+        nodes, of = sum(self.partitions.values()), self.gpus_per_node
+        return f"{nodes:,} node{'' if nodes == 1 else 's'} of {of:,} {self.unit}{'' if of == 1 else 's'}"
 
     @property
     def total_gpus(self) -> int:

@@ -23,14 +23,17 @@ def duration(seconds: float | None) -> str:
 
 
 def spoken_duration(seconds: float) -> str:
-    """Write a length of time as in a sentence: ``42 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``."""
+    """Write a length of time as in a sentence: ``42 s``, ``1 min 29 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``."""
     whole = round(seconds)
     if whole < MINUTE_S:
         return f"{whole} s"
-    if whole < HOUR_S:
-        return f"{round(whole / MINUTE_S)} min"
+    if whole < 10 * MINUTE_S:
+        minutes, left_s = divmod(whole, MINUTE_S)
+        return f"{minutes} min {left_s} s" if left_s else f"{minutes} min"
     if whole < 2 * DAY_S:
         hours, minutes = divmod(round(whole / MINUTE_S), 60)
+        if not hours:
+            return f"{minutes} min"
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(round(whole / HOUR_S), 24)
     return f"{days} days {hours} h" if hours else f"{days} days"

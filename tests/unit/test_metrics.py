@@ -1,13 +1,21 @@
 """Each figure against the plainest way to compute it."""
 
 import statistics
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.metrics import SIZE_CLASSES, QueueSummary, bounded_slowdown, level_over_time, summarize_queue
+from helios.metrics import (
+    SIZE_CLASSES,
+    QueueSummary,
+    bounded_slowdown,
+    mean_level_over_time,
+    standard_error_of_mean,
+    summarize_queue,
+)
 
 JOB = st.tuples(st.integers(0, 500), st.integers(0, 300), st.integers(0, 200), st.integers(1, 40))
 JOBS = st.lists(JOB, min_size=1, max_size=40)
@@ -61,11 +69,35 @@ def test_the_slowdown_of_a_very_short_job_is_bounded() -> None:
     assert bounded_slowdown(wait_s=np.array([90]), run_time_s=np.array([1])).tolist() == [9.1]
 
 
-@given(JOBS, st.lists(st.integers(-10, 1100), min_size=1, max_size=20))
-def test_a_level_counts_what_has_begun_and_not_ended(jobs: list[tuple[int, int, int, int]], moments: list[int]) -> None:
+@given(JOBS, st.lists(st.integers(-10, 1100), min_size=2, max_size=8, unique=True))
+def test_a_mean_level_is_the_mean_over_every_second(jobs: list[tuple[int, int, int, int]], moments: list[int]) -> None:
     begins = np.array([job[0] for job in jobs])
     ends = begins + np.array([job[2] for job in jobs])
     weight = np.array([job[3] for job in jobs])
-    level = level_over_time(begins_s=begins, ends_s=ends, weight=weight, at_s=np.array(moments))
-    by_hand = [sum(w for b, e, w in zip(begins, ends, weight, strict=True) if b <= moment < e) for moment in moments]
-    assert level.tolist() == by_hand
+    edges = sorted(moments)
+    means = mean_level_over_time(begins_s=begins, ends_s=ends, weight=weight, edges_s=np.array(edges))
+    spans = list(zip(begins, ends, weight, strict=True))
+    by_hand = [
+        statistics.fmean(sum(int(w) for b, e, w in spans if b <= second < e) for second in range(first, last))
+        for first, last in pairwise(edges)
+    ]
+    assert means.tolist() == pytest.approx(by_hand)
+
+
+def test_without_weights_each_job_counts_once() -> None:
+    begins, ends = np.array([0, 0]), np.array([10, 5])
+    assert mean_level_over_time(begins_s=begins, ends_s=ends, edges_s=np.array([0, 10])).tolist() == [1.5]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(-50, 50)), min_size=1, max_size=60))
+def test_a_standard_error_is_that_of_the_sums_of_days(jobs: list[tuple[int, int]]) -> None:
+    submitted = np.array([day * 86_400 + place for place, (day, _) in enumerate(jobs)], dtype=np.int64)
+    error = standard_error_of_mean(np.array([value for _, value in jobs], dtype=np.float64), submitted_s=submitted)
+    days = {day for day, _ in jobs}
+    if len(days) < 5:
+        assert error is None
+        return
+    mean = statistics.fmean(value for _, value in jobs)
+    off = [sum(value - mean for of, value in jobs if of == day) for day in days]
+    variance = len(days) / (len(days) - 1) * sum(total**2 for total in off)
+    assert error == pytest.approx(variance**0.5 / len(jobs))

@@ -9,10 +9,12 @@ from helios.metrics import summarize_queue
 from helios.report.whatif import Run, WhatIf
 
 
-def a_run(waits: list[int], *, gpus: list[int] | None = None, run_time_s: int = 600, **overrides: Any) -> Run:
-    """A replay of jobs, one a minute, that waited ``waits`` seconds."""
+def a_run(
+    waits: list[int], *, gpus: list[int] | None = None, run_time_s: int = 600, every_s: int = 60, **overrides: Any
+) -> Run:
+    """A replay of jobs, one each ``every_s`` seconds, that waited ``waits`` seconds."""
     n = len(waits)
-    submitted = 1_600_000_000 + 60 * np.arange(n, dtype=np.int64)
+    submitted = 1_600_000_000 + every_s * np.arange(n, dtype=np.int64)
     wait = np.array(waits, dtype=np.int64)
     size = np.array(gpus or [1] * n, dtype=np.int32)
     ran = np.full(n, run_time_s, dtype=np.int64)
@@ -35,8 +37,12 @@ def qssf(waits: list[int], **overrides: Any) -> Run:
     return a_run(waits, **{"policy": "qssf", "run_times": "predicted", **overrides})
 
 
-def fewest_gpus(waits: list[int]) -> Run:
-    return a_run(waits, policy="fewest_gpus")
+def fewest_gpus(waits: list[int], **overrides: Any) -> Run:
+    return a_run(waits, **{"policy": "fewest_gpus", **overrides})
+
+
+def an_oracle(waits: list[int], **overrides: Any) -> Run:
+    return qssf(waits, **{"run_times": "true", "estimates": "true", **overrides})
 
 
 def a_what_if(*runs: Run, **overrides: Any) -> WhatIf:

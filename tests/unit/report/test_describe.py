@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -61,3 +63,28 @@ def test_a_job_that_runs_for_two_hours_keeps_those_hours_busy() -> None:
     start = pd.Timestamp("2020-01-01T03:00:00Z")
     description = described(a_job(submitted_at=start, started_at=start, run_time_s=7200, gpus=4))
     assert description.busy_by_hour[3:5] == [4, 4]
+
+
+def test_a_job_waits_from_when_it_could_have_started() -> None:
+    submitted = pd.Timestamp("2020-01-01T00:00:00Z")
+    able, started = submitted + pd.Timedelta(hours=2), submitted + pd.Timedelta(hours=3)
+    description = described(
+        a_job(submitted_at=submitted, eligible_at=able, started_at=started),
+        a_job(submitted_at=submitted, eligible_at=None, started_at=started),
+    )
+    assert (description.wait_s["p10"], description.wait_s["max"]) == (pytest.approx(3600 + 720), 3 * 3600)
+
+
+def test_each_size_has_its_own_mean_wait() -> None:
+    submitted = pd.Timestamp("2020-01-01T00:00:00Z")
+    later = submitted + pd.Timedelta(hours=1)
+    description = described(
+        a_job(gpus=1, submitted_at=submitted, started_at=submitted),
+        a_job(gpus=8, submitted_at=submitted, started_at=later),
+        a_job(gpus=16, submitted_at=submitted, started_at=None, ended_at=None),
+    )
+    assert [row["mean_wait_s"] for row in description.sizes] == [0, 3600, None]
+
+
+def test_a_description_can_be_written_as_json() -> None:
+    assert json.loads(json.dumps(described(a_job(), a_job(user=None)).to_json(), allow_nan=False))["jobs"] == 2

@@ -1,5 +1,5 @@
 from helios.report.verdict import verdict
-from tests.unit.report.replays import a_run, a_what_if, fewest_gpus, qssf
+from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
 HOUR = 3600
 
@@ -10,7 +10,8 @@ def said(*runs: object) -> str:
 
 def test_a_gain_is_told_with_both_waits_and_the_difference() -> None:
     text = said(a_run([2 * HOUR] * 10), qssf([HOUR] * 10))
-    assert "cut the mean wait from 2 h (FIFO + EASY (limit)) to 1 h (-50 %)" in text
+    assert "cut the mean wait from 2 h to 1 h (-50 %)" in text
+    assert "Compared: QSSF predicted + EASY (limit) with FIFO + EASY (limit), what a Slurm site has today." in text
 
 
 def test_a_loss_is_not_called_a_gain() -> None:
@@ -54,8 +55,83 @@ def test_prediction_that_beats_the_control_is_said_to() -> None:
 
 
 def test_the_share_of_the_oracle_s_gain_is_told() -> None:
-    oracle = qssf([0] * 10, run_times="true", estimates="true")
-    assert "realise 50 % of that gain" in said(a_run([2 * HOUR] * 10), qssf([HOUR] * 10), oracle)
+    assert "realise 50 % of that gain" in said(a_run([2 * HOUR] * 10), qssf([HOUR] * 10), an_oracle([0] * 10))
+
+
+def test_predictions_that_do_harm_realise_nothing() -> None:
+    text = said(a_run([2 * HOUR] * 10), qssf([3 * HOUR] * 10), an_oracle([0] * 10))
+    assert "realise none of that gain" in text
+
+
+def test_predictions_cannot_realise_more_than_all() -> None:
+    assert "would do no better: 1 h." in said(a_run([2 * HOUR] * 10), qssf([0] * 10), an_oracle([HOUR] * 10))
+
+
+def test_an_oracle_that_gains_nothing_is_told() -> None:
+    text = said(a_run([HOUR] * 10), qssf([HOUR] * 10), an_oracle([HOUR] * 10))
+    assert "Even with true run times this order would gain nothing" in text
+
+
+def test_every_size_that_pays_is_named() -> None:
+    gpus = [1, 4, 16]
+    text = said(a_run([60] * 3, gpus=gpus), qssf([HOUR, HOUR, 60], gpus=gpus))
+    assert "Middle-sized jobs pay: jobs of 2 to 8 GPUs" in text
+    assert "The smallest jobs pay: jobs of 1 GPU" in text
+    assert "jobs above 8" not in text
+
+
+def test_large_jobs_that_gain_are_named_where_nobody_pays() -> None:
+    assert "Large jobs gain too" in said(a_run([HOUR] * 2, gpus=[1, 16]), qssf([60] * 2, gpus=[1, 16]))
+
+
+def test_a_size_that_begins_to_wait_is_told_without_a_ratio() -> None:
+    text = said(a_run([0, HOUR], gpus=[16, 1]), qssf([HOUR, 0], gpus=[16, 1]))
+    assert "waited 1 h on average instead of 0 s." in text
+
+
+def test_a_gain_made_by_one_odd_day_may_be_chance() -> None:
+    today = a_run([HOUR] * 9 + [20 * HOUR], every_s=86_400)
+    assert "may be chance" in said(today, qssf([HOUR] * 10, every_s=86_400))
+
+
+def test_a_gain_made_on_every_day_is_not_called_chance() -> None:
+    assert "chance" not in said(a_run([2 * HOUR] * 10, every_s=86_400), qssf([HOUR] * 10, every_s=86_400))
+
+
+def test_a_lead_over_the_control_that_may_be_chance_is_not_claimed() -> None:
+    today, ours = a_run([9 * HOUR] * 10, every_s=86_400), qssf([HOUR] * 10, every_s=86_400)
+    text = said(today, ours, fewest_gpus([HOUR] * 9 + [8 * HOUR], every_s=86_400))
+    assert "Prediction may earn its keep" in text
+
+
+def test_a_control_worse_than_a_loss_earns_prediction_nothing() -> None:
+    text = said(a_run([HOUR] * 10), qssf([2 * HOUR] * 10), fewest_gpus([3 * HOUR] * 10))
+    assert "does worse still" in text
+    assert "its keep" not in text
+
+
+def test_waits_that_are_a_small_part_of_a_job_s_time_are_called_little_to_gain() -> None:
+    text = said(a_run([60] * 10, run_time_s=100 * HOUR), qssf([10] * 10, run_time_s=100 * HOUR))
+    assert "There is little to gain" in text
+
+
+def test_the_best_of_several_replays_is_said_to_be_picked() -> None:
+    text = said(a_run([2 * HOUR] * 10), qssf([HOUR] * 10), qssf([60] * 10, backfill="none", estimates="predicted"))
+    assert "QSSF predicted, the best of 2 such replays, with" in text
+
+
+def test_replays_without_qssf_are_compared_too() -> None:
+    text = said(a_run([2 * HOUR] * 10), fewest_gpus([HOUR] * 10))
+    assert text.startswith("Starting the jobs with the fewest GPUs first would have cut the mean wait from 2 h to 1 h")
+
+
+def test_a_first_replay_that_no_site_has_is_not_called_today_s() -> None:
+    assert "today" not in said(fewest_gpus([2 * HOUR] * 10), qssf([HOUR] * 10))
+
+
+def test_an_oracle_alone_is_called_what_it_is() -> None:
+    text = said(a_run([2 * HOUR] * 10), an_oracle([HOUR] * 10))
+    assert "QSSF true + EASY (true), which knows the true run times as nobody does, reaches 1 h" in text
 
 
 def test_without_qssf_the_baseline_alone_is_told() -> None:

@@ -21,7 +21,17 @@ def test_a_length_of_time_takes_two_units(seconds: float | None, text: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(42, "42 s"), (725, "12 min"), (11_100, "3 h 5 min"), (7200, "2 h"), (442_800, "5 days 3 h")]
+    ("seconds", "text"),
+    [
+        (42, "42 s"),
+        (89, "1 min 29 s"),
+        (120, "2 min"),
+        (725, "12 min"),
+        (3599, "1 h"),
+        (11_100, "3 h 5 min"),
+        (7200, "2 h"),
+        (442_800, "5 days 3 h"),
+    ],
 )
 def test_a_spoken_length_of_time_reads_as_in_a_sentence(seconds: float, text: str) -> None:
     assert spoken_duration(seconds) == text

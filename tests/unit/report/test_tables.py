@@ -1,0 +1,132 @@
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console, RenderableType
+
+from helios.report.describe import describe
+from helios.report.tables import (
+    description_tables,
+    evaluation_table,
+    load_table,
+    named_missing,
+    rejects_table,
+    whatif_table,
+)
+from tests.builders import a_job, jobs_frame, rejects_frame
+from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
+
+GPUS = [1, 4, 16] * 20
+LOADED = {
+    "cluster": "venus",
+    "rows_read": 10,
+    "jobs_new": 7,
+    "jobs_updated": 1,
+    "jobs_unchanged": 0,
+    "rejects": {"unknown state": 2},
+    "already_loaded": False,
+}
+
+
+def printed(*parts: RenderableType, width: int = 80) -> list[str]:
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return captured.get().splitlines()
+
+
+def row_of(name: str, lines: list[str]) -> str:
+    return next(line for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_comparison_fits_the_terminal_without_a_figure_broken(width: int) -> None:
+    result = a_what_if(a_run([100] * 60, gpus=GPUS), qssf([90_000] * 60, gpus=GPUS, estimates="predicted"))
+    lines = printed(whatif_table(result, width=width), width=width)
+    assert max(map(len, lines)) <= width
+    assert sum("1d01h" in line for line in lines) == 1
+
+
+def test_today_comes_first_and_the_oracles_last() -> None:
+    result = a_what_if(an_oracle([1]), fewest_gpus([2]), a_run([3]))
+    lines = printed(whatif_table(result, width=160), width=160)
+    places = [lines.index(row_of(name, lines)) for name in ("FIFO + EASY (limit) (today)", "Fewest", "QSSF true")]
+    assert places == sorted(places)
+
+
+def test_a_first_replay_that_no_site_has_is_not_marked_as_today_s() -> None:
+    table = "\n".join(printed(whatif_table(a_what_if(qssf([3]), fewest_gpus([2])), width=160), width=160))
+    assert "today" not in table
+
+
+def test_a_wide_terminal_shows_every_figure() -> None:
+    lines = printed(whatif_table(a_what_if(a_run([3600] * 3, gpus=[1, 2, 9])), width=160), width=160)
+    waits = ["1h00m"] * 7
+    assert row_of("FIFO", lines).split()[-12:-3] == [*waits, "1h10m", "7.0"]
+
+
+def test_the_verdict_stands_below_the_comparison() -> None:
+    lines = printed(whatif_table(a_what_if(a_run([7200] * 3), qssf([3600] * 3)), width=160), width=160)
+    assert any("cut the mean wait from 2 h to 1 h" in line for line in lines)
+
+
+def test_a_description_fits_eighty_columns() -> None:
+    jobs = [a_job(gpus=size, state=state) for size in (1, 8, 65) for state in ("TIMEOUT", "FAILED", None)]
+    lines = printed(*description_tables(describe(jobs_frame(*jobs), cluster="x", timezone="Asia/Shanghai")))
+    assert max(map(len, lines)) <= 80
+    assert row_of(">64", lines).split()[-1] == "5s"
+
+
+def test_a_trace_without_gpus_is_said_to_be_measured_in_cpus() -> None:
+    lines = printed(*description_tables(describe(jobs_frame(a_job(gpus=0)), cluster="x", timezone="UTC")))
+    assert "no job asks for a GPU" in row_of("Resource", lines)
+
+
+def test_what_jobs_lack_is_named_in_words_few_jobs_by_number() -> None:
+    jobs = [a_job(name=None, user=None if place == 0 else "ann") for place in range(300)]
+    description = describe(jobs_frame(*jobs), cluster="x", timezone="UTC")
+    assert named_missing(description) == "user 1 jobs, name 100 %"
+
+
+def test_markup_in_names_is_printed_as_it_is() -> None:
+    description = describe(jobs_frame(a_job(user="[red]ann[/]")), cluster="[bold]x", timezone="UTC")
+    text = "\n".join(printed(*description_tables(description)))
+    assert "[red]ann[/]" in text
+    assert "[bold]x" in text
+
+
+def test_a_load_counts_what_it_refused_by_reason() -> None:
+    lines = printed(load_table(LOADED))
+    assert "10 rows read, 7 new jobs" in lines[0]
+    assert row_of("unknown state", lines).split()[-1] == "2"
+
+
+def test_a_load_without_rejects_says_so() -> None:
+    assert "Every row made sense." in printed(load_table({**LOADED, "rejects": {}}))
+
+
+def test_a_file_loaded_before_is_said_to_have_changed_nothing() -> None:
+    assert "nothing changed" in printed(load_table({**LOADED, "already_loaded": True}))[0]
+
+
+def test_rejects_are_shown_with_their_line_and_text() -> None:
+    counts = pd.DataFrame({"reason": ["unknown state"], "rows": [1]})
+    rejects = rejects_frame((17, "unknown state", "1|venus|[odd]")).assign(path="a.csv")
+    text = "\n".join(printed(rejects_table(rejects, counts), width=160))
+    assert all(part in text for part in ("17", "1|venus|[odd]", "unknown state"))
+
+
+def test_a_model_stands_above_its_controls() -> None:
+    figures: dict[str, Any] = {
+        "spearman": 0.7, "median_abs_log_error": 0.8, "mae_s": 3000.0, "within_10pct": 0.1, "within_50pct": 0.4,
+        "within_100pct": 0.7, "coverage_p10_p90": 0.75,
+    }  # fmt: skip
+    blind = {**figures, "spearman": None, "coverage_p10_p90": None}
+    answer = {
+        **figures, "cluster": "x", "train_jobs": 9, "jobs": 5, "train_until": "2020-09-10T00:00:00+00:00",
+        "controls": {"size_only": blind},
+    }  # fmt: skip
+    lines = printed(evaluation_table(answer))
+    assert lines.index(row_of("Helios", lines)) < lines.index(row_of("median of that size", lines))
+    assert row_of("median of that size", lines).split()[-2] == "-"
