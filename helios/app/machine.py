@@ -175,9 +175,10 @@ def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_nod
         for partition, rows in sorted(named.groupby(named).indices.items())
     }
     basis = "as recorded" if recorded.all() else "if every job without a recorded start had started at once"
+    advice = "" if recorded.all() else " Hardly a job queues on so large a cluster: describe the real one with --nodes."
     note = (
         f"No --nodes given: the cluster is taken from the peak demand {basis}: "
-        f"{_listed(nodes)} nodes of {gpus_per_node} {resource.removesuffix('s').upper()}s."
+        f"{_listed(nodes)} nodes of {gpus_per_node} {resource.removesuffix('s').upper()}s.{advice}"
     )
     return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
 

@@ -13,8 +13,8 @@ from enum import StrEnum
 from helios.errors import Misuse
 from helios.ports import Order
 from helios.services.qssf import shortest_service_first
+from helios.simulate import ORDERS as CONTROLS
 from helios.simulate import Backfill
-from helios.simulate.policies import fewest_gpus_first, first_in_first_out, shortest_job_first
 
 
 class Policy(StrEnum):
@@ -38,11 +38,9 @@ class RunTimes(StrEnum):
 Estimates = RunTimes | int
 
 ORDERS: dict[Policy, Order] = {
-    Policy.FIFO: first_in_first_out,
-    Policy.SJF: shortest_job_first,
+    **{Policy(name): order for name, order in CONTROLS.items()},
     Policy.QSSF: shortest_service_first,
-    Policy.FEWEST_GPUS: fewest_gpus_first,
-    Policy.SRTF: shortest_job_first,
+    Policy.SRTF: CONTROLS[Policy.SJF],
 }
 BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF})
 
