@@ -66,9 +66,7 @@ def main() -> None:
         trace, url = Path(folder) / "saturn.csv", f"sqlite:///{folder}/helios.db"
         timed(f"(made {n_jobs:,} jobs, {trace.name})", lambda: write_trace(trace, n_jobs))
         control = timed("control: pandas.read_csv of the file", lambda: len(pd.read_csv(trace)))
-        report = timed(
-            "load into SQLite", lambda: ingest(trace, url=url, timezone="UTC", timezone_given=True, cluster="saturn")
-        )
+        report = timed("load into SQLite", lambda: ingest(trace, url=url, timezone="UTC", cluster="saturn"))
         assert report.jobs_new == control
         history = timed("read all columns back", lambda: recall(url=url, cluster="saturn"))
         timed("train (features of all, the last 300,000 to learn)", lambda: train(history.jobs, cluster="saturn"))

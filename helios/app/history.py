@@ -42,8 +42,7 @@ def ingest(
     path: Path,
     *,
     url: str,
-    timezone: str,
-    timezone_given: bool,
+    timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
     progress: Progress = in_silence,
@@ -56,8 +55,8 @@ def ingest(
         The file, gzip or plain.
     url : str
         The warehouse.
-    timezone, timezone_given
-        The zone for times that carry none, and whether a person named it (else it is said to be assumed).
+    timezone : str, optional
+        The zone for times that carry none; where nobody named one, UTC is assumed and said to be.
     trace_format : TraceFormat, optional
         Recognised from the content where not given.
     cluster : str, optional
@@ -68,7 +67,7 @@ def ingest(
     HeliosError
         The file or the warehouse cannot be read; nothing was written.
     """
-    trace = open_trace(path, format=trace_format, timezone=timezone if timezone_given else None)
+    trace = open_trace(path, format=trace_format, timezone=timezone)
     with Warehouse.open(url) as warehouse:
         return warehouse.load(
             _reporting(trace, f"Loading {path.name}", progress),
@@ -76,21 +75,20 @@ def ingest(
             path=str(path),
             sha256=trace.sha256,
             format=trace.format.value,
-            timezone=timezone,
+            timezone=trace.timezone,
         )
 
 
 def read_file(
     path: Path,
     *,
-    timezone: str,
-    timezone_given: bool,
+    timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
     progress: Progress = in_silence,
 ) -> History:
     """Read a trace file without a warehouse; parameters as in :func:`ingest`."""
-    trace = open_trace(path, format=trace_format, timezone=timezone if timezone_given else None)
+    trace = open_trace(path, format=trace_format, timezone=timezone)
     batches = list(_reporting(trace, f"Reading {path.name}", progress))
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
     notes = [note for batch in batches for note in batch.notes]
@@ -99,7 +97,7 @@ def read_file(
     return History(
         cluster=cluster or trace.cluster or cluster_named_by(path),
         jobs=in_submission_order(JOBS.conform(jobs)),
-        timezone=timezone,
+        timezone=trace.timezone,
         notes=tuple(dict.fromkeys(notes)),
     )
 

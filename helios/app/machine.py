@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, Misuse, PartitionUnknown
+from helios.report.words import unit_of
 from helios.simulate import ClusterShape
 
 POOL = "all"
@@ -178,7 +179,7 @@ def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_nod
     advice = "" if recorded.all() else " Hardly a job queues on so large a cluster: describe the real one with --nodes."
     note = (
         f"No --nodes given: the cluster is taken from the peak demand {basis}: "
-        f"{_listed(nodes)} nodes of {gpus_per_node} {resource.removesuffix('s').upper()}s.{advice}"
+        f"{_listed(nodes)} nodes of {gpus_per_node} {unit_of(resource)}s.{advice}"
     )
     return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
 

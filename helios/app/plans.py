@@ -1,6 +1,6 @@
 """Which replays a what-if makes: policy, backfill, and where run times come from.
 
-The default set is the controls without which a scheduling result means nothing (docs/science.md): what a
+The default set is the controls without which a scheduling result means nothing (docs/first-steps.md): what a
 Slurm site has today, the rule that needs no model, ours, and the oracles that bound them.
 """
 
@@ -128,7 +128,7 @@ def plans(
 
 
 def default_plans() -> list[Plan]:
-    """Return the controls of SCIENCE, each with and without backfill."""
+    """Return the controls, each with and without backfill."""
     predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
     none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY
     return [

@@ -16,7 +16,6 @@ from helios.ports import Progress, in_silence
 from helios.predict import Evaluation
 from helios.report.describe import Description, describe
 from helios.report.whatif import WhatIf
-from helios.warehouse import LoadReport
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
 TAUGHT_SHARE = 0.7
@@ -26,18 +25,8 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryOut:
-    """What one trial left behind.
+    """What one trial found: the history's description, how well it is predicted, and its replays."""
 
-    Attributes
-    ----------
-    folder, trace, url
-        Where everything lies: the trace file and the warehouse made from it.
-    """
-
-    folder: Path
-    trace: Path
-    url: str
-    loaded: LoadReport
     description: Description
     evaluation: Evaluation
     result: WhatIf
@@ -61,15 +50,11 @@ def try_out(
         The folder cannot be written, or the month is too short to learn from.
     """
     trace, url = _made_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
-    loaded = ingest(trace, url=url, timezone="UTC", timezone_given=True, cluster=profile, progress=progress)
+    ingest(trace, url=url, timezone="UTC", cluster=profile, progress=progress)
     history = recall(url=url, cluster=profile)
     split = FIRST_DAY + TAUGHT_SHARE * timedelta(days=days)
     learn(history, url=url, until=split, seed=seed, made_at=made_at, progress=progress)
     return TryOut(
-        folder=folder,
-        trace=trace,
-        url=url,
-        loaded=loaded,
         description=describe(history.jobs, cluster=profile, timezone=history.timezone),
         evaluation=judge(history, train_until=split, test_fraction=1 - TAUGHT_SHARE, seed=seed, progress=progress),
         result=_replayed(history, profile=profile, split=split, seed=seed, progress=progress),

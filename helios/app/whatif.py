@@ -18,6 +18,7 @@ from helios.metrics import summarize_queue
 from helios.ports import Progress, in_silence
 from helios.predict import DurationModel, OnlinePredictor, train
 from helios.report.whatif import Run, WhatIf
+from helios.report.words import DAY_S, unit_of
 from helios.simulate import Replay, Workload, replay
 
 
@@ -110,14 +111,8 @@ def _set_the_stage(history: History, question: Question, resource: str) -> _Stag
     counted = (machine.jobs["submitted_at"] >= since).to_numpy()
     if not counted.any():
         raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(notes))
-    limit = machine.jobs["time_limit_s"].fillna(np.inf).to_numpy()
-    unlimited = ~np.isfinite(limit)
-    if unlimited.any():
-        days = question.default_time_limit_s / 86_400
-        notes.append(
-            f"{int(unlimited.sum()):,} of {len(limit):,} jobs have no time limit; {days:g} days are assumed for them "
-            "(whatif.default_time_limit_s)."
-        )
+    limit_s, assumed = _limits(machine.jobs, question.default_time_limit_s)
+    notes += assumed
     if not question.warm_up:
         notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
     return _Stage(
@@ -131,7 +126,7 @@ def _set_the_stage(history: History, question: Question, resource: str) -> _Stag
         ),
         counted=counted,
         before=history.jobs[submitted < opening],
-        limit_s=np.where(unlimited, question.default_time_limit_s, np.where(unlimited, 0, limit)).astype(np.int64),
+        limit_s=limit_s,
         notes=tuple(notes),
         timezone=history.timezone,
     )
@@ -155,12 +150,23 @@ def _replayable(
         notes.append(f"{int((~timed).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
     sized = window[resource].fillna(0) > 0
     if not sized.all():
-        notes.append(
-            f"{int((timed & ~sized).sum()):,} jobs that hold no {resource.removesuffix('s').upper()} were left out."
-        )
+        notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {unit_of(resource)} were left out.")
     if not (timed & sized).any():
         raise NotEnoughHistory("No job in the window can be replayed.", remedy="\n".join(notes))
     return window[timed & sized], notes
+
+
+def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list[str]]:
+    """Return each job's time limit, s, the default where it has none or UNLIMITED, and a note of how many."""
+    limit_s = jobs["time_limit_s"].to_numpy()
+    unlimited = ~np.isfinite(limit_s)
+    notes = []
+    if unlimited.any():
+        notes.append(
+            f"{int(unlimited.sum()):,} of {len(jobs):,} jobs have no time limit; {default_s / DAY_S:g} days are "
+            "assumed for them (whatif.default_time_limit_s)."
+        )
+    return np.where(unlimited, default_s, limit_s).astype(np.int64), notes
 
 
 def _teach(history: History, stage: _Stage, question: Question, progress: Progress) -> DurationModel | None:

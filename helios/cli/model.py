@@ -9,9 +9,8 @@ import typer
 
 from helios.app.expectation import judge, learn
 from helios.app.history import choose_cluster
-from helios.cli.options import AsJson, Cluster, Format, Timezone, configuration, history_from, moment
+from helios.cli.options import AsJson, Cluster, Format, Timezone, Trace, configuration, history_from, moment
 from helios.cli.screen import frame_table, progress_bars, say_notes, show, show_json
-from helios.cli.trace import TraceFileOption
 from helios.errors import Misuse
 from helios.model import ModelRecord
 from helios.report.tables import evaluation_table
@@ -62,7 +61,7 @@ def evaluate(
         typer.Option("--test-fraction", help="Without a date: test on this last part, by submission order."),
     ] = None,
     gpu_only: Annotated[bool, typer.Option("--gpu-only", help="Judge GPU jobs alone.")] = False,
-    trace: TraceFileOption = None,
+    trace: Trace = None,
     trace_format: Format = None,
     timezone: Timezone = None,
     as_json: AsJson = False,

@@ -29,7 +29,8 @@ Timezone = Annotated[
     str | None,
     typer.Option("--timezone", help="Time zone of times that carry none, as Asia/Shanghai; else ingest.timezone."),
 ]
-
+Trace = Annotated[Path | None, typer.Option("--trace", help="Read this trace file instead of the warehouse.")]
+Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page here.")]
 
 UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
 
@@ -39,11 +40,11 @@ def configuration() -> Configuration:
     return load_configuration(environment=os.environ, folder=Path.cwd())
 
 
-def timezone_of(option: str | None, settings: Configuration) -> tuple[str, bool]:
-    """Return the zone for times that carry none, and whether a person named it."""
-    name = option or settings.settings.ingest.timezone
-    zone(name)
-    return name, option is not None or settings.origins.get("ingest.timezone") is not None
+def named_timezone(option: str | None, settings: Configuration) -> str | None:
+    """Return the zone for times that carry none, where a person named one: the option, else the configuration."""
+    if option is None and "ingest.timezone" in settings.origins:
+        return settings.settings.ingest.timezone
+    return option
 
 
 def moment(text: str | None, *, timezone: str) -> datetime | None:
@@ -95,11 +96,9 @@ def history_from(
         history = recall(url=settings.settings.database.url, cluster=cluster)
         progress("Reading the warehouse", 1.0)
         return history
-    zone_name, given = timezone_of(timezone, settings)
     return read_file(
         trace,
-        timezone=zone_name,
-        timezone_given=given,
+        timezone=named_timezone(timezone, settings),
         trace_format=trace_format,
         cluster=cluster,
         progress=progress,

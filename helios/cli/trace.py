@@ -12,10 +12,12 @@ from helios.cli.options import (
     AsJson,
     Cluster,
     Format,
+    Report,
     Timezone,
+    Trace,
     configuration,
     history_from,
-    timezone_of,
+    named_timezone,
 )
 from helios.cli.screen import frame_table, progress_bars, say_notes, show, show_json, write_page
 from helios.report.describe import describe as describe_jobs
@@ -28,8 +30,6 @@ LoadName = Annotated[
     str | None,
     typer.Option("--cluster", help="Name to load under; else the one in the file, else the file's name."),
 ]
-TraceFileOption = Annotated[Path | None, typer.Option("--trace", help="Read this trace file instead of the warehouse.")]
-Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page here.")]
 
 
 @commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
@@ -46,13 +46,11 @@ def load(
     (helios trace rejects).
     """
     settings = configuration()
-    zone, given = timezone_of(timezone, settings)
     with progress_bars() as progress:
         report = ingest(
             file,
             url=settings.settings.database.url,
-            timezone=zone,
-            timezone_given=given,
+            timezone=named_timezone(timezone, settings),
             trace_format=trace_format,
             cluster=cluster,
             progress=progress,
@@ -67,7 +65,7 @@ def load(
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")
 def describe(
     cluster: Cluster = None,
-    trace: TraceFileOption = None,
+    trace: Trace = None,
     trace_format: Format = None,
     timezone: Timezone = None,
     report: Report = None,

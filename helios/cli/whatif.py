@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -15,14 +14,15 @@ from helios.cli.options import (
     AsJson,
     Cluster,
     Format,
+    Report,
     Timezone,
+    Trace,
     configuration,
     duration,
     history_from,
     moment,
 )
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.cli.trace import TraceFileOption
 from helios.errors import Misuse
 from helios.report.describe import describe
 from helios.report.tables import whatif_table
@@ -48,7 +48,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 def whatif_(
     cluster: Cluster = None,
-    trace: TraceFileOption = None,
+    trace: Trace = None,
     trace_format: Format = None,
     timezone: Timezone = None,
     nodes: Annotated[
@@ -86,7 +86,7 @@ def whatif_(
     oversized: Annotated[
         Oversized, typer.Option("--oversized", help="Jobs larger than their partition: fail, or skip them.")
     ] = Oversized.FAIL,
-    report: Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page here.")] = None,
+    report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a cluster's own jobs under other queue policies, and say who gains and who pays.

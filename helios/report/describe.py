@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from helios.metrics import mean_level_over_time
 from helios.model import JOBS, JobState
+from helios.report.words import unit_of
 
 QUANTILES = {"p10": 0.10, "p25": 0.25, "p50": 0.50, "p75": 0.75, "p90": 0.90, "p99": 0.99, "max": 1.0}
 SIZES = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
@@ -81,7 +82,7 @@ class Description:
     @property
     def unit(self) -> str:
         """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
-        return self.resource.removesuffix("s").upper()
+        return unit_of(self.resource)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics import QueueSummary
+from helios.report.words import unit_of
 
 POLICY_NAMES = {"fifo": "FIFO", "sjf": "SJF", "qssf": "QSSF", "fewest_gpus": "Fewest GPUs", "srtf": "SRTF"}
 
@@ -124,7 +125,7 @@ class WhatIf:
     @property
     def unit(self) -> str:
         """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
-        return self.resource.removesuffix("s").upper()
+        return unit_of(self.resource)
 
     @property
     def size(self) -> str:

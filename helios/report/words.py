@@ -7,6 +7,11 @@ from collections.abc import Iterable
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 
+def unit_of(resource: str) -> str:
+    """Write one of what jobs hold: ``GPU`` for ``gpus``, ``CPU`` for ``cpus``."""
+    return resource.removesuffix("s").upper()
+
+
 def duration(seconds: float | None) -> str:
     """Write a length of time with two units at most: ``42s``, ``12m05s``, ``3h05m``, ``5d03h``; None is a dash."""
     if seconds is None:
