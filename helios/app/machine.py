@@ -194,4 +194,4 @@ def _peak(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np
     change = np.concatenate([size, -size])
     # At equal times ends come first, as in the simulator.
     order = np.lexsort((change, at))
-    return int(max(np.cumsum(change[order]).max(initial=0), size.max(initial=0)))
+    return int(np.cumsum(change[order]).max(initial=0))

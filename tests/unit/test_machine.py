@@ -65,6 +65,10 @@ def test_a_job_larger_than_its_partition_is_refused_with_both_sizes() -> None:
         placed(a_job(partition="a", gpus=17), nodes={"a": 2})
 
 
+def test_a_job_exactly_as_large_as_its_partition_is_placed() -> None:
+    assert placed(a_job(partition="a", gpus=16), nodes={"a": 2}).size.tolist() == [16]
+
+
 def test_a_job_larger_than_its_partition_can_be_left_out() -> None:
     machine = placed(a_job(partition="a", gpus=17), a_job(partition="a"), nodes={"a": 2}, skip_oversized=True)
     assert machine.size.tolist() == [1]
