@@ -50,11 +50,9 @@ def test_backfill_by_true_times_starts_what_ends_before_the_head_and_by_limits_d
 
 
 def test_backfill_can_plan_with_the_same_seconds_for_all() -> None:
-    # All are believed to take 98 s, or 99: the third would end with the first, or a second past it.
-    jobs = [at(0, gpus=1, run_time_s=100), at(1, gpus=2, run_time_s=10), at(1, gpus=1, run_time_s=50)]
-    assert waits(asked(*jobs, plans=(easy(98),))) == [[0, 99, 109]]
-    at_once = [at(0, gpus=1, run_time_s=100), at(0, gpus=2, run_time_s=10), at(0, gpus=1, run_time_s=50)]
-    assert waits(asked(*at_once, plans=(easy(98),))) == [[0, 100, 0]]
+    # Believed to take 1 s, the first is always about to end, and the third fits before it; with 98 s it does not.
+    result = asked(*a_blocked_head(200), plans=(easy(1), easy(98)))
+    assert waits(result) == [[0, 99, 0], [0, 99, 108]]
 
 
 @pytest.mark.parametrize("limit_s", [None, float("inf")])
