@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
 import platformdirs
@@ -33,6 +33,10 @@ def zone_name(name: str) -> str:
 
 def _default_url() -> str:
     return f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}"
+
+
+def _only_qssf() -> dict[str, dict[str, Any]]:
+    return {"qssf": {}}
 
 
 class _Section(BaseModel):
@@ -77,6 +81,101 @@ class WhatIfSettings(_Section):
     )
 
 
+class Slurm(_Section):
+    """How the cluster is reached."""
+
+    backend: Literal["auto", "pyslurm", "commands"] = Field(
+        default="auto", description="auto: pyslurm where it fits the controller's release, else Slurm's commands"
+    )
+    python: str = Field(
+        default="", description="Python that has pyslurm, for the worker process; empty: the one that runs Helios"
+    )
+    commands: str = Field(default="", description="Folder of Slurm's commands; empty: found on PATH")
+    timeout_s: float = Field(default=30, gt=0, description="Longest wait for one answer of the cluster, s")
+    site_factor_most: int = Field(
+        default=10_000,
+        ge=137,
+        le=1_000_000_000,
+        description="Bound of the SiteFactor that Helios writes, either way; compare with your PriorityWeight*",
+    )
+    writes_per_turn: int = Field(
+        default=500, ge=1, description="Most jobs changed in one turn; the rest wait for the next"
+    )
+
+
+class Control(_Section):
+    """How far services may go, and when nothing is done at all."""
+
+    state_folder: str = Field(
+        default_factory=lambda: str(platformdirs.user_state_path("helios")),
+        description="Where the pause file, the hook's table and the daemon's health lie",
+    )
+    lease_s: int = Field(default=180, ge=10, description="How long the one writer's lease lasts without renewal, s")
+    oldest_history_s: int = Field(
+        default=3600, ge=60, description="No writes when the history was read longer ago than this, s"
+    )
+    oldest_model_s: int = Field(
+        default=14 * DAY_S, ge=3600, description="No writes when the model is older than this, s"
+    )
+    clock_skew_s: float = Field(
+        default=30, gt=0, description="No writes when the controller's clock differs by more, s"
+    )
+    most_of_one_user: float = Field(
+        default=0.5, gt=0, le=1, description="Largest share of the preferred jobs of a partition that one user may have"
+    )
+    mismatches_to_open: int = Field(
+        default=5, ge=1, description="Turns with failures or mismatches in a row that open the breaker"
+    )
+    breaker_s: int = Field(default=900, ge=1, description="How long an open breaker keeps Helios still, s")
+    raises_to_bench: int = Field(
+        default=3, ge=1, description="Turns in a row in which a service fails before it is benched"
+    )
+
+
+class History(_Section):
+    """How the cluster's own history is read."""
+
+    start: str = Field(default="", description="Where the first reading begins (2026-09-01); empty: 30 days ago")
+    window_s: int = Field(default=DAY_S, ge=60, description="Longest stretch asked of the accounting at once, s")
+    overlap_s: int = Field(default=3600, ge=0, description="How far before the watermark every reading begins again, s")
+    jobs_for_predictions: int = Field(
+        default=100_000, ge=1_000, description="Last jobs that predictions of the pending ones look back on"
+    )
+
+
+class Daemon(_Section):
+    """When things happen."""
+
+    turn_s: int = Field(default=60, ge=5, description="Time between turns of the services, s")
+    ingest_s: int = Field(default=300, ge=30, description="Time between readings of the accounting, s")
+    nightly: str = Field(
+        default="02:30", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time of the nightly analysis"
+    )
+    listen: str = Field(default="127.0.0.1:9842", description="HOST:PORT of /metrics and /healthz; empty: not served")
+    release_on_stop: bool = Field(
+        default=True, description="Take back everything that Helios set when the daemon stops"
+    )
+    logs: Literal["text", "json"] = Field(default="text", description="Form of the log lines")
+
+
+class Hook(_Section):
+    """The table for job_submit.lua."""
+
+    publish: bool = Field(default=False, description="Publish the table whenever the model or the history changes")
+    lasts_s: int = Field(default=7200, ge=60, description="Age at which the hook no longer believes the table, s")
+    most_rows: int = Field(default=20_000, ge=1, le=200_000, description="Most rows of the table")
+
+
+class ReportSettings(_Section):
+    """The nightly report."""
+
+    folder: str = Field(
+        default_factory=lambda: str(platformdirs.user_data_path("helios") / "reports"),
+        description="Where the nightly pages and mail texts are put",
+    )
+    keep: int = Field(default=60, ge=1, description="Nightly reports kept")
+
+
 class Settings(_Section):
     """All settings of Helios, a section each."""
 
@@ -84,6 +183,16 @@ class Settings(_Section):
     ingest: Ingest = Field(default_factory=Ingest)
     model: Model = Field(default_factory=Model)
     whatif: WhatIfSettings = Field(default_factory=WhatIfSettings)
+    slurm: Slurm = Field(default_factory=Slurm)
+    control: Control = Field(default_factory=Control)
+    history: History = Field(default_factory=History)
+    daemon: Daemon = Field(default_factory=Daemon)
+    hook: Hook = Field(default_factory=Hook)
+    report: ReportSettings = Field(default_factory=ReportSettings)
+    services: dict[str, dict[str, Any]] = Field(
+        default_factory=_only_qssf,
+        description="Services that run, a table [services.NAME] of options each; qssf if none is named",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +295,8 @@ def zone(name: str) -> ZoneInfo:
 
 def _keys() -> Iterator[tuple[str, str, str, str]]:
     for section, declared in Settings.model_fields.items():
+        if section == "services":
+            continue  # each service declares its own options
         assert isinstance(declared.annotation, type) and issubclass(declared.annotation, _Section)
         for name, field in declared.annotation.model_fields.items():
             yield section, name, f"{section}.{name}", field.description or ""

@@ -81,3 +81,31 @@ class ModelUnreadable(HeliosError):
 
 class WorkloadInvalid(HeliosError):
     """The jobs or the cluster handed to a replay are out of order, of the wrong type, or make no sense."""
+
+
+class ClusterUnavailable(HeliosError):
+    """The cluster cannot be reached, or did not answer in time."""
+
+
+class ClusterRefused(HeliosError):
+    """The cluster answered, and refused: missing privileges, or an option this release lacks."""
+
+
+class AnswerNotUnderstood(HeliosError):
+    """Slurm answered in a form this version of Helios does not read."""
+
+
+class LeaseLost(HeliosError):
+    """Another Helios writes to this cluster."""
+
+
+class ServiceUnknown(Misuse):
+    """No service of that name is installed."""
+
+
+class ServiceInvalid(Misuse):
+    """A service, or its options, cannot be used as given."""
+
+
+class HookTableInvalid(HeliosError):
+    """The priority hook's table is missing, stale or damaged."""

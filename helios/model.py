@@ -293,3 +293,138 @@ def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
     )
     position = keys.sort_values(list(keys.columns), kind="stable").index.to_numpy()
     return jobs.iloc[position].reset_index(drop=True)
+
+
+class Mode(StrEnum):
+    """How far a service may go."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    ACTIVE = "active"
+
+
+QUEUE = FrameKind(
+    name="queue",
+    columns=_columns(
+        ("job_id", "str", "Id by which the cluster knows the record; of a pending array, its master id"),
+        ("restart", "int32", "How often it was requeued"),
+        ("array_job_id", "str", "Slurm array master id; missing: not an array"),
+        ("array_task_id", "str", "Array task id, or the pending tasks of the record as Slurm writes them (0-9%2)"),
+        ("tasks", "int32", "Jobs that the record stands for: the pending tasks of an array, else 1"),
+        ("het_job_id", "str", "Slurm heterogeneous job id; missing: not one"),
+        ("het_job_offset", "float64", "Component number within a heterogeneous job"),
+        ("name", "str", "Job name as submitted"),
+        ("user", "category", "Who submitted"),
+        ("group", "category", "Unix group"),
+        ("account", "category", "Slurm account"),
+        ("qos", "category", "Slurm QOS"),
+        ("partition", "category", "Partition; several that are all acceptable are joined by commas"),
+        ("state", "category", "A JobState"),
+        ("reason", "category", "Why the cluster has not started it, in Slurm's word (Resources, Priority, ...)"),
+        ("submitted_at", TIME, "Submission; never missing"),
+        ("eligible_at", TIME, "When it can first start; missing: not yet known (a dependency)"),
+        ("started_at", TIME, "Start of this run; missing: pending"),
+        ("planned_start_at", TIME, "Start that the cluster's own backfill foresees; missing: none"),
+        ("time_limit_s", "float64", "The user's time limit, s; inf: UNLIMITED; NaN: unknown"),
+        ("user_soft_limit_s", "float64", "The user's own --time-min, s; NaN: none. Never changed by Helios"),
+        ("nodes", "float64", "Nodes held, else asked for"),
+        ("cpus", "float64", "CPUs of one task of the record, asked for or held"),
+        ("gpus", "int32", "GPUs of one task of the record, asked for or held; 0: a CPU job"),
+        ("gpu_type", "category", "GRES type of the GPUs; missing: unknown or any"),
+        ("memory_mib", "float64", "Memory of one task of the record, MiB; NaN: unknown"),
+        ("node_list", "category", "Nodes it runs on, in Slurm's text; missing: pending"),
+        ("priority", "float64", "The cluster's own priority now; 0: held; NaN: unknown"),
+        ("urgency", "float64", "What Helios has set, -1 to 1; 0: nothing, or it cannot be read"),
+        ("soft_limit_s", "float64", "Soft limit that Helios has set, s; NaN: none"),
+        ("hands_off", "category", "Why Helios must leave it alone, for a person; missing: it may act"),
+        ("p10_s", "float64", "Predicted run time that 10 % of such jobs stay below, s; NaN: no prediction"),
+        ("p50_s", "float64", "Predicted median run time, s"),
+        ("p90_s", "float64", "Predicted run time that 90 % of such jobs stay below, s"),
+        ("source", "category", "Model id or fallback that predicted; missing: no prediction"),
+    ),
+)
+
+NODE_STATES = FrameKind(
+    name="node states",
+    columns=_columns(
+        ("name", "str", "Node name"),
+        ("partitions", "category", "Its partitions, by commas"),
+        ("state", "category", "Slurm's base state: IDLE, ALLOCATED, MIXED, DOWN, ..."),
+        ("flags", "category", "Slurm's state flags by +, as DRAIN or POWERED_DOWN; missing: none"),
+        ("cpus", "float64", "CPUs"),
+        ("cpus_held", "float64", "CPUs held by jobs"),
+        ("gpus", "int32", "GPUs"),
+        ("gpus_held", "int32", "GPUs held by jobs"),
+        ("gpu_type", "category", "GRES type of the GPUs; missing: none or untyped"),
+        ("memory_mib", "float64", "Memory, MiB"),
+        ("weight", "float64", "Slurm's weight: lowest is filled first"),
+        ("features", "category", "Active features, by commas; missing: none"),
+        ("idle_since", TIME, "When its last job left; missing: unknown or busy"),
+        ("reason", "str", "Reason an admin or Slurm gave for its state"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """A cluster at one moment: all that a service sees.
+
+    Attributes
+    ----------
+    taken_at : datetime
+        Aware, UTC, by the clock of whoever looked.
+    cluster : str
+        The cluster's name.
+    pending : DataFrame
+        Columns of ``QUEUE``: jobs that have not started, in the cluster's own order, first to start first.
+    running : DataFrame
+        Columns of ``QUEUE``: jobs that hold resources (suspended ones too), oldest start first.
+    nodes : DataFrame
+        Columns of ``NODE_STATES``.
+    """
+
+    taken_at: datetime
+    cluster: str
+    pending: pd.DataFrame
+    running: pd.DataFrame
+    nodes: pd.DataFrame
+
+    def __post_init__(self) -> None:
+        QUEUE.check(self.pending)
+        QUEUE.check(self.running)
+        NODE_STATES.check(self.nodes)
+        if self.taken_at.tzinfo is None:
+            raise FrameInvalid("a snapshot's taken_at has no time zone")
+
+
+DECISIONS = FrameKind(
+    name="decisions",
+    columns=_columns(
+        ("decided_at", TIME, "When; the rows of one turn share it"),
+        ("service", "category", "Who proposed it; 'helios' for control itself"),
+        ("mode", "category", "A Mode, or 'paused'"),
+        ("action", "category", "Reorder, SoftLimit, Restore, ...; Turn for a line about a whole turn"),
+        ("target", "str", "Job id, partition, node, or the cluster's name"),
+        ("reason", "str", "Why, for a person"),
+        ("before", "str", "What was read before, in the mechanism's words; missing: not applicable"),
+        ("after", "str", "What was read back, in the mechanism's words; missing: not applicable"),
+        ("model_id", "str", "What predicted; missing: nothing did"),
+        ("outcome", "str", "A Result, and what more there is to say after a colon"),
+    ),
+)
+
+STANDINGS = FrameKind(
+    name="standings",
+    columns=_columns(
+        ("lever", "category", "A Lever: what of the job stands changed"),
+        ("job_id", "str", "The job, as in QUEUE"),
+        ("submitted_at", TIME, "Its submission: ids are used again"),
+        ("service", "category", "Who asked for it"),
+        ("mode", "category", "A Mode; shadow: only would stand"),
+        ("value", "float64", "Urgency, or soft limit in s, as asked for"),
+        ("after", "str", "What was read back, in the mechanism's words"),
+        ("written_at", TIME, "When it was read back"),
+        ("admins", "int32", "1: somebody else changed it since; it is theirs, Helios keeps off"),
+    ),
+)

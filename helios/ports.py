@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from helios.model import Batch
+from helios.actions import Action, Outcome
+from helios.model import Batch, Snapshot
 
 
 class Source(Protocol):
@@ -49,6 +52,87 @@ class Order(Protocol):
         self, *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return one key for each job, from the run time the policy believes in (true or predicted)."""
+        ...
+
+
+class Cluster(Protocol):
+    """A cluster, real, shadowed or simulated: look at it, act on it.
+
+    One contract suite, ``tests/contract/test_cluster.py``, holds every implementation; a service author's own runs
+    :func:`helios.testing.check_cluster`.
+    """
+
+    def snapshot(self) -> Snapshot:
+        """Look; prediction columns are missing.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It cannot be reached, or did not answer in time.
+        """
+        ...
+
+    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+        """Act, read back, and say what became of each job that an action names.
+
+        Idempotent: what already is so is ``UNCHANGED`` and costs no write. A job that must be left alone
+        (``hands_off``) is ``REFUSED``. What fails for one job does not stop the others.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It cannot be reached; nothing was written.
+        """
+        ...
+
+
+class Service(Protocol):
+    """Judgement: looks at a snapshot and proposes actions. It never acts.
+
+    ``decide`` is deterministic: no clock (time is ``snapshot.taken_at``), network, disk or randomness of its own.
+    A service is a class with a frozen dataclass ``Options`` as an attribute and ``__init__(self, options)``, registered
+    in the entry point group ``helios.services``.
+    """
+
+    every: timedelta
+
+    def decide(self, snapshot: Snapshot) -> Iterable[Action]:
+        """Return what should be done now; nothing is a good answer."""
+        ...
+
+
+class Ledger(Protocol):
+    """What control remembers from turn to turn about one cluster, and writes down for good."""
+
+    def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
+        """Take or renew the one writer's lease.
+
+        Returns
+        -------
+        int or None
+            The fencing token: the same while ``holder`` renews in time, a larger one after anybody else held it.
+            None: another holder's lease has not run out.
+        """
+        ...
+
+    def release(self, *, holder: str) -> None:
+        """Give the lease back, if ``holder`` has it."""
+        ...
+
+    def standings(self) -> pd.DataFrame:
+        """Return what stands changed, columns of ``STANDINGS``."""
+        ...
+
+    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:
+        """Append ``decisions`` and, unless None, replace what stands changed, in one transaction.
+
+        Raises
+        ------
+        LeaseLost
+            ``token`` is no longer the current one; nothing was written.
+        WarehouseUnavailable
+            The database failed; nothing was written.
+        """
         ...
 
 
