@@ -1,0 +1,151 @@
+"""A private Slurm cluster for one test session, and the few things tests do to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+DEVCLUSTER = Path(__file__).parents[2] / "deploy" / "devcluster" / "devcluster"
+USERS = ("alice", "bob", "carol")
+LONGEST_S = 30.0
+
+
+class Rig:
+    """A cluster below ``folder``; ``settings`` are devcluster's environment variables, without their prefix."""
+
+    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.settings = {"FOLDER": str(folder), "PORT": str(_free_ports()), "USERS": " ".join(USERS)} | dict(
+            settings or {}
+        )
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/root"),
+            "SLURM_CONF": str(folder / "conf" / "slurm.conf"),
+        }
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self.settings.get("NAME", "dev")
+
+    def control(self, *words: str) -> str:
+        """Run devcluster with ``words``: up, down, wipe, start D, stop D, restart D."""
+        settings = {f"DEVCLUSTER_{name}": value for name, value in self.settings.items()}
+        done = subprocess.run(
+            [str(DEVCLUSTER), *words],
+            check=False,
+            env=self.environment | settings,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, f"devcluster {' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def run(self, *words: str, user: str | None = None, check: bool = True, given: str | None = None) -> str:
+        """Run a command on the cluster, as ``user`` if one is named, and return what it printed."""
+        prefix = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"] if user else []
+        done = subprocess.run(
+            [*prefix, *words],
+            check=False,
+            env=self.environment | ({"USER": user, "LOGNAME": user} if user else {}),
+            capture_output=True,
+            text=True,
+            input=given,
+            timeout=60,
+            cwd="/",
+        )
+        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout + ("" if check else done.stderr)
+
+    def submit(
+        self,
+        *options: str,
+        seconds: float = 600,
+        user: str = "alice",
+        gpus: int = 1,
+        limit: str = "60",
+        partition: str = "gpu",
+        name: str = "train",
+    ) -> str:
+        """Submit a job that sleeps, and return its id; ``options`` are sbatch's own."""
+        asked = [f"--gres=gpu:{gpus}"] if gpus else []
+        return self.run(
+            "sbatch",
+            "--parsable",
+            f"--time={limit}",
+            f"--partition={partition}",
+            f"--job-name={name}",
+            "--output=/dev/null",
+            "--mem=100",
+            *asked,
+            *options,
+            f"--wrap=sleep {seconds}",
+            user=user,
+        ).strip()
+
+    def fill(self) -> list[str]:
+        """Occupy every GPU for long, so that whatever comes next stays pending; wait until that runs."""
+        gpus, nodes = self.settings.get("GPUS", "8"), int(self.settings.get("NODES", "4"))
+        jobs = [self.submit(gpus=int(gpus), limit="600", name="filler", seconds=36_000) for _ in range(nodes)]
+        self.until(lambda: len(self.lines("squeue", "-h", "-t", "R", "-o", "%i", "-n", "filler")) >= nodes)
+        return jobs
+
+    def lines(self, *words: str) -> list[str]:
+        """Return the lines that a command prints, without empty ones."""
+        return [line for line in self.run(*words).splitlines() if line.strip()]
+
+    def site_factors(self) -> dict[str, int]:
+        """Return the site factor of every eligible pending job, as sprio says it."""
+        rows = [line.split() for line in self.lines("sprio", "-h", "-o", "%i %S")]
+        return {row[0]: int(row[1]) for row in rows}
+
+    def show_job(self, job: str) -> dict[str, str]:
+        """Return what ``scontrol show job`` says of a job, field by field."""
+        words = self.run("scontrol", "-o", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def empty(self) -> None:
+        """Cancel every job and wait until none is left."""
+        if jobs := self.lines("squeue", "-h", "-o", "%A"):
+            self.run("scancel", *sorted(set(jobs)), check=False)
+        self.until(lambda: not self.lines("squeue", "-h", "-o", "%i"))
+
+    @staticmethod
+    def until(claim: Callable[[], object], *, longest_s: float = LONGEST_S) -> None:
+        """Wait for a real daemon to make ``claim`` true, at most ``longest_s``."""
+        limit = time.monotonic() + longest_s
+        while not claim():
+            assert time.monotonic() < limit, f"not so after {longest_s:g} s"
+            time.sleep(0.05)
+
+
+def missing() -> str:
+    """Return why no cluster can be brought up here; empty: one can."""
+    if os.geteuid() != 0:
+        return "a live Slurm needs root: it starts jobs as other users"
+    lacking = [name for name in ("slurmctld", "slurmdbd", "slurmd", "munged", "mariadbd") if not _found(name)]
+    return f"not installed: {', '.join(lacking)}; say: deploy/devcluster/devcluster install" if lacking else ""
+
+
+def _found(program: str) -> bool:
+    return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is not None
+
+
+def _free_ports(wanted: Sequence[int] = (17, 19, 101, 104, 108)) -> int:
+    for base in range(20_000 + os.getpid() % 97 * 150, 60_000, 150):
+        if all(_is_free(base + port) for port in wanted):
+            return base
+    raise AssertionError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as door:
+        return door.connect_ex(("127.0.0.1", port)) != 0
