@@ -428,3 +428,41 @@ STANDINGS = FrameKind(
         ("admins", "int32", "1: somebody else changed it since; it is theirs, Helios keeps off"),
     ),
 )
+
+MODES = FrameKind(
+    name="modes",
+    columns=_columns(
+        ("service", "category", "The service"),
+        ("mode", "category", "A Mode"),
+        ("partitions", "str", "Partitions of a canary, by commas; missing: all"),
+        ("percent", "float64", "Share of the jobs of a canary, 1 to 100; NaN: all"),
+        ("set_at", TIME, "When"),
+        ("set_by", "str", "Who"),
+        ("reason", "str", "Why"),
+    ),
+)
+
+TURNS = FrameKind(
+    name="turns",
+    columns=_columns(
+        ("taken_at", TIME, "When the cluster was looked at"),
+        ("seconds", "float64", "How long the turn took, s"),
+        ("pending", "int64", "Jobs pending, array tasks counted one by one"),
+        ("running", "int64", "Jobs running"),
+        ("gpus_pending", "int64", "GPUs that pending jobs ask for"),
+        ("gpus_running", "int64", "GPUs that running jobs hold"),
+        ("acted", "int32", "Jobs changed on the cluster"),
+        ("still", "str", "Why nothing was done, a reason a line; missing: services were asked"),
+        ("counts", "str", "Outcomes as JSON: service, then Result, then number"),
+    ),
+)
+
+COVERAGE = FrameKind(
+    name="coverage",
+    columns=_columns(
+        ("source", "category", "What was read: jobs or node_events"),
+        ("started_at", TIME, "Start of the stretch that was read"),
+        ("ended_at", TIME, "End of the stretch"),
+        ("read_at", TIME, "When its last part was read"),
+    ),
+)

@@ -13,7 +13,7 @@ from pandas.api.types import pandas_dtype
 from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, select
 
 from helios.errors import FrameInvalid, NotEnoughHistory
-from helios.model import JOBS, NODE_EVENTS, NODES, PREDICTIONS, TIME, FrameKind, ModelRecord
+from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, TIME, FrameKind, ModelRecord
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import stored_column, stored_time
@@ -39,18 +39,7 @@ REJECT_COUNTS = {"reason": "str", "rows": "int64"}
 MODELS = {"model_id": "str", "trained_at": TIME, "trained_until": TIME, "jobs": "int64"}
 JOB_OF_A_PREDICTION = {name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")}
 PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | {c.name: c.dtype for c in PREDICTIONS.columns}
-DECISIONS = {
-    "decided_at": TIME,
-    "service": "category",
-    "mode": "category",
-    "action": "category",
-    "target": "str",
-    "reason": "str",
-    "before": "str",
-    "after": "str",
-    "model_id": "str",
-    "outcome": "str",
-}
+DECISION_TYPES = {column.name: column.dtype for column in DECISIONS.columns}
 _NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -147,10 +136,10 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
     FrameInvalid
         A column is not declared in ``DECISIONS``, or lacks values that are never missing.
     """
-    if unknown := sorted(set(decisions.columns) - set(DECISIONS)):
+    if unknown := sorted(set(decisions.columns) - set(DECISION_TYPES)):
         raise FrameInvalid(f"a decisions frame has no column {', '.join(unknown)}")
     _refuse_missing("decisions", decisions, _NEVER_MISSING_IN_DECISIONS)
-    rows = _rows(decisions, {name: dtype for name, dtype in DECISIONS.items() if name in decisions})
+    rows = _rows(decisions, {name: dtype for name, dtype in DECISION_TYPES.items() if name in decisions})
     if rows:
         connection.execute(insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
 

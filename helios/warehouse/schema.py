@@ -190,3 +190,82 @@ decisions = Table(
     Column("outcome", Text),
     Index(None, "cluster_id", "decided_at"),
 )
+
+leases = Table(
+    "leases",
+    metadata,
+    _of_a_cluster(),
+    Column("token", BigInteger, nullable=False),
+    Column("holder", Text),
+    Column("expires_at", BigInteger, nullable=False),
+    PrimaryKeyConstraint("cluster_id"),
+)
+
+standings = Table(
+    "standings",
+    metadata,
+    _of_a_cluster(),
+    Column("lever", Text, nullable=False),
+    Column("job_id", JobId, nullable=False),
+    Column("submitted_at", BigInteger, nullable=False),
+    Column("service", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("value", Double),
+    Column("after", Text),
+    Column("written_at", BigInteger, nullable=False),
+    Column("admins", Integer, nullable=False),
+    PrimaryKeyConstraint("cluster_id", "lever", "job_id", "mode"),
+)
+
+# What a room wants back after a restart, as text of its own making.
+memories = Table(
+    "memories",
+    metadata,
+    _of_a_cluster(),
+    Column("name", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("written_at", BigInteger, nullable=False),
+    PrimaryKeyConstraint("cluster_id", "name"),
+)
+
+modes = Table(
+    "modes",
+    metadata,
+    Column("mode_id", Number, primary_key=True),
+    _of_a_cluster(),
+    Column("service", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("partitions", Text),
+    Column("percent", Integer),
+    Column("set_at", BigInteger, nullable=False),
+    Column("set_by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("turn_id", Number, primary_key=True),
+    _of_a_cluster(),
+    Column("taken_at", BigInteger, nullable=False),
+    Column("seconds", Double),
+    Column("pending", BigInteger, nullable=False),
+    Column("running", BigInteger, nullable=False),
+    Column("gpus_pending", BigInteger, nullable=False),
+    Column("gpus_running", BigInteger, nullable=False),
+    Column("acted", Integer, nullable=False),
+    Column("still", Text),
+    Column("counts", Text),
+    Index(None, "cluster_id", "taken_at"),
+)
+
+coverage = Table(
+    "coverage",
+    metadata,
+    _of_a_cluster(),
+    Column("source", Text, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger, nullable=False),
+    Column("read_at", BigInteger, nullable=False),
+    PrimaryKeyConstraint("cluster_id", "source", "started_at"),
+)

@@ -12,13 +12,14 @@ from sqlalchemy import Connection, Engine, Select, Table
 
 from helios.errors import FrameInvalid, SchemaOutdated
 from helios.model import JOBS, Batch, ModelRecord
-from helios.warehouse import migrate, records, schema
+from helios.warehouse import acting, migrate, records, schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.bulk_postgres import PostgresBulk
 from helios.warehouse.bulk_sqlite import SqliteBulk
 from helios.warehouse.clusters import CLUSTERS, cluster_id_for_loading, cluster_id_of, known_clusters
 from helios.warehouse.columns import frame_of, in_order, stored_time
 from helios.warehouse.engine import engine_for, reading, shown, writing
+from helios.warehouse.ledger import SqlLedger
 from helios.warehouse.loading import LoadReport, TraceFile, load
 from helios.warehouse.names import NameBook
 
@@ -264,9 +265,69 @@ class Warehouse:
         """Return the decisions made in [since, until), oldest first."""
         table = schema.decisions
         with reading(self._engine) as connection:
-            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.DECISIONS))
+            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.DECISION_TYPES))
             query = _between(query, table, "decided_at", since, until)
-            return self._frame(connection, query.order_by(table.c.decided_at, table.c.decision_id), records.DECISIONS)
+            return self._frame(
+                connection, query.order_by(table.c.decided_at, table.c.decision_id), records.DECISION_TYPES
+            )
+
+    def ledger(self, cluster: str) -> SqlLedger:
+        """Return what control remembers of ``cluster``, which is made if it is new."""
+        return SqlLedger(self._engine, self._bulk, cluster)
+
+    def lease(self, cluster: str) -> Mapping[str, Any] | None:
+        """Return the lease of ``cluster``: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
+        with reading(self._engine) as connection:
+            return acting.lease(connection, cluster_id_of(connection, cluster))
+
+    def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
+        """Store a text under ``name``, in place of the one there; ``cluster`` is made if it is new."""
+        with writing(self._engine) as connection:
+            acting.remember(connection, self._cluster_id(connection, cluster), name=name, text=text, at=at)
+
+    def remembered(self, cluster: str, name: str) -> str | None:
+        """Return the text stored under ``name``; None: there is none."""
+        with reading(self._engine) as connection:
+            return acting.remembered(connection, cluster_id_of(connection, cluster), name=name)
+
+    def add_modes(self, cluster: str, modes: pd.DataFrame) -> None:
+        """Append a ``MODES`` frame: how far services may go from now on; ``cluster`` is made if it is new."""
+        with writing(self._engine) as connection:
+            acting.add_mode(connection, self._bulk, self._cluster_id(connection, cluster), modes)
+
+    def modes(self, cluster: str) -> pd.DataFrame:
+        """Return every setting of a mode, oldest first; the last of a service is in force."""
+        return self._rows_of(cluster, schema.modes, acting.MODE_TYPES, "mode_id")
+
+    def add_turns(self, cluster: str, turns: pd.DataFrame) -> None:
+        """Append a ``TURNS`` frame."""
+        with writing(self._engine) as connection:
+            acting.add_turns(connection, self._bulk, self._cluster_id(connection, cluster), turns)
+
+    def turns(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
+        """Return the turns taken in [since, until), oldest first, a ``TURNS`` frame."""
+        table = schema.turns
+        with reading(self._engine) as connection:
+            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(acting.TURN_TYPES))
+            query = _between(query, table, "taken_at", since, until)
+            return self._frame(connection, query.order_by(table.c.taken_at, table.c.turn_id), acting.TURN_TYPES)
+
+    def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
+        """Note that the history of [started_at, ended_at) was read; what touches is joined."""
+        with writing(self._engine) as connection:
+            cluster_id = self._cluster_id(connection, cluster)
+            acting.cover(
+                connection, cluster_id, source=source, started_at=started_at, ended_at=ended_at, read_at=read_at
+            )
+
+    def coverage(self, cluster: str) -> pd.DataFrame:
+        """Return the stretches of live history that were read, oldest first, a ``COVERAGE`` frame."""
+        return self._rows_of(cluster, schema.coverage, acting.COVERAGE_TYPES, "started_at")
+
+    def _rows_of(self, cluster: str, table: Table, dtypes: Mapping[str, str], order: str) -> pd.DataFrame:
+        with reading(self._engine) as connection:
+            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(dtypes))
+            return self._frame(connection, query.order_by(table.c[order]), dtypes)
 
     def _make_or_refuse(self) -> None:
         found, expected = self.revision(), self.head()

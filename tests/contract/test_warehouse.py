@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,29 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 from sqlalchemy import create_engine, inspect, text
 
-from helios.errors import FrameInvalid, Misuse, NoSuchCluster, NotEnoughHistory, SchemaOutdated, WarehouseUnavailable
-from helios.model import JOBS, NODE_EVENTS, NODES, REJECTS, Batch, ModelRecord, in_submission_order
+from helios.errors import (
+    FrameInvalid,
+    LeaseLost,
+    Misuse,
+    NoSuchCluster,
+    NotEnoughHistory,
+    SchemaOutdated,
+    WarehouseUnavailable,
+)
+from helios.model import (
+    COVERAGE,
+    DECISIONS,
+    JOBS,
+    MODES,
+    NODE_EVENTS,
+    NODES,
+    REJECTS,
+    STANDINGS,
+    TURNS,
+    Batch,
+    ModelRecord,
+    in_submission_order,
+)
 from helios.warehouse import LoadReport, Warehouse
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
@@ -488,7 +510,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001"]
+        assert untouched.upgrade() == ["0001", "0002"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 
@@ -507,11 +529,25 @@ def test_a_schema_of_a_newer_helios_is_refused(database: str) -> None:
         warehouse.upgrade()
 
 
-def test_an_older_schema_is_refused_and_the_upgrade_named(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Warehouse.open(database).close()
-    monkeypatch.setattr(Warehouse, "head", lambda self: "0002")
+def take_back_to_the_first_schema(database: str) -> None:
+    later = ("leases", "standings", "memories", "modes", "turns", "coverage")
+    with engine_for(database).begin() as connection:
+        for table in later:
+            connection.execute(text(f"DROP TABLE {table}"))
+    set_revision(database, "0001")
+
+
+def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database: str) -> None:
+    with Warehouse.open(database) as first:
+        load(first, a_batch(a_job()))
+    take_back_to_the_first_schema(database)
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
+    with Warehouse.open(database, create=False) as older:
+        assert older.upgrade() == ["0002"]
+    with Warehouse.open(database) as newer:
+        assert len(newer.jobs("venus")) == 1
+        assert newer.turns("venus").empty
 
 
 def test_a_database_of_another_program_is_left_alone(database: str) -> None:
@@ -527,3 +563,129 @@ def test_two_warehouses_on_one_database_see_each_others_loads(database: str) -> 
         load(one, a_batch(a_job(user="bob")))
         load(other, a_batch(a_job(user="bob")), content="second")
         assert len(one.jobs("venus")) == len(other.jobs("venus")) == 2
+
+
+def a_standing(**overrides: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "lever": "order",
+        "job_id": "7",
+        "submitted_at": NOON,
+        "service": "qssf",
+        "mode": "active",
+        "value": 0.5,
+        "after": "SiteFactor 5037",
+        "written_at": NOON,
+        "admins": 0,
+    }
+    return row | overrides
+
+
+def a_decision(**overrides: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "decided_at": NOON,
+        "service": "qssf",
+        "mode": "active",
+        "action": "Reorder",
+        "target": "7",
+        "reason": "short",
+        "outcome": "done",
+    }
+    return row | overrides
+
+
+def standings_frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    return STANDINGS.conform(pd.DataFrame(rows)) if rows else STANDINGS.empty()
+
+
+def decisions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    return DECISIONS.conform(pd.DataFrame(rows)) if rows else DECISIONS.empty()
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def test_one_holder_has_the_lease_until_it_runs_out(warehouse: Warehouse) -> None:
+    ledger = warehouse.ledger("venus")
+    token = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
+    assert ledger.acquire(holder="b", now=NOON + MINUTE / 2, lasts=MINUTE) is None
+    assert ledger.acquire(holder="a", now=NOON + MINUTE / 2, lasts=MINUTE) == token
+    taken = ledger.acquire(holder="b", now=NOON + 2 * MINUTE, lasts=MINUTE)
+    assert taken is not None and token is not None and taken > token
+
+
+def test_a_lease_given_back_is_anybodys_under_a_larger_token(warehouse: Warehouse) -> None:
+    ledger = warehouse.ledger("venus")
+    first = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
+    ledger.release(holder="b")
+    assert ledger.acquire(holder="b", now=NOON, lasts=MINUTE) is None
+    ledger.release(holder="a")
+    second = ledger.acquire(holder="b", now=NOON, lasts=MINUTE)
+    assert first is not None and second is not None and second > first
+
+
+def test_a_stale_token_writes_nothing(warehouse: Warehouse) -> None:
+    ledger = warehouse.ledger("venus")
+    stale = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
+    current = ledger.acquire(holder="b", now=NOON + 2 * MINUTE, lasts=MINUTE)
+    assert stale is not None and current is not None
+    with pytest.raises(LeaseLost, match="Another Helios"):
+        ledger.record(token=stale, decisions=decisions_frame(a_decision()), standings=standings_frame(a_standing()))
+    assert warehouse.decisions("venus").empty and ledger.standings().empty
+    ledger.record(token=current, decisions=decisions_frame(a_decision()), standings=None)
+    assert len(warehouse.decisions("venus")) == 1
+
+
+def test_standings_are_replaced_and_read_as_they_were_written(warehouse: Warehouse) -> None:
+    ledger = warehouse.ledger("venus")
+    token = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
+    assert token is not None
+    before = standings_frame(a_standing(job_id="7"), a_standing(job_id="8", admins=1), a_standing(mode="shadow"))
+    ledger.record(token=token, decisions=DECISIONS.empty(), standings=before)
+    after = standings_frame(a_standing(job_id="9", lever="soft_limit", value=2220.0, after="TimeMin 37 min"))
+    ledger.record(token=token, decisions=DECISIONS.empty(), standings=None)
+    assert len(ledger.standings()) == 3
+    ledger.record(token=token, decisions=DECISIONS.empty(), standings=after)
+    assert_frame_equal(STANDINGS.check(ledger.standings()), after)
+
+
+def test_a_text_is_remembered_under_its_name_alone(warehouse: Warehouse) -> None:
+    warehouse.remember("venus", "turn", "{}", at=NOON)
+    warehouse.remember("venus", "turn", '{"é": 1}', at=NOON)
+    warehouse.remember("venus", "other", "x", at=NOON)
+    assert warehouse.remembered("venus", "turn") == '{"é": 1}'
+    assert warehouse.remembered("venus", "never") is None
+
+
+def test_modes_are_appended_and_the_last_comes_last(warehouse: Warehouse) -> None:
+    for mode in ("canary", "active"):
+        row = {"service": "qssf", "mode": mode, "percent": 10.0, "set_at": NOON, "set_by": "root", "reason": "trial"}
+        warehouse.add_modes("venus", MODES.conform(pd.DataFrame([row])))
+    found = MODES.check(warehouse.modes("venus"))
+    assert list(found["mode"]) == ["canary", "active"]
+    assert found["partitions"].isna().all()
+
+
+def test_turns_are_read_by_the_time_they_were_taken(warehouse: Warehouse) -> None:
+    rows = [
+        {"taken_at": NOON + n * MINUTE, "seconds": 0.5, "pending": n, "still": None if n else "paused"}
+        for n in range(3)
+    ]
+    warehouse.add_turns("venus", TURNS.conform(pd.DataFrame(rows)))
+    found = TURNS.check(warehouse.turns("venus", since=NOON + MINUTE))
+    assert list(found["pending"]) == [1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)), max_size=12))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_what_was_read_is_the_union_of_its_stretches(warehouse: Warehouse, stretches: list[tuple[int, int]]) -> None:
+    source = f"jobs {stretches}"
+    for start, length in stretches:
+        begin = NOON + start * MINUTE
+        warehouse.cover("venus", source=source, started_at=begin, ended_at=begin + length * MINUTE, read_at=NOON)
+    covered = {minute for start, length in stretches for minute in range(start, start + length)}
+    rows = COVERAGE.check(warehouse.coverage("venus")) if stretches else COVERAGE.empty()
+    rows = rows[rows["source"] == source]
+    noon = pd.Timestamp(NOON)
+    read = [((row.started_at - noon) // MINUTE, (row.ended_at - noon) // MINUTE) for row in rows.itertuples()]
+    assert {minute for start, end in read for minute in range(start, end)} == covered
+    assert all(end < start for (_, end), (start, _) in pairwise(read))

@@ -44,7 +44,7 @@ def test_a_failing_upgrade_can_be_tried_again(tmp_path: Path) -> None:
         migrate.upgrade(engine)
     with engine.begin() as connection:
         connection.execute(text("DROP TABLE decisions"))
-    assert migrate.upgrade(engine) == [migrate.head()]
+    assert migrate.upgrade(engine)[-1] == migrate.head()
 
 
 def test_jobs_are_clustered_by_their_key_on_sqlite(tmp_path: Path) -> None:
