@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helios.app.reading import Accounting, Reading, missing, read_history, read_until
+from helios.errors import ClusterUnavailable
+from helios.model import NODE_EVENTS
+from helios.warehouse import Warehouse
+
+MIDNIGHT = datetime(2026, 3, 1, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+HEADER = "JobIDRaw|Cluster|User|State|Submit|Eligible|Start|End|ElapsedRaw|Timelimit|ReqTRES|JobName\n"
+
+
+class Site:
+    """An accounting database of one job an hour, each half an hour long, that answers as sacct does."""
+
+    def __init__(self, *, first: datetime = MIDNIGHT, hours: int = 200) -> None:
+        self.jobs = [(number, first + number * HOUR) for number in range(1, hours + 1)]
+        self.asked: list[tuple[datetime, datetime]] = []
+        self.answers = 10**6
+
+    def write(self, start: datetime, end: datetime, path: Path) -> None:
+        if self.answers == 0:
+            raise ClusterUnavailable("slurmdbd does not answer")
+        self.answers -= 1
+        self.asked.append((start, end))
+        rows = [self.row(job, began, end) for job, began in self.jobs if began < end and began + HOUR / 2 > start]
+        path.write_text(HEADER + "".join(rows))
+
+    def row(self, job: int, began: datetime, now: datetime) -> str:
+        ended = began + HOUR / 2
+        over = ended <= now
+        times = "|".join(f"{at:%Y-%m-%dT%H:%M:%S}" for at in (began, began, began))
+        last = f"{ended:%Y-%m-%dT%H:%M:%S}|1800" if over else "Unknown|60"
+        state = "COMPLETED" if over else "RUNNING"
+        return f"{job}|dev|alice|{state}|{times}|{last}|01:00:00|cpu=1,gres/gpu=1|train\n"
+
+    def events(self, start: datetime, end: datetime) -> pd.DataFrame:
+        return NODE_EVENTS.empty()
+
+    def accounting(self) -> Accounting:
+        return Accounting(jobs=self.write, node_events=self.events)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'helios.db'}"
+
+
+def read(site: Site, url: str, now: datetime, **overrides: object) -> Reading:
+    options: dict[str, object] = {"start": MIDNIGHT, "window": DAY, "overlap": HOUR}
+    return read_history(site.accounting(), url=url, cluster="dev", now=now, **(options | overrides))  # type: ignore[arg-type]  # because the options are named
+
+
+def ended(url: str) -> set[str]:
+    with Warehouse.open(url) as warehouse:
+        jobs = warehouse.jobs("dev")
+    return set(jobs.loc[jobs["ended_at"].notna(), "job_id"])
+
+
+def test_no_stretch_is_longer_than_the_window(url: str) -> None:
+    site = Site()
+    read(site, url, MIDNIGHT + 5 * DAY + HOUR)
+    assert max(end - start for start, end in site.asked) == DAY
+    assert len(site.asked) == 6
+
+
+def test_a_second_reading_asks_for_the_overlap_and_what_is_new_only(url: str) -> None:
+    site = Site()
+    read(site, url, MIDNIGHT + DAY)
+    site.asked.clear()
+    read(site, url, MIDNIGHT + DAY + HOUR)
+    assert site.asked == [(MIDNIGHT + DAY - HOUR, MIDNIGHT + DAY + HOUR)]
+
+
+def test_a_job_that_was_running_is_known_to_have_ended_later(url: str) -> None:
+    site = Site()
+    half_way = MIDNIGHT + 10 * HOUR + HOUR / 4
+    read(site, url, half_way)
+    assert "10" not in ended(url)
+    assert read(site, url, half_way + HOUR).jobs_updated == 1
+    assert "10" in ended(url)
+
+
+def test_reading_twice_changes_nothing(url: str) -> None:
+    site = Site()
+    read(site, url, MIDNIGHT + DAY)
+    again = read(site, url, MIDNIGHT + DAY)
+    assert (again.jobs_new, again.jobs_updated) == (0, 0)
+
+
+@pytest.mark.parametrize("answers", range(6))
+def test_interrupted_anywhere_the_next_reading_does_what_was_left(url: str, answers: int) -> None:
+    site, now = Site(), MIDNIGHT + 6 * DAY
+    site.answers = answers
+    with pytest.raises(ClusterUnavailable):
+        read(site, url, now)
+    site.answers = 100
+    site.asked.clear()
+    read(site, url, now)
+    assert site.asked[0][0] >= MIDNIGHT + max(answers * DAY - HOUR, timedelta(0))
+    assert ended(url) == {str(number) for number in range(1, 144)}
+
+
+def test_a_gap_left_by_days_without_helios_is_filled(url: str) -> None:
+    site = Site()
+    read(site, url, MIDNIGHT + DAY)
+    read(site, url, MIDNIGHT + 6 * DAY)
+    assert ended(url) == {str(number) for number in range(1, 144)}
+
+
+def test_an_earlier_start_is_read_too(url: str) -> None:
+    site = Site(first=MIDNIGHT - 2 * DAY)
+    read(site, url, MIDNIGHT + DAY)
+    site.asked.clear()
+    read(site, url, MIDNIGHT + DAY, start=MIDNIGHT - 2 * DAY)
+    assert site.asked[0] == (MIDNIGHT - 2 * DAY, MIDNIGHT - DAY)
+    assert len(ended(url)) == 71
+
+
+def test_what_is_known_is_said(url: str) -> None:
+    read(Site(), url, MIDNIGHT + DAY)
+    with Warehouse.open(url) as warehouse:
+        assert read_until(warehouse, "dev") == MIDNIGHT + DAY
+
+
+def test_a_first_reading_of_nothing_is_suspicious(url: str) -> None:
+    assert "not one job" in read(Site(hours=0), url, MIDNIGHT + 2 * DAY).line()
+
+
+minutes = st.integers(0, 300)
+
+
+@given(st.lists(st.tuples(minutes, minutes), max_size=6), st.integers(1, 100), st.integers(0, 60))
+def test_the_stretches_fill_every_gap_and_the_overlap_and_ask_for_little_else(
+    spans: list[tuple[int, int]], window: int, overlap: int
+) -> None:
+    covered = _union({m for start, length in spans for m in range(start, min(start + length, 300))})
+    at = [(MIDNIGHT + timedelta(minutes=a), MIDNIGHT + timedelta(minutes=b)) for a, b in covered]
+    now = MIDNIGHT + timedelta(minutes=300)
+    asked = list(
+        missing(at, begin=MIDNIGHT, now=now, window=timedelta(minutes=window), overlap=timedelta(minutes=overlap))
+    )
+    minutes_asked = {m for start, end in asked for m in range(_minute(start), _minute(end))}
+    already = {m for a, b in covered for m in range(a, b)}
+    assert minutes_asked >= set(range(300)) - already
+    again = set(range(max(0, max(already, default=-1) + 1 - overlap), max(already, default=-1) + 1))
+    assert minutes_asked >= again
+    assert minutes_asked & already <= again
+    assert all(timedelta(0) < end - start <= timedelta(minutes=window) for start, end in asked)
+
+
+def _minute(moment: datetime) -> int:
+    return int((moment - MIDNIGHT) / timedelta(minutes=1))
+
+
+def _union(minutes: set[int]) -> list[tuple[int, int]]:
+    return list(_runs(sorted(minutes)))
+
+
+def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
+    start: int | None = None
+    for minute in ordered:
+        start = minute if start is None else start
+        if minute + 1 not in ordered:
+            yield start, minute + 1
+            start = None
