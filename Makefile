@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest bench reference clean
+.PHONY: help try test format lint types imports pytest slurm bench reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -43,8 +43,14 @@ types: $(VENV)/.tools
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
-pytest: $(VENV)/.tools
+pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+
+slurm: ## Install Slurm for the live tests, where that is possible (root, Debian or Ubuntu)
+	@command -v slurmctld mariadbd >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing Slurm and MariaDB for the live tests ..."; deploy/devcluster/devcluster install >/dev/null; \
+	else echo "Slurm is not installed: the live tests will be skipped (deploy/devcluster/devcluster install, as root)"; fi
 
 bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its control
 	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done

@@ -49,6 +49,23 @@ def of_cluster(table: Table, cluster_id: int, names: Sequence[str]) -> Select[An
     return select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
 
 
+def last_jobs(query: Select[Any], cluster_id: int, number: int) -> Select[Any]:
+    """Narrow a query of jobs to the ``number`` submitted last, and those submitted together with their first."""
+    submitted_at = schema.jobs.c.submitted_at
+    of_cluster_ = select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
+    first = of_cluster_.order_by(submitted_at.desc()).offset(max(number - 1, 0)).limit(1).scalar_subquery()
+    return query.where(submitted_at >= func.coalesce(first, 0))
+
+
+def edition(connection: Connection, cluster_id: int) -> tuple[int, str]:
+    """Return the number of a cluster's last load (0: none) and the id of its last model (empty: none)."""
+    loads, models = schema.loads, schema.models
+    load = connection.execute(select(func.max(loads.c.load_id)).where(loads.c.cluster_id == cluster_id)).scalar()
+    newest = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+    model_id = connection.execute(newest.order_by(models.c.trained_at.desc(), models.c.model_id.desc())).scalar()
+    return int(load or 0), str(model_id or "")
+
+
 def rejects_of(cluster_id: int, *, limit: int | None) -> Select[Any]:
     """Return the query of a cluster's rejects: loads in their order, lines in theirs."""
     rejects, loads = schema.rejects, schema.loads

@@ -135,6 +135,7 @@ class Warehouse:
         since: datetime | None = None,
         until: datetime | None = None,
         columns: Sequence[str] | None = None,
+        last: int | None = None,
     ) -> pd.DataFrame:
         """Return a cluster's jobs submitted in [since, until), in submission order.
 
@@ -142,6 +143,8 @@ class Warehouse:
         ----------
         columns : sequence of str, optional
             Those of ``JOBS`` wanted, default all; each has its declared type.
+        last : int, optional
+            Only so many that were submitted last, and what was submitted in the same microsecond as their first.
 
         Raises
         ------
@@ -152,14 +155,20 @@ class Warehouse:
         if unknown := [name for name in wanted if name not in JOBS.by_name]:
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
         with reading(self._engine) as connection:
-            query = records.of_cluster(
-                schema.jobs, cluster_id_of(connection, cluster), list(dict.fromkeys([*wanted, *_ORDER]))
-            )
+            cluster_id = cluster_id_of(connection, cluster)
+            query = records.of_cluster(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
             query = _between(query, schema.jobs, "submitted_at", since, until)
+            if last is not None:
+                query = records.last_jobs(query, cluster_id, last)
             ordered = in_order(self._bulk.select(connection, query))
             return frame_of(
                 ordered, {name: JOBS.by_name[name].dtype for name in wanted}, NameBook(connection, self._bulk)
             )
+
+    def edition(self, cluster: str) -> tuple[int, str]:
+        """Return what changes with every load and every model: the last load's number and the last model's id."""
+        with reading(self._engine) as connection:
+            return records.edition(connection, cluster_id_of(connection, cluster))
 
     def loads(self, cluster: str) -> pd.DataFrame:
         """Return what was loaded into a cluster, oldest first; the watermark is the last submission in the file."""

@@ -689,3 +689,18 @@ def test_what_was_read_is_the_union_of_its_stretches(warehouse: Warehouse, stret
     read = [((row.started_at - noon) // MINUTE, (row.ended_at - noon) // MINUTE) for row in rows.itertuples()]
     assert {minute for start, end in read for minute in range(start, end)} == covered
     assert all(end < start for (_, end), (start, _) in pairwise(read))
+
+
+def test_the_last_jobs_are_those_submitted_last(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(*(a_job(job_id=str(number)) for number in (1, 2, 3, 4))))
+    assert list(warehouse.jobs("venus", last=2)["job_id"]) == ["3", "4"]
+    assert list(warehouse.jobs("venus", last=9)["job_id"]) == ["1", "2", "3", "4"]
+
+
+def test_the_edition_changes_with_every_load_and_model(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job()))
+    loaded = warehouse.edition("venus")
+    load(warehouse, a_batch(a_job()), content="second")
+    again = warehouse.edition("venus")
+    warehouse.add_model(a_model())
+    assert len({loaded, again, warehouse.edition("venus")}) == 3

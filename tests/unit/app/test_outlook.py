@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from helios.app.outlook import Outlook, worth_storing
+from helios.model import QUEUE
+from helios.predict import to_record, train
+from helios.testing import NOON, a_pending_job, a_snapshot, frame_of
+from helios.warehouse import Warehouse
+from tests.builders import a_batch, a_job
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'helios.db'}"
+
+
+def load(url: str, *, run_time_s: float, first: int = 0, jobs: int = 30) -> None:
+    rows = [
+        a_job(
+            job_id=str(first + n), run_time_s=run_time_s, submitted_at=NOON - timedelta(days=2) + timedelta(minutes=n)
+        )
+        for n in range(jobs)
+    ]
+    with Warehouse.open(url) as warehouse:
+        warehouse.load([a_batch(*rows)], cluster="venus", path="x", sha256=f"{first}", format="sacct", timezone="UTC")
+
+
+def outlook(url: str) -> Outlook:
+    return Outlook(url=url, cluster="venus", last_jobs=1000)
+
+
+def test_a_cluster_never_heard_of_still_gets_predictions(url: str) -> None:
+    seen = outlook(url)(a_snapshot(pending=[a_pending_job()]))
+    assert list(seen.pending["source"]) == ["shrinkage"]
+
+
+def test_the_snapshot_is_given_back_with_predictions_and_nothing_else_changed(url: str) -> None:
+    load(url, run_time_s=60.0)
+    snapshot = a_snapshot(pending=[a_pending_job(), a_pending_job(user="bob")])
+    seen = outlook(url)(snapshot)
+    QUEUE.check(seen.pending)
+    names = [name for name in QUEUE.names if name not in {"p10_s", "p50_s", "p90_s", "source"}]
+    pd.testing.assert_frame_equal(seen.pending[names], snapshot.pending[names])
+    assert seen.pending["p50_s"].between(30, 200).all()
+
+
+def test_what_is_loaded_meanwhile_is_known_at_the_next_look(url: str) -> None:
+    load(url, run_time_s=60.0)
+    look = outlook(url)
+    snapshot = a_snapshot(pending=[a_pending_job()])
+    before = look(snapshot).pending["p50_s"].iloc[0]
+    load(url, run_time_s=3000.0, first=100)
+    assert look(snapshot).pending["p50_s"].iloc[0] > 2 * before
+
+
+def test_nothing_is_read_again_while_nothing_changes(url: str) -> None:
+    load(url, run_time_s=60.0)
+    look = outlook(url)
+    assert look.knowledge is look.knowledge
+
+
+def test_a_model_is_used_from_the_moment_it_is_kept(url: str) -> None:
+    load(url, run_time_s=60.0, jobs=300)
+    look = outlook(url)
+    snapshot = a_snapshot(pending=[a_pending_job()])
+    look(snapshot)
+    with Warehouse.open(url) as warehouse:
+        model = train(warehouse.jobs("venus"), cluster="venus")
+        warehouse.add_model(to_record(model, trained_at=NOON))
+    assert list(look(snapshot).pending["source"]) == [model.model_id]
+    assert look.knowledge.trained_at == NOON
+
+
+def queue(*p50_s: float) -> pd.DataFrame:
+    return frame_of(QUEUE, [a_pending_job(job_id=str(n), p50_s=p50) for n, p50 in enumerate(p50_s)])
+
+
+def test_a_prediction_is_stored_once_and_again_when_it_has_moved() -> None:
+    stored = queue(100.0, 100.0, 100.0)[["job_id", "submitted_at", "p50_s"]]
+    worth = worth_storing(queue(101.0, 300.0, 30.0, 5.0), stored)
+    assert list(worth["job_id"]) == ["1", "2", "3"]
+
+
+def test_a_job_without_prediction_is_not_stored() -> None:
+    assert worth_storing(queue(float("nan")), queue()[["job_id", "submitted_at", "p50_s"]]).empty
