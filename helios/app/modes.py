@@ -1,0 +1,185 @@
+"""How far services may go: set by a person, kept in the warehouse, shadow where nobody said anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+
+from helios.control.modes import ServiceMode
+from helios.errors import HeliosError, Misuse, NoSuchCluster
+from helios.model import MODES, Mode
+from helios.warehouse import Warehouse
+
+PAUSE_FILE = "PAUSED"
+_MEMORY = "paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Somebody told Helios to do nothing.
+
+    Attributes
+    ----------
+    by, since, reason : str
+        Who, when (UTC), and why; empty: the file does not say.
+    where : str
+        What has to go for Helios to resume.
+    """
+
+    by: str
+    since: str
+    reason: str
+    where: str
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        since = f" since {self.since}" if self.since else ""
+        return f"paused{by}{since} ({self.where})" + (f": {self.reason}" if self.reason else "")
+
+
+def modes_in_force(url: str, cluster: str, services: Iterable[str]) -> dict[str, ServiceMode]:
+    """Return the mode of each of ``services``: the one set last, else shadow."""
+    with Warehouse.open(url) as warehouse:
+        try:
+            settings = warehouse.modes(cluster)
+        except NoSuchCluster:
+            settings = MODES.empty()
+    last = settings.drop_duplicates("service", keep="last").set_index("service")
+    return {name: _mode_of(last, name) for name in services}
+
+
+def set_mode(
+    url: str,
+    cluster: str,
+    service: str,
+    mode: Mode,
+    *,
+    partitions: tuple[str, ...] = (),
+    percent: int | None = None,
+    by: str,
+    reason: str,
+    now: datetime,
+) -> ServiceMode:
+    """Let a service go so far from its next turn on.
+
+    Raises
+    ------
+    Misuse
+        A canary is not narrowed by partition or percent, or something else than a canary is.
+    """
+    if mode is not Mode.CANARY and (partitions or percent is not None):
+        raise Misuse(
+            f"Only a canary acts on a part of the jobs; {mode.value} does not.",
+            remedy="Leave --partition and --percent out, or say canary.",
+        )
+    try:
+        chosen = ServiceMode(mode=mode, partitions=partitions, percent=percent)
+    except ValueError as wrong:
+        raise Misuse(f"{str(wrong).capitalize()}.", remedy="Say which: --partition NAME, or --percent 10") from wrong
+    row = {
+        "service": service,
+        "mode": mode.value,
+        "partitions": ",".join(partitions) or None,
+        "percent": percent,
+        "set_at": now,
+        "set_by": by,
+        "reason": reason,
+    }
+    with Warehouse.open(url) as warehouse:
+        warehouse.add_modes(cluster, MODES.conform(pd.DataFrame([row])))
+    return chosen
+
+
+def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
+    """Have every Helios of this cluster do nothing from now on; return what of it could not be written.
+
+    Two places say so, either is enough: a file, for whoever has no database, and the warehouse, for whoever runs
+    on another machine.
+
+    Raises
+    ------
+    HeliosError
+        Neither could be written: nothing is paused.
+    """
+    note = Pause(by=by, since=f"{now:%Y-%m-%d %H:%M} UTC", reason=reason, where="")
+    text, troubles = json.dumps(asdict(note)), []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PAUSE_FILE).write_text(text + "\n", encoding="utf-8")
+    except OSError as trouble:
+        troubles.append(f"the file {folder / PAUSE_FILE} could not be written: {trouble}")
+    try:
+        with Warehouse.open(url) as warehouse:
+            warehouse.remember(cluster, _MEMORY, text, at=now)
+    except HeliosError as trouble:
+        troubles.append(trouble.fact)
+    if len(troubles) > 1:
+        raise HeliosError(
+            f"Helios could not be paused: {'; '.join(troubles)}",
+            remedy="Stop the daemon (systemctl stop helios) and run deploy/slurm/helios-release.sh",
+        )
+    return troubles
+
+
+def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
+    """Undo :func:`pause`; nothing to undo is fine.
+
+    Raises
+    ------
+    HeliosError
+        The file cannot be removed, or the warehouse not be written: Helios stays paused.
+    """
+    try:
+        (folder / PAUSE_FILE).unlink(missing_ok=True)
+    except OSError as trouble:
+        raise HeliosError(
+            f"{folder / PAUSE_FILE} cannot be removed: {trouble}", remedy="Remove it as root."
+        ) from trouble
+    with Warehouse.open(url) as warehouse:
+        warehouse.remember(cluster, _MEMORY, "", at=now)
+
+
+def paused(url: str, cluster: str, folder: Path) -> Pause | None:
+    """Return who paused Helios; None: nobody did. A pause file that cannot be understood is a pause all the same."""
+    file = folder / PAUSE_FILE
+    if os.path.lexists(file):
+        return _read(_text_of(file), where=str(file))
+    with Warehouse.open(url) as warehouse:
+        try:
+            text = warehouse.remembered(cluster, _MEMORY)
+        except NoSuchCluster:
+            return None
+    return _read(text, where="the warehouse; helios resume") if text else None
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read(text: str, *, where: str) -> Pause:
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = {}
+    said = said if isinstance(said, Mapping) else {}
+    return Pause(where=where, **{name: str(said.get(name, "")) for name in ("by", "since", "reason")})
+
+
+def _mode_of(last: pd.DataFrame, service: str) -> ServiceMode:
+    if service not in last.index:
+        return ServiceMode(mode=Mode.SHADOW)
+    row = last.loc[service]
+    return ServiceMode(
+        mode=Mode(row["mode"]),
+        partitions=tuple(str(row["partitions"]).split(",")) if pd.notna(row["partitions"]) else (),
+        percent=int(row["percent"]) if pd.notna(row["percent"]) else None,
+    )

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.model import DECISIONS
+from helios.report.why import Why, places
+from helios.testing import a_pending_job, a_snapshot
+
+
+def a_why(**overrides: Any) -> Why:
+    told: dict[str, Any] = {
+        "job_id": "7",
+        "state": "PENDING",
+        "user": "alice",
+        "partition": "gpu",
+        "waited_s": 300.0,
+        "gpus": 2,
+        "tasks": 1,
+        "time_limit_s": 3600.0,
+        "p10_s": 240.0,
+        "p50_s": 720.0,
+        "p90_s": 2400.0,
+        "source": "venus-20260101-abc",
+        "reason": "Priority",
+        "rank": 3,
+        "rank_without": 9,
+        "queued": 12,
+    }
+    return Why(**(told | overrides))
+
+
+def text(why: Why) -> str:
+    return "\n".join(why.lines())
+
+
+def test_a_waiting_user_reads_what_is_predicted_and_where_the_job_stands() -> None:
+    said = text(a_why())
+    assert "Predicted run time: 12 min; 8 of 10 such jobs take 4 min to 40 min" in said
+    assert "number 3 of 12" in said
+    assert "other jobs come before it" in said
+    assert "Without Helios it would be number 9." in said
+
+
+def test_what_was_set_and_why_is_told_in_its_own_words() -> None:
+    row = {"decided_at": datetime(2026, 1, 5, tzinfo=UTC), "service": "qssf", "reason": "24 GPU-minutes predicted"}
+    why = a_why(stands=("SiteFactor 4037",), decisions=DECISIONS.conform(pd.DataFrame([row])))
+    assert "Helios has set SiteFactor 4037." in text(why)
+    assert "Why, in its own words: 24 GPU-minutes predicted" in text(why)
+
+
+def test_a_job_that_is_left_alone_says_why() -> None:
+    said = text(a_why(hands_off="its user holds it", reason="JobHeldUser"))
+    assert "Helios leaves it alone: its user holds it." in said
+    assert "has set nothing" not in said
+
+
+def test_a_reason_that_is_not_known_is_given_in_slurms_word() -> None:
+    assert "Slurm says NewInSlurm27" in text(a_why(reason="NewInSlurm27"))
+
+
+def test_a_job_that_ended_shows_prediction_and_truth() -> None:
+    said = text(a_why(state="COMPLETED", rank=0, rank_without=0, queued=0, run_time_s=660.0, reason=""))
+    assert "It ran 11 min." in said
+    assert "number" not in said
+
+
+def test_json_has_no_numbers_that_json_does_not_know() -> None:
+    why = a_why(
+        time_limit_s=float("inf"), p50_s=float("nan"), decisions=DECISIONS.conform(pd.DataFrame([{"service": "qssf"}]))
+    )
+    answer = json.loads(json.dumps(why.to_json(), allow_nan=False, default=str))
+    assert answer["time_limit_s"] is None
+    assert answer["p50_s"] is None
+    assert answer["decisions"][0]["after"] is None
+
+
+def without_a_hundred(jobs: pd.DataFrame) -> NDArray[np.float64]:
+    return np.asarray(jobs["priority"] - 100 * jobs["urgency"])
+
+
+def test_the_place_without_helios_is_by_the_priority_that_would_be() -> None:
+    jobs = [
+        a_pending_job(job_id="1", priority=200.0, urgency=1.0),
+        a_pending_job(job_id="2", priority=150.0),
+        a_pending_job(job_id="3", priority=120.0),
+    ]
+    snapshot = a_snapshot(pending=jobs)
+    assert places(snapshot, snapshot.pending.iloc[0], without=without_a_hundred) == (1, 3, 3)
+    assert places(snapshot, snapshot.pending.iloc[1], without=without_a_hundred) == (2, 1, 3)
+
+
+def test_only_jobs_that_share_a_partition_are_counted() -> None:
+    jobs = [
+        a_pending_job(job_id="1", partition="cpu"),
+        a_pending_job(job_id="2", partition="gpu,cpu"),
+        a_pending_job(job_id="3", partition="gpu"),
+    ]
+    snapshot = a_snapshot(pending=jobs)
+    assert places(snapshot, snapshot.pending.iloc[2], without=without_a_hundred)[::2] == (2, 2)
