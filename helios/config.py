@@ -146,7 +146,7 @@ class History(_Section):
 class Daemon(_Section):
     """When things happen."""
 
-    turn_s: int = Field(default=60, ge=5, description="Time between turns of the services, s")
+    turn_s: int = Field(default=60, ge=1, description="Time between turns of the services, s")
     ingest_s: int = Field(default=300, ge=30, description="Time between readings of the accounting, s")
     nightly: str = Field(
         default="02:30", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time of the nightly analysis"

@@ -109,3 +109,7 @@ class ServiceInvalid(Misuse):
 
 class HookTableInvalid(HeliosError):
     """The priority hook's table is missing, stale or damaged."""
+
+
+class MemoryDamaged(HeliosError):
+    """What control remembers of its last turn cannot be read."""

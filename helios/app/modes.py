@@ -38,9 +38,9 @@ class Pause:
     where: str
 
     def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
-        since = f" since {self.since}" if self.since else ""
-        return f"paused{by}{since} ({self.where})" + (f": {self.reason}" if self.reason else "")
+        by = f"by {self.by} " if self.by else ""
+        since = f"since {self.since} " if self.since else ""
+        return f"{by}{since}({self.where})" + (f": {self.reason}" if self.reason else "")
 
 
 def modes_in_force(url: str, cluster: str, services: Iterable[str]) -> dict[str, ServiceMode]:
@@ -50,7 +50,7 @@ def modes_in_force(url: str, cluster: str, services: Iterable[str]) -> dict[str,
             settings = warehouse.modes(cluster)
         except NoSuchCluster:
             settings = MODES.empty()
-    last = settings.drop_duplicates("service", keep="last").set_index("service")
+    last = settings.drop_duplicates("service", keep="last")
     return {name: _mode_of(last, name) for name in services}
 
 
@@ -175,9 +175,9 @@ def _read(text: str, *, where: str) -> Pause:
 
 
 def _mode_of(last: pd.DataFrame, service: str) -> ServiceMode:
-    if service not in last.index:
+    row = next(iter(last[last["service"] == service].to_dict("records")), None)
+    if row is None:
         return ServiceMode(mode=Mode.SHADOW)
-    row = last.loc[service]
     return ServiceMode(
         mode=Mode(row["mode"]),
         partitions=tuple(str(row["partitions"]).split(",")) if pd.notna(row["partitions"]) else (),

@@ -14,7 +14,7 @@ from helios.app.history import History
 from helios.app.machine import Machine, machine_for
 from helios.app.plans import ORDERS, Plan, Policy, RunTimes
 from helios.errors import NotEnoughHistory
-from helios.metrics import summarize_queue
+from helios.metrics import summarize_queue, wait
 from helios.ports import Progress, in_silence
 from helios.predict import DurationModel, OnlinePredictor, train
 from helios.report.whatif import Run, WhatIf
@@ -62,28 +62,18 @@ def whatif(history: History, question: Question, *, progress: Progress = in_sile
     JobLargerThanPartition, PartitionUnknown
         The jobs do not fit the cluster as described.
     """
-    resource = question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
-    stage = _set_the_stage(history, question, resource)
-    taught = _teach(history, stage, question, progress)
+    stage = set_the_stage(history, question)
+    taught = teach(history, stage, question, progress)
     runs, said = [], []
     for plan in question.plans:
-        predictor = _predictor(stage, taught, question) if plan.uses_predictions else None
-        runs.append(_run(plan, stage, predictor, progress))
-        said += _sources(predictor)
-    counted = stage.machine.jobs["submitted_at"][stage.counted]
-    return WhatIf(
-        cluster=history.cluster,
-        partitions=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
-        gpus_per_node=question.gpus_per_node,
-        resource=resource,
-        window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
-        runs=tuple(runs),
-        notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said)),
-    )
+        predictor = predictor_for(stage, taught, question) if plan.uses_predictions else None
+        runs.append(run_of(plan, stage, predictor, progress))
+        said += sources_said(predictor)
+    return answered(history, question, stage, runs=runs, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
+class Stage:
     """The replayed jobs on their machine, which of them count, and what came before them."""
 
     machine: Machine
@@ -95,7 +85,28 @@ class _Stage:
     timezone: str
 
 
-def _set_the_stage(history: History, question: Question, resource: str) -> _Stage:
+def answered(history: History, question: Question, stage: Stage, *, runs: Sequence[Run], said: Sequence[str]) -> WhatIf:
+    """Return the replays of one stage as an answer, with all that is to be said of it."""
+    counted = stage.machine.jobs["submitted_at"][stage.counted]
+    return WhatIf(
+        cluster=history.cluster,
+        partitions=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
+        gpus_per_node=question.gpus_per_node,
+        resource=resource_of(history, question),
+        window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
+        runs=tuple(runs),
+        notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said)),
+    )
+
+
+def resource_of(history: History, question: Question) -> str:
+    """Return what is replayed: what the question says, else GPUs where any job asks for one, else CPUs."""
+    return question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
+
+
+def set_the_stage(history: History, question: Question) -> Stage:
+    """Choose the jobs to replay and the machine; raises as :func:`whatif`."""
+    resource = resource_of(history, question)
     submitted = history.jobs["submitted_at"]
     since = pd.Timestamp(question.since) if question.since else submitted.min()
     until = pd.Timestamp(question.until) if question.until else submitted.max() + timedelta(seconds=1)
@@ -115,7 +126,7 @@ def _set_the_stage(history: History, question: Question, resource: str) -> _Stag
     notes += assumed
     if not question.warm_up:
         notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
-    return _Stage(
+    return Stage(
         machine=machine,
         workload=Workload(
             job_id=machine.jobs["job_id"].to_numpy(dtype=object),
@@ -169,7 +180,7 @@ def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list
     return np.where(unlimited, default_s, limit_s).astype(np.int64), notes
 
 
-def _teach(history: History, stage: _Stage, question: Question, progress: Progress) -> DurationModel | None:
+def teach(history: History, stage: Stage, question: Question, progress: Progress) -> DurationModel | None:
     """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
     if stage.before.empty or not any(plan.uses_predictions for plan in question.plans):
         return None
@@ -187,7 +198,8 @@ def _teach(history: History, stage: _Stage, question: Question, progress: Progre
         return None
 
 
-def _predictor(stage: _Stage, taught: DurationModel | None, question: Question) -> OnlinePredictor:
+def predictor_for(stage: Stage, taught: DurationModel | None, question: Question) -> OnlinePredictor:
+    """Return a predictor that learns on the way, from what it was taught on."""
     return OnlinePredictor(
         stage.machine.jobs,
         history=stage.before,
@@ -198,7 +210,7 @@ def _predictor(stage: _Stage, taught: DurationModel | None, question: Question) 
     )
 
 
-def _sources(predictor: OnlinePredictor | None) -> list[str]:
+def sources_said(predictor: OnlinePredictor | None) -> list[str]:
     """Say who predicted, where that was not one model taught beforehand."""
     if predictor is None:
         return []
@@ -212,33 +224,56 @@ def _sources(predictor: OnlinePredictor | None) -> list[str]:
     ]
 
 
-def _run(plan: Plan, stage: _Stage, predictor: OnlinePredictor | None, progress: Progress) -> Run:
+def run_of(plan: Plan, stage: Stage, predictor: OnlinePredictor | None, progress: Progress) -> Run:
+    """Make one replay, and measure what counts of it."""
     result = _replayed(plan, stage, predictor, progress)
-    counted, workload = stage.counted, stage.workload
-    submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
-    started_s, ended_s = result.started_s[counted], result.ended_s[counted]
-    return Run(
+    return measured(
+        stage,
         policy=plan.policy.value,
         run_times=plan.run_times.value if plan.run_times else None,
         estimates=plan.published_estimates,
         backfill=plan.backfill.value,
+        started_s=result.started_s,
+        ended_s=result.ended_s,
+    )
+
+
+def measured(
+    stage: Stage,
+    *,
+    policy: str,
+    run_times: str | None,
+    estimates: str | None,
+    backfill: str,
+    started_s: NDArray[np.int64],
+    ended_s: NDArray[np.int64],
+) -> Run:
+    """Measure the jobs that count of a replay, given start and end of every job of the stage."""
+    counted, workload = stage.counted, stage.workload
+    submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
+    started_s, ended_s, run_time_s = started_s[counted], ended_s[counted], workload.run_time_s[counted]
+    return Run(
+        policy=policy,
+        run_times=run_times,
+        estimates=estimates,
+        backfill=backfill,
         summary=summarize_queue(
             submitted_s=submitted_s,
             ended_s=ended_s,
-            run_time_s=workload.run_time_s[counted],
+            run_time_s=run_time_s,
             gpus=gpus,
             total_gpus=stage.machine.shape.total_gpus,
         ),
         submitted_s=submitted_s,
         started_s=started_s,
         ended_s=ended_s,
-        wait_s=result.wait_s[counted],
+        wait_s=wait(submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s),
         gpus=gpus,
         users=stage.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
     )
 
 
-def _replayed(plan: Plan, stage: _Stage, predictor: OnlinePredictor | None, progress: Progress) -> Replay:
+def _replayed(plan: Plan, stage: Stage, predictor: OnlinePredictor | None, progress: Progress) -> Replay:
     workload = stage.workload
     stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (
         f", {plan.published_estimates}" if plan.published_estimates else ""
@@ -264,7 +299,7 @@ def _believed(plan: Plan, workload: Workload) -> NDArray[np.float64] | None:
     return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
 
 
-def _planned(plan: Plan, stage: _Stage) -> NDArray[np.int64] | None:
+def _planned(plan: Plan, stage: Stage) -> NDArray[np.int64] | None:
     """Return what EASY plans with; None where a predictor says it in the timeline."""
     if plan.estimates is RunTimes.PREDICTED:
         return None

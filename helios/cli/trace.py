@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from helios.cli.options import (
     Trace,
     configuration,
     history_from,
+    moment,
     named_timezone,
 )
 from helios.cli.screen import frame_table, progress_bars, say_notes, show, show_json, write_page
@@ -60,6 +62,32 @@ def load(
         show_json(load_answer(report))
         return
     show(load_table(load_answer(report)))
+
+
+@commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
+def sync(
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Refuse any other live cluster than this.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--from", help="Where the history begins (UTC); else history.start, else 30 days ago.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read what is missing of the live cluster's history from its accounting, in bounded stretches.
+
+    Interrupted anywhere, the next run goes on. The daemon does the same every few minutes.
+    """
+    from helios.app.chores import Desk  # noqa: PLC0415 - everything that a live cluster takes
+
+    settings = configuration().settings
+    if since is not None:
+        history = settings.history.model_copy(update={"start": str(moment(since, timezone="UTC"))})
+        settings = settings.model_copy(update={"history": history})
+    with progress_bars() as progress:
+        reading = Desk(settings, cluster=cluster).read(progress=progress)
+    if as_json:
+        show_json(asdict(reading))
+        return
+    show(reading.line())
 
 
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")

@@ -40,8 +40,10 @@ The compiled core (:mod:`helios.simulate.engine`) keeps its state in plain array
 """
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown
+from helios.simulate.cluster import SimCluster
 from helios.simulate.policies import ORDERS
 from helios.simulate.timeline import Backfill, Replay, replay
+from helios.simulate.view import Predictions
 from helios.simulate.workload import ClusterShape, Workload
 
 __all__ = [
@@ -50,7 +52,9 @@ __all__ = [
     "ClusterShape",
     "JobLargerThanPartition",
     "PartitionUnknown",
+    "Predictions",
     "Replay",
+    "SimCluster",
     "Workload",
     "replay",
 ]

@@ -14,7 +14,8 @@ from helios.simulate.state import NEVER, State
 
 
 @kernel
-def _next_moment(state: State) -> int:
+def next_moment(state: State) -> int:
+    """Return when the next job ends or arrives, or NEVER."""
     clock, moment = state.clock[0], NEVER
     if clock.running > 0:
         moment = state.jobs[state.ends[0]].ends_s
@@ -31,27 +32,30 @@ def _awaits(state: State, now: int, scored: int) -> bool:
 
 
 @kernel
-def _end_due(state: State, now: int) -> int:
+def end_due(state: State, now: int) -> int:
+    """Let all end that end ``now``; return how many."""
     n_ended: int = state.clock[0].ended
     while state.clock[0].running > 0 and state.jobs[state.ends[0]].ends_s == now:
-        _touch(state, state.jobs[state.ends[0]].partition)
+        touch(state, state.jobs[state.ends[0]].partition)
         end(state, state.ends[0])
     return int(state.clock[0].ended) - n_ended
 
 
 @kernel
-def _admit_due(state: State, now: int) -> int:
+def admit_due(state: State, now: int) -> int:
+    """Let all queue that are submitted ``now``; return how many."""
     clock = state.clock[0]
     first = clock.arrived
     while clock.arrived < len(state.jobs) and state.jobs[clock.arrived].submitted_s == now:
-        _touch(state, state.jobs[clock.arrived].partition)
+        touch(state, state.jobs[clock.arrived].partition)
         push(state, clock.arrived)
         clock.arrived += 1
     return int(clock.arrived - first)
 
 
 @kernel
-def _touch(state: State, partition: int) -> None:
+def touch(state: State, partition: int) -> None:
+    """Note that ``partition`` needs a scheduling pass."""
     clock, home = state.clock[0], state.partitions[partition]
     if not home.touched:
         home.touched = 1
@@ -60,7 +64,8 @@ def _touch(state: State, partition: int) -> None:
 
 
 @kernel
-def _schedule_touched(state: State, now: int) -> None:
+def schedule_touched(state: State, now: int) -> None:
+    """Make the passes that are due ``now``."""
     clock = state.clock[0]
     for place in range(clock.touched):
         partition = state.touched[place]
@@ -75,11 +80,11 @@ def _compiled(revision: int) -> Callable[[State, int, int], bool]:
     @entry_point
     def entry(state: State, scored: int, budget: int) -> bool:
         while budget > 0:
-            now = _next_moment(state)
+            now = next_moment(state)
             if now == NEVER or _awaits(state, now, scored):
                 return revision >= 0
-            budget -= _end_due(state, now) + _admit_due(state, now)
-            _schedule_touched(state, now)
+            budget -= end_due(state, now) + admit_due(state, now)
+            schedule_touched(state, now)
         return False
 
     return entry

@@ -30,7 +30,7 @@ class Backfill(StrEnum):
     EASY = "easy"
 
 
-_MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY}
+MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,7 +109,7 @@ def replay(
     _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
-    state = new_state(workload, shape, backfill=_MODES[backfill], preemptive=preemptive)
+    state = new_state(workload, shape, backfill=MODES[backfill], preemptive=preemptive)
     scores = _Scores(
         workload=workload,
         order=order,

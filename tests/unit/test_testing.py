@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,11 @@ def test_a_job_has_no_prediction_unless_it_is_given_one() -> None:
 
 
 def test_a_misspelt_column_is_refused() -> None:
-    with pytest.raises(TypeError, match="gpu_count.*it has"):
+    with pytest.raises(TypeError, match=r"gpu_count.*it has"):
         a_pending_job(gpu_count=3)
 
 
-@pytest.mark.parametrize("value", ["2026-01-05T11:00:00Z", "2026-01-05 12:00+01:00", datetime(2026, 1, 5, 11)])
+@pytest.mark.parametrize("value", ["2026-01-05T11:00:00Z", "2026-01-05 12:00+01:00", pd.Timestamp("2026-01-05T11:00")])
 def test_times_may_be_given_as_text(value: Any) -> None:
     job = a_snapshot(pending=[a_pending_job(submitted_at=value)]).pending.iloc[0]
     assert job["submitted_at"] == pd.Timestamp("2026-01-05T11:00:00Z")
@@ -256,6 +257,27 @@ def test_a_restore_takes_back_what_is_ours_on_a_held_job_too(cluster: FakeCluste
     assert cluster.site_factor_of(job_id) == 0
 
 
+def test_a_restore_leaves_what_an_admin_set_and_says_so(cluster: FakeCluster) -> None:
+    theirs, untouched = cluster.submit(), cluster.submit()
+    cluster.admin_sets_site_factor(theirs, 500)
+    assert ask(cluster, Restore(lever=Lever.ORDER, job_ids=(theirs, untouched), reason="stop")) == [
+        Result.REFUSED,
+        Result.UNCHANGED,
+    ]
+    assert cluster.site_factor_of(theirs) == 500
+
+
+def test_a_soft_limit_of_a_job_that_is_gone_is_gone_everywhere() -> None:
+    assert ask(FakeCluster(soft_limits=False), softened("nobody")) == [Result.GONE]
+
+
+def test_a_user_may_alter_a_job(cluster: FakeCluster) -> None:
+    job_id = cluster.submit(urgency=0.5)
+    cluster.alter(job_id, time_limit_s=60.0, partition="long")
+    job = cluster.snapshot().pending.iloc[0]
+    assert (job["time_limit_s"], job["partition"], job["urgency"] > 0) == (60.0, "long", True)
+
+
 def test_a_restore_can_be_of_one_lever_and_of_named_jobs(cluster: FakeCluster) -> None:
     first, second = (cluster.submit(urgency=0.5, soft_limit_s=420.0) for _ in range(2))
     assert ask(cluster, Restore(lever=Lever.ORDER, job_ids=(first, "nobody"), reason="stop")) == [
@@ -336,7 +358,7 @@ def test_a_lease_is_one_holders_until_it_runs_out(ledger: FakeLedger) -> None:
     assert hold(ledger, "b", NOON + MINUTE / 2) is None
     assert hold(ledger, "a", NOON + MINUTE / 2) == 1
     assert hold(ledger, "b", NOON + MINUTE) is None
-    assert hold(ledger, "b", NOON + 2 * MINUTE) == 2
+    assert hold(ledger, "b", NOON + 1.5 * MINUTE) == 2
 
 
 def test_a_released_lease_is_free_at_once(ledger: FakeLedger) -> None:
@@ -346,6 +368,12 @@ def test_a_released_lease_is_free_at_once(ledger: FakeLedger) -> None:
     ledger.release(holder="a")
     assert hold(ledger, "b") == 2
     assert hold(ledger, "a", NOON + 2 * MINUTE) == 3
+    ledger.release(holder="a")
+    assert hold(ledger, "a") == 4
+
+
+def test_a_lease_that_ran_out_and_that_nobody_took_is_its_holders_to_renew(ledger: FakeLedger) -> None:
+    assert hold(ledger, "a") == hold(ledger, "a", NOON + 5 * MINUTE) == 1
 
 
 def test_a_holder_whose_lease_was_taken_writes_nothing(ledger: FakeLedger) -> None:
@@ -476,6 +504,13 @@ class RemembersJobs(FewestGpusFirst):
         return list(super().decide(snapshot))[: self._most % 3]
 
 
+class CountsItsCalls(FewestGpusFirst):
+    calls = count()
+
+    def decide(self, snapshot: Snapshot) -> Iterable[Action]:
+        return list(super().decide(snapshot))[: next(self.calls) % 2]
+
+
 class InventsAJob(FewestGpusFirst):
     def decide(self, snapshot: Snapshot) -> Iterable[Action]:
         return [softened("31337")]
@@ -536,6 +571,7 @@ FLAWS = [
     (ReadsAFile, "asks the disk"),
     (ChangesTheSnapshot, "changed the snapshot"),
     (RemembersJobs, "asked before"),
+    (CountsItsCalls, "asked twice it answers differently"),
     (InventsAJob, "31337"),
     (NamesARunningJob, "runs already"),
     (InventsAPartition, "everywhere"),
@@ -583,8 +619,6 @@ class Forgetful(FakeCluster):
     """Reports what it was asked, and writes nothing."""
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
-        other = with_jobs(FakeCluster())
-        other._jobs = {job_id: job for job_id, job in self._jobs.items()}
         before = {job_id: job.site_factor for job_id, job in self._jobs.items()}
         outcomes = super().apply(actions)
         for job_id, site_factor in before.items():
@@ -655,16 +689,15 @@ class RestoresTooMuch(FakeCluster):
         return super().apply([Restore(reason="x") if isinstance(action, Restore) else action for action in actions])
 
 
-class StopsAtTheFirst(FakeCluster):
-    """Gives up when one job is gone."""
+class StopsAtAStranger(FakeCluster):
+    """Does nothing at all when one job is gone."""
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
-        outcomes = []
-        for outcome in super().apply(actions):
-            outcomes.append(outcome)
-            if outcome.result is Result.GONE:
-                break
-        return outcomes
+        for action in actions:
+            for place in action.order if isinstance(action, Reorder) else ():
+                if self._pending(place.job_id) is None:
+                    self.swallow_writes(times=99)
+        return super().apply(actions)
 
 
 def a_snapshot_like(snapshot: Snapshot, *, pending: pd.DataFrame) -> Snapshot:
@@ -701,6 +734,7 @@ def test_a_cluster_is_left_as_it_was_found() -> None:
         (Upside, "reads back|priority"),
         (NeverRestores, "no soft limit stands"),
         (RestoresTooMuch, "does not name"),
+        (StopsAtAStranger, "does not stop the others"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -1,0 +1,134 @@
+"""What the daemon's clock calls, and what a turn tells of itself.
+
+The daemon stands above this room and is handed these callables; so it can be driven by toys, and a use case never
+learns that a clock calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from helios.actions import Result
+from helios.model import Mode
+
+Breaker = Literal["closed", "half-open", "open"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How many jobs one service's proposals ended for in one way.
+
+    Attributes
+    ----------
+    service : str
+        Name in the configuration; ``helios`` for control itself.
+    mode : str
+        A Mode, or ``paused``.
+    result : Result
+        What became of them.
+    jobs : int
+        How many; not negative.
+    """
+
+    service: str
+    mode: str
+    result: Result
+    jobs: int
+
+    def __post_init__(self) -> None:
+        if self.jobs < 0:
+            raise ValueError(f"the tally of {self.service} counts {self.jobs} jobs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSummary:
+    """One turn, as logs, health and metrics show it.
+
+    Attributes
+    ----------
+    pending, running : int
+        Jobs seen.
+    acted : int
+        Jobs changed on the cluster; a shadow changes none.
+    still : tuple of str
+        Why nothing was done, for a person; empty: the services were asked.
+    tallies : tuple of Tally
+        What became of the proposals, by service, mode and result.
+    seconds : float
+        How long the turn took.
+    predictions : int
+        Run times predicted for this turn.
+    history_read_at : datetime, optional
+        Aware; up to when the cluster's history is known. None: it was never read.
+    model_trained_at : datetime, optional
+        Aware; None: there is no model.
+    modes : mapping of str to Mode
+        The mode of each service.
+    breaker : str
+        State of the breaker.
+    lease_held : bool
+        False: another Helios writes to this cluster, and this one stands by.
+    notes : tuple of str
+        What the operator should be told besides; the daemon says each once.
+    trouble : str
+        What kept the turn from being taken at all, as a cluster that is away: the turn then counts as failed. Empty:
+        it was taken, be it to decide that nothing is to be done.
+    """
+
+    pending: int
+    running: int
+    acted: int
+    still: tuple[str, ...] = ()
+    tallies: tuple[Tally, ...] = ()
+    seconds: float
+    predictions: int = 0
+    history_read_at: datetime | None = None
+    model_trained_at: datetime | None = None
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    breaker: Breaker = "closed"
+    lease_held: bool = True
+    notes: tuple[str, ...] = ()
+    trouble: str = ""
+
+    def line(self) -> str:
+        """Return the turn in one line, for a person."""
+        seen = f"{self.pending} pending, {self.running} running, {self.seconds:.1f} s"
+        if self.trouble:
+            return f"no turn: {self.trouble}"
+        if self.still:
+            return f"{seen}; nothing is done: {'; '.join(self.still)}"
+        said = ", ".join(f"{t.service} ({t.mode}) {t.result.value} {t.jobs}" for t in self.tallies if t.jobs)
+        return f"{seen}; {said or 'nothing proposed'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chores:
+    """Everything that the clock has done, each bound to its configuration already.
+
+    Each returns one line for the log (empty: nothing worth a line) and raises HeliosError when it could not do its
+    work. Whatever a chore raises ends that run only. ``turn``, ``hook`` and ``release`` never run at the same time;
+    ``ingest`` and ``nightly`` run beside them, from other threads.
+
+    Attributes
+    ----------
+    ingest : callable
+        Read what ended since the last reading.
+    turn : callable
+        Look, ask, check, act, write down.
+    hook : callable
+        Publish the priority hook's table, or remove it where it must not be; called after each reading and each night.
+    nightly : callable
+        Train, judge, report.
+    release : callable
+        Given why: take back everything that Helios set, the hook's table too, and verify that nothing is left.
+        Idempotent. It raises when something is left or cannot be verified.
+    """
+
+    ingest: Callable[[], str]
+    turn: Callable[[], TurnSummary]
+    hook: Callable[[], str]
+    nightly: Callable[[], str]
+    release: Callable[[str], str]

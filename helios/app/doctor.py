@@ -1,0 +1,194 @@
+"""Preflight: everything that must be so for Helios to act well on a cluster, each finding with its remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from helios.app.live import preflight
+from helios.app.modes import modes_in_force, paused
+from helios.app.reading import read_until
+from helios.app.turns import MEMORY, alone, holder_of, services_of
+from helios.config import Settings
+from helios.control import BreakerState, TurnMemory
+from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster, NotEnoughHistory
+from helios.model import Mode
+from helios.slurm.hook import TABLE, read_table
+from helios.slurm.preflight import Finding, Level
+from helios.warehouse import Warehouse
+
+FEW_JOBS = 1_000
+
+
+def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
+    """Return every finding, the cluster's own first; none changes anything.
+
+    Parameters
+    ----------
+    cluster : str, optional
+        Where the cluster cannot say its own name; None: the only one of the warehouse.
+    """
+    found = preflight(settings)
+    name = cluster or _name_in(found) or ""
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        lambda: _services(settings),
+        lambda: _state_folder(settings),
+        lambda: _warehouse(settings),
+        lambda: _history(settings, name, now),
+        lambda: _model(settings, name, now),
+        lambda: _modes(settings, name),
+        lambda: _lease(settings, name, now),
+        lambda: _breaker(settings, name, now),
+        lambda: _pause(settings, name),
+        lambda: _hook(settings, now),
+    )
+    return [*found, *(finding for check in checks for finding in _tried(check))]
+
+
+def _tried(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    try:
+        return list(check())
+    except HeliosError as reason:
+        return [Finding(check="helios", verdict=Level.FAIL, fact=reason.fact, remedy=reason.remedy)]
+
+
+def _name_in(found: list[Finding]) -> str | None:
+    """Return the cluster's name from the finding that it answers."""
+    facts = [finding.fact.split() for finding in found if finding.check == "controller" and "answers" in finding.fact]
+    return facts[0][1] if facts else None
+
+
+def _services(settings: Settings) -> Iterator[Finding]:
+    names = ", ".join(services_of(settings))
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding(check="services", verdict=Level.OK, fact=f"configured: {names or 'none'} (Python {version})")
+
+
+def _state_folder(settings: Settings) -> Iterator[Finding]:
+    folder = Path(settings.control.state_folder)
+    try:
+        with alone(folder):
+            pass
+    except HeliosError as reason:
+        if "just now" not in reason.fact:
+            yield Finding(check="state folder", verdict=Level.FAIL, fact=reason.fact, remedy=reason.remedy)
+            return
+    yield Finding(check="state folder", verdict=Level.OK, fact=f"{folder} can be written")
+
+
+def _warehouse(settings: Settings) -> Iterator[Finding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        yield Finding(check="warehouse", verdict=Level.OK, fact=f"can be written, schema {warehouse.revision()}")
+
+
+def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            read_at = read_until(warehouse, name)
+            clusters = warehouse.clusters().set_index("name")
+            jobs = int(clusters["jobs"].get(name, 0))
+        except NoSuchCluster:
+            read_at, jobs = None, 0
+    if read_at is None:
+        fact = f"the accounting of {name or 'the cluster'} was never read"
+        yield Finding(check="history", verdict=Level.FAIL, fact=fact, remedy="Read it: helios trace sync")
+        return
+    old = now - read_at > timedelta(seconds=settings.control.oldest_history_s)
+    few = jobs < FEW_JOBS
+    yield Finding(
+        check="history",
+        verdict=Level.FAIL if old else Level.WARN if few else Level.OK,
+        fact=f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC",
+        remedy="Nothing is written while it is so old. Run the daemon, or: helios trace sync"
+        if old
+        else "Predictions get better with months of history: set history.start to an earlier day."
+        if few
+        else "",
+    )
+
+
+def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            record = warehouse.model(name)
+        except (NoSuchCluster, NotEnoughHistory):
+            fact = "no model yet: predictions come from users' own history alone (shrinkage)"
+            remedy = "Train one: helios model train; the daemon does so every night."
+            yield Finding(check="model", verdict=Level.WARN, fact=fact, remedy=remedy)
+            return
+    old = now - record.trained_at > timedelta(seconds=settings.control.oldest_model_s)
+    yield Finding(
+        check="model",
+        verdict=Level.FAIL if old else Level.OK,
+        fact=f"{record.model_id}, trained on {record.jobs:,} jobs at {record.trained_at:%Y-%m-%d %H:%M} UTC",
+        remedy="Nothing is written while it is so old: helios nightly" if old else "",
+    )
+
+
+def _modes(settings: Settings, name: str) -> Iterator[Finding]:
+    modes = modes_in_force(settings.database.url, name, services_of(settings)) if name else {}
+    said = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
+    acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
+    fact = said if acts else f"{said}: nothing on the cluster is changed"
+    yield Finding(check="modes", verdict=Level.OK, fact=fact)
+
+
+def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            lease = warehouse.lease(name)
+        except NoSuchCluster:
+            lease = None
+    if lease is None or lease["holder"] is None:
+        yield Finding(check="lease", verdict=Level.OK, fact="nobody writes to this cluster now")
+        return
+    until = datetime.fromtimestamp(lease["expires_at"] / 1e6, UTC)
+    whose = "this Helios" if lease["holder"] == holder_of(settings) else f"another Helios ({lease['holder']})"
+    state = (
+        f"holds the lease until {until:%H:%M:%S} UTC"
+        if until > now
+        else f"held the lease until {until:%Y-%m-%d %H:%M} UTC"
+    )
+    yield Finding(check="lease", verdict=Level.OK, fact=f"{whose} {state}")
+
+
+def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            text = warehouse.remembered(name, MEMORY)
+        except NoSuchCluster:
+            text = None
+    memory = TurnMemory.from_json(text) if text else TurnMemory()
+    state = memory.breaker.state(now=now, settings=settings.control)
+    bad = state is not BreakerState.CLOSED
+    yield Finding(
+        check="breaker",
+        verdict=Level.WARN if bad else Level.OK,
+        fact=f"{state.value}" + (f" after {memory.breaker.bad_in_row} bad turns in a row" if bad else ""),
+        remedy="See what failed: helios report decisions" if bad else "",
+    )
+
+
+def _pause(settings: Settings, name: str) -> Iterator[Finding]:
+    pause = paused(settings.database.url, name, Path(settings.control.state_folder))
+    yield Finding(
+        check="pause",
+        verdict=Level.WARN if pause else Level.OK,
+        fact=f"paused {pause}" if pause else "Helios is not paused",
+        remedy="To go on: helios resume" if pause else "",
+    )
+
+
+def _hook(settings: Settings, now: datetime) -> Iterator[Finding]:
+    if not settings.hook.publish:
+        yield Finding(check="hook", verdict=Level.OK, fact="no table is published (hook.publish is false)")
+        return
+    try:
+        table = read_table(Path(settings.control.state_folder) / TABLE, now)
+    except HookTableInvalid as reason:
+        yield Finding(check="hook", verdict=Level.WARN, fact=reason.fact, remedy=reason.remedy or "helios hook publish")
+        return
+    fact = f"a table of {len(table.rows):,} rows, good until {table.expires_at:%Y-%m-%d %H:%M} UTC"
+    yield Finding(check="hook", verdict=Level.OK, fact=fact)

@@ -1,0 +1,104 @@
+"""The live cluster that this machine reaches, with everything Slurm can say of itself."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.reading import Accounting
+from helios.app.site import Site
+from helios.config import Settings
+from helios.errors import HeliosError
+from helios.slurm import accounting, translate, values
+from helios.slurm.backend import Backend
+from helios.slurm.look import look_at
+from helios.slurm.opening import open_cluster, way_in
+from helios.slurm.preflight import Finding, controllers_time, examine
+from helios.slurm.shell import Shell
+
+READING_S = 600.0
+"""Longest wait for one window of the accounting, s: a day of a large site."""
+
+
+def open_site(settings: Settings) -> Site:
+    """Return the cluster that ``slurm.conf`` names.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm is not installed here, or the controller does not answer.
+    """
+    slurm = settings.slurm
+    cluster, shell = open_cluster(slurm), _shell(settings)
+    books = accounting.Accounting(shell=shell, timeout_s=READING_S)
+    return Site(
+        name=cluster.name,
+        cluster=cluster,
+        accounting=Accounting(
+            jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events
+        ),
+        controller=lambda: _controller(cluster.backend),
+        clock_skew_s=lambda: _skew_s(shell),
+        site_factor=lambda urgency: translate.site_factor(urgency, most=slurm.site_factor_most),
+        time_min=_time_min if _knows_soft_limits(cluster.backend) else None,
+        without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
+        notes=cluster.notes,
+        close=cluster.close,
+    )
+
+
+def preflight(settings: Settings) -> list[Finding]:
+    """Return what the cluster's own settings mean for Helios; one that is silent is a finding too."""
+    way = way_in(settings.slurm.model_copy(update={"backend": "commands"}))
+    return examine(
+        shell=way.shell,
+        configuration=way.backend.configuration,
+        user=getpass.getuser(),
+        site_factor_most=settings.slurm.site_factor_most,
+        clock_skew_s=settings.control.clock_skew_s,
+    )
+
+
+def _shell(settings: Settings) -> Shell:
+    return way_in(settings.slurm.model_copy(update={"backend": "commands"})).shell
+
+
+def _controller(backend: Backend) -> str | None:
+    # A backup that takes over and a controller that restarts both have a new time of boot.
+    try:
+        booted = backend.configuration().get("BOOT_TIME")
+    except HeliosError:
+        return None
+    return f"booted at {booted}" if booted else None
+
+
+def _skew_s(shell: Shell) -> float | None:
+    try:
+        return (controllers_time(shell) - datetime.now(UTC)).total_seconds()
+    except HeliosError:
+        return None
+
+
+def _time_min(seconds: float) -> int:
+    return translate.time_min(timedelta(seconds=seconds))
+
+
+def _knows_soft_limits(backend: Backend) -> bool:
+    configuration = backend.configuration()
+    look = look_at(
+        [],
+        {},
+        release=values.release(configuration.get("SLURM_VERSION", "")),
+        scheduler_parameters=configuration.get("SchedulerParameters", ""),
+        zeroed=frozenset(),
+    )
+    return look.soft_limits
+
+
+def _without_helios(queue: pd.DataFrame, *, most: int) -> NDArray[np.float64]:
+    factors = [translate.site_factor(urgency, most=most) for urgency in queue["urgency"]]
+    return np.asarray(queue["priority"].to_numpy() - np.array(factors, dtype=np.float64))

@@ -1,0 +1,151 @@
+"""What is done once a night: read again what came late, learn anew, judge, publish, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+
+from helios.app.expectation import judge, learn
+from helios.app.history import History, recall
+from helios.app.reading import Reading
+from helios.app.reports import NightlyReport, nightly_pages
+from helios.config import Settings
+from helios.errors import HeliosError, NotEnoughHistory
+from helios.model import NODES, Snapshot
+from helios.ports import Progress, in_silence
+from helios.warehouse import Warehouse
+
+READ_AGAIN = timedelta(days=3)
+"""Slurm's database may learn of an end this much later: it was down, or a node was."""
+JUDGED = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """What a night brought.
+
+    Attributes
+    ----------
+    did : tuple of str
+        Each step in a line, in order.
+    troubles : tuple of HeliosError
+        Of the steps that failed; the others were done all the same.
+    report : NightlyReport, optional
+        None: it could not be written.
+    """
+
+    did: tuple[str, ...]
+    troubles: tuple[HeliosError, ...]
+    report: NightlyReport | None
+
+    def line(self) -> str:
+        """Return the night in one line.
+
+        Raises
+        ------
+        HeliosError
+            A step failed; what was done is said as well.
+        """
+        done = "; ".join(self.did)
+        if self.troubles:
+            failed = "; ".join(trouble.fact for trouble in self.troubles)
+            raise HeliosError(
+                f"The night is not complete: {failed} (done: {done or 'nothing'})", remedy=self.troubles[0].remedy
+            )
+        return done
+
+
+def night(
+    *,
+    settings: Settings,
+    cluster: str,
+    now: datetime,
+    read: Callable[[timedelta], Reading],
+    look: Callable[[], Snapshot],
+    publish_hook: Callable[[], str],
+    progress: Progress = in_silence,
+) -> Night:
+    """Do each step of the night; one that fails is told and stops no other.
+
+    Parameters
+    ----------
+    read : callable
+        Reads the accounting again from so long before the watermark.
+    look : callable
+        Gives a snapshot, whose nodes are remembered for the reports.
+    publish_hook : callable
+        Publishes the hook's table, from the fresh model.
+    """
+    url = settings.database.url
+    kept: list[NightlyReport] = []
+
+    def report() -> str:
+        kept.append(
+            nightly_pages(
+                url,
+                cluster,
+                "yesterday",
+                Path(settings.report.folder),
+                now=now,
+                keep=settings.report.keep,
+                gpus_per_node=settings.whatif.gpus_per_node,
+                default_time_limit_s=settings.whatif.default_time_limit_s,
+            )
+        )
+        return f"report {kept[0].page}"
+
+    steps: tuple[Callable[[], str], ...] = (
+        lambda: read(READ_AGAIN).line(),
+        lambda: _remember_nodes(url, cluster, look()),
+        lambda: _learn(url, cluster, settings, now, progress),
+        publish_hook,
+        report,
+    )
+    did, troubles = [], []
+    for step in steps:
+        try:
+            did.append(step())
+        except HeliosError as trouble:
+            troubles.append(trouble)
+    return Night(did=tuple(filter(None, did)), troubles=tuple(troubles), report=kept[0] if kept else None)
+
+
+def nodes_of(snapshot: Snapshot) -> pd.DataFrame:
+    """Return the nodes of a snapshot as ``NODES``, one row for each of a node's partitions."""
+    nodes = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
+    return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
+
+
+def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
+    with Warehouse.open(url) as warehouse:
+        warehouse.add_nodes(cluster, nodes_of(snapshot))
+    return f"{len(snapshot.nodes):,} nodes"
+
+
+def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: Progress) -> str:
+    """Train on all that has ended, and say how a model trained a week ago would have done since."""
+    history = recall(url=url, cluster=cluster)
+    try:
+        record = learn(history, url=url, until=None, seed=settings.model.seed, made_at=now, progress=progress)
+    except NotEnoughHistory as reason:
+        return f"no model yet, shrinkage predicts: {reason.fact}"
+    return f"model {record.model_id} of {record.jobs:,} jobs{_score(history, settings, now, progress)}"
+
+
+def _score(history: History, settings: Settings, now: datetime, progress: Progress) -> str:
+    try:
+        judged = judge(
+            history,
+            train_until=now - JUDGED,
+            test_fraction=settings.model.test_fraction,
+            seed=settings.model.seed,
+            progress=progress,
+        )
+    except NotEnoughHistory:
+        return ""
+    answer = judged.to_json()
+    return f", rank correlation {answer['spearman']:.2f} on the last week" if answer.get("spearman") else ""

@@ -1,0 +1,172 @@
+"""Gathers what there is to say about one job: from the live queue, the history, and the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.app.turns import Turns
+from helios.control.modes import ServiceMode
+from helios.errors import HeliosError, Misuse, NoSuchCluster
+from helios.model import DECISIONS, JOBS, PREDICTIONS, STANDINGS, Mode, Snapshot
+from helios.report.why import Why, places
+from helios.warehouse import Warehouse
+
+LOOK_BACK = timedelta(days=60)
+
+
+class JobUnknown(Misuse):
+    """Neither the cluster nor the warehouse knows the job."""
+
+
+def explain(turns: Turns, job_id: str) -> Why:
+    """Return everything Helios can say about a job, pending, running or over.
+
+    Parameters
+    ----------
+    job_id : str
+        As a person writes it: of an array, ``123`` or ``123_7``.
+
+    Raises
+    ------
+    ClusterUnavailable
+        The cluster cannot be looked at.
+    JobUnknown
+        There is no such job in the queue, nor in the last 60 days of the history.
+    """
+    snapshot = turns.site.cluster.snapshot()
+    seen = turns.outlook(snapshot)
+    name, url = turns.site.name, turns.settings.database.url
+    with Warehouse.open(url) as warehouse:
+        since = snapshot.taken_at - LOOK_BACK
+        decisions = _of_cluster(lambda: warehouse.decisions(name, since=since), DECISIONS.empty())
+        standings = _of_cluster(lambda: warehouse.ledger(name).standings(), STANDINGS.empty())
+        job = _queued(seen, job_id)
+        if job is None:
+            past = _of_cluster(lambda: warehouse.jobs(name, since=since), JOBS.empty())
+            predictions = _of_cluster(lambda: warehouse.predictions(name, since=since), pd.DataFrame())
+            return _of_the_past(past, predictions, decisions, job_id)
+    return _of_the_queue(turns, seen, job, standings, decisions)
+
+
+def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:
+    try:
+        found: pd.DataFrame = read()
+    except NoSuchCluster:
+        return otherwise
+    return found
+
+
+def _queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
+    master, _, task = job_id.partition("_")
+    for queue in (snapshot.pending, snapshot.running):
+        whole = queue["job_id"] == job_id
+        of_array = (queue["array_job_id"] == master) & ((queue["array_task_id"] == task) if task else True)
+        pending_array = (queue["job_id"] == master) & (queue["tasks"] > 1)
+        for matches in (whole, of_array, pending_array):
+            if matches.any():
+                return queue[matches].iloc[0]
+    return None
+
+
+def _of_the_queue(
+    turns: Turns, snapshot: Snapshot, job: pd.Series[Any], standings: pd.DataFrame, decisions: pd.DataFrame
+) -> Why:
+    mine = standings[(standings["job_id"] == job["job_id"]) & (standings["submitted_at"] == job["submitted_at"])]
+    real, shadow = mine[mine["mode"] != Mode.SHADOW], mine[mine["mode"] == Mode.SHADOW]
+    pending = bool((snapshot.pending["job_id"] == job["job_id"]).any())
+    ranks = places(snapshot, job, without=turns.site.without_helios) if pending else (0, 0, 0)
+    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
+    until = pd.Timestamp(snapshot.taken_at) if pending else job["started_at"]
+    theirs = ("somebody changed it after Helios did: it is theirs",) if real["admins"].eq(1).any() else ()
+    return Why(
+        job_id=str(job["job_id"]),
+        state=str(job["state"]),
+        user=_text(job["user"]),
+        partition=_text(job["partition"]),
+        waited_s=max(0.0, (until - began).total_seconds()),
+        gpus=int(job["gpus"]),
+        tasks=int(job["tasks"]),
+        time_limit_s=float(job["time_limit_s"]),
+        p10_s=float(job["p10_s"]),
+        p50_s=float(job["p50_s"]),
+        p90_s=float(job["p90_s"]),
+        source=_text(job["source"]),
+        reason=_text(job["reason"]),
+        planned_start_at=job["planned_start_at"].to_pydatetime() if pd.notna(job["planned_start_at"]) else None,
+        rank=ranks[0],
+        rank_without=ranks[1],
+        queued=ranks[2],
+        hands_off=_text(job["hands_off"]) or "".join(theirs),
+        stands=tuple(real.loc[real["admins"] == 0, "after"].dropna()),
+        would_stand=tuple(shadow["after"].dropna()),
+        decisions=_lines_of(decisions, job["job_id"], job["submitted_at"]),
+        remarks=_remarks(turns),
+    )
+
+
+def _of_the_past(jobs: pd.DataFrame, predictions: pd.DataFrame, decisions: pd.DataFrame, job_id: str) -> Why:
+    master, _, task = job_id.partition("_")
+    array = (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
+    found = jobs[(jobs["job_id"] == job_id) | array]
+    if found.empty:
+        raise JobUnknown(
+            f"No job {job_id} is in the queue, nor in the history of the last {LOOK_BACK.days} days.",
+            remedy="Was it submitted on this cluster? Read the newest history: helios trace sync",
+        )
+    job = found.iloc[-1]
+    told = _prediction_of(predictions, job)
+    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
+    started = pd.notna(job["started_at"])
+    return Why(
+        job_id=str(job["job_id"]),
+        state=_text(job["state"]),
+        user=_text(job["user"]),
+        partition=_text(job["partition"]),
+        waited_s=max(0.0, (job["started_at"] - began).total_seconds()) if started else float("nan"),
+        gpus=int(job["gpus"]),
+        tasks=1,
+        time_limit_s=float(job["time_limit_s"]),
+        run_time_s=float(job["run_time_s"]),
+        decisions=_lines_of(decisions, job["job_id"], job["submitted_at"]),
+        **told,
+    )
+
+
+def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, Any]:
+    """Return the first prediction of a job, made when it was submitted or soon after."""
+    nothing = dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
+    if predictions.empty:
+        return nothing
+    mine = predictions[(predictions["job_id"] == job["job_id"]) & (predictions["submitted_at"] == job["submitted_at"])]
+    return nothing if mine.empty else {name: mine.iloc[0][name] for name in PREDICTIONS.names}
+
+
+def _lines_of(decisions: pd.DataFrame, job_id: str, submitted_at: pd.Timestamp) -> pd.DataFrame:
+    mine = (decisions["target"] == job_id) & (decisions["decided_at"] >= submitted_at)
+    lines: pd.DataFrame = decisions[mine].reset_index(drop=True)
+    return lines
+
+
+def _remarks(turns: Turns) -> tuple[str, ...]:
+    try:
+        pause, modes = turns.pause(), turns.modes()
+    except HeliosError as trouble:
+        return (trouble.fact,)
+    said = [f"Helios is paused {pause}."] if pause else []
+    return (*said, *_modes_said(modes))
+
+
+def _modes_said(modes: dict[str, ServiceMode]) -> Sequence[str]:
+    idle = [name for name, mode in modes.items() if not mode.writes]
+    if len(idle) == len(modes):
+        return [f"No service may change anything now: {', '.join(f'{n} is {modes[n].mode.value}' for n in idle)}."]
+    return []
+
+
+def _text(value: object) -> str:
+    return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

@@ -1,0 +1,231 @@
+"""What a person says to a Helios that acts: take a turn, go so far and no further, stop, go on."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from helios.app.chores import Desk, released
+from helios.app.modes import modes_in_force, pause, resume, set_mode
+from helios.app.proof import refuse_without_gain
+from helios.app.turns import MEMORY, services_of
+from helios.cli.options import AsJson, Cluster, configuration
+from helios.cli.screen import progress_bars, say, say_notes, show, show_json
+from helios.control import ServiceMode, TurnReport
+from helios.errors import HeliosError, Misuse
+from helios.model import Mode
+from helios.warehouse import Warehouse
+
+MOST_LINES = 40
+
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit and for whoever asks.")]
+
+
+def turn_(
+    cluster: Cluster = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Act, as far as each service's mode allows. Without it nothing is written.")
+    ] = False,
+    mode: Annotated[
+        Mode | None, typer.Option("--as", help="Plan as if every service had this mode; not together with --apply.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take one turn: look at the queue, predict, decide, and say what would be changed. Nothing is written.
+
+    With --apply the turn is taken, in the modes that were set (helios mode). Example: helios turn --as active
+    """
+    if apply and mode is not None:
+        raise Misuse("--as only plans.", remedy="Set the mode: helios mode SERVICE active; then helios turn --apply")
+    desk = Desk(configuration().settings, cluster=cluster)
+    turns = desk.turns
+    modes = turns.modes() if mode is None else {name: ServiceMode(mode=mode) for name in turns.services}
+    report = turns.turn(modes=modes) if apply else turns.plan(modes=modes)
+    say_notes(report.notes)
+    if as_json:
+        show_json(_turn_answer(report, modes))
+        return
+    _show_turn(report, modes, applied=apply)
+
+
+def mode_(
+    service: Annotated[
+        str | None, typer.Argument(help="The service; without one, the modes in force are shown.")
+    ] = None,
+    mode: Annotated[Mode | None, typer.Argument(help="off, shadow, canary or active.")] = None,
+    partition: Annotated[
+        list[str] | None, typer.Option("--partition", "-p", help="Canary: only jobs of this partition; several by -p.")
+    ] = None,
+    percent: Annotated[
+        int | None, typer.Option("--percent", min=1, max=100, help="Canary: only this share of the jobs.")
+    ] = None,
+    cluster: Cluster = None,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say how far a service may go; it holds from the service's next turn on.
+
+    off: it is not asked. shadow: it is asked, nothing is written, the audit says what would have been. canary: it acts
+    on some jobs. active: on all. Example: helios mode qssf canary --percent 10 --reason 'first trial'
+    """
+    settings = configuration().settings
+    services = services_of(settings)
+    name = _cluster_name(settings.database.url, cluster)
+    if service is not None and mode is not None:
+        if service not in services:
+            raise Misuse(
+                f"No service {service!r} is configured.",
+                remedy=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
+            )
+        if mode in {Mode.CANARY, Mode.ACTIVE}:
+            with progress_bars() as progress:
+                say_notes(refuse_without_gain(settings, name, service, services[service], progress=progress))
+        set_mode(
+            settings.database.url,
+            name,
+            service,
+            mode,
+            partitions=tuple(partition or ()),
+            percent=percent,
+            by=getpass.getuser(),
+            reason=reason,
+            now=datetime.now(UTC),
+        )
+    elif service is not None or partition or percent is not None:
+        raise Misuse("Both the service and its mode are needed.", remedy="helios mode qssf shadow")
+    modes = modes_in_force(settings.database.url, name, services)
+    if as_json:
+        show_json({service: _mode_answer(mode) for service, mode in modes.items()})
+        return
+    table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
+    for row_name, row_mode in modes.items():
+        table.add_row(row_name, row_mode.mode.value, scope(row_mode))
+    show(table)
+
+
+def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Stop Helios at once: take back everything it set, verify that, and do nothing until helios resume.
+
+    It works without the daemon, and with the database gone. Example: helios pause --reason 'maintenance'
+    """
+    settings = configuration().settings
+    desk, by, now = Desk(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
+    folder = Path(settings.control.state_folder)
+    name = cluster or _name_if_reachable(desk) or _cluster_name(settings.database.url, None)
+    for trouble in pause(settings.database.url, name, folder, by=by, reason=reason, now=now):
+        say(f"warning: {trouble}")
+    report = desk.release(f"paused by {by}" + (f": {reason}" if reason else ""))
+    told = released(report)
+    if as_json:
+        show_json(
+            {"paused": True, "cluster": name, "set_back": report.acted, "remaining": [], "audited": report.recorded}
+        )
+        return
+    show(f"Paused: {told}.", "To go on: helios resume")
+
+
+def resume_(cluster: Cluster = None) -> None:
+    """Let Helios go on after helios pause, helios-release.sh, or a PAUSED file; modes are as they were.
+
+    Example: helios resume
+    """
+    settings = configuration().settings
+    name = _cluster_name(settings.database.url, cluster)
+    now = datetime.now(UTC)
+    resume(settings.database.url, name, Path(settings.control.state_folder), now=now)
+    with Warehouse.open(settings.database.url) as warehouse:
+        warehouse.remember(name, MEMORY, "", at=now)
+    modes = modes_in_force(settings.database.url, name, services_of(settings))
+    said = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
+    show(f"Helios goes on with its next turn: {said}.")
+
+
+def nightly_(cluster: Cluster = None) -> None:
+    """Do the nightly analysis once, for cron: read what came late, learn, publish, report. It changes no job.
+
+    Example crontab line: 30 2 * * * helios nightly
+    """
+    with progress_bars() as progress:
+        told = Desk(configuration().settings, cluster=cluster).night(progress=progress)
+    for line in told.did:
+        show(line)
+    told.line()
+
+
+def scope(mode: ServiceMode) -> str:
+    """Say on which jobs a service acts."""
+    if mode.mode in {Mode.OFF, Mode.SHADOW}:
+        return "nothing"
+    parts = [
+        f"{mode.percent} % of the jobs" if mode.percent is not None else "all jobs",
+        f"of {', '.join(mode.partitions)}" if mode.partitions else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _show_turn(report: TurnReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:
+    show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
+    if report.still:
+        show("Nothing is done:", *(f"  {reason}" for reason in report.still))
+    lines = report.decisions[~report.decisions["action"].isin(["Turn"])]
+    if len(lines):
+        show(_decisions_table(lines.head(MOST_LINES)))
+    if len(lines) > MOST_LINES:
+        show(f"... and {len(lines) - MOST_LINES:,} more: --json shows all")
+    for service, counts in report.counts.items():
+        mode = modes[service].mode.value if service in modes else ""
+        show(f"{service}{f' ({mode})' if mode else ''}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
+    if not applied:
+        say("Nothing was written. To act as far as the modes allow: helios turn --apply")
+
+
+def _decisions_table(lines: pd.DataFrame) -> Table:
+    table = Table("Job", "Service", "Action", "Before", "After", "Outcome", "Why", box=None, pad_edge=False)
+    shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
+    for row in lines[shown].astype("object").where(lines[shown].notna(), "").itertuples(index=False):
+        table.add_row(*map(escape, map(str, row)))
+    return table
+
+
+def _turn_answer(report: TurnReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
+    decisions = report.decisions.astype("object")
+    return {
+        "taken_at": report.taken_at.isoformat(),
+        "pending": report.pending,
+        "running": report.running,
+        "acted": report.acted,
+        "still": list(report.still),
+        "modes": {service: _mode_answer(mode) for service, mode in modes.items()},
+        "counts": {service: dict(counts) for service, counts in report.counts.items()},
+        "decisions": decisions.where(report.decisions.notna(), None).to_dict("records"),
+    }
+
+
+def _mode_answer(mode: ServiceMode) -> dict[str, Any]:
+    return {"mode": mode.mode.value, "partitions": list(mode.partitions), "percent": mode.percent}
+
+
+def _name_if_reachable(desk: Desk) -> str | None:
+    try:
+        return desk.turns.site.name
+    except HeliosError as trouble:
+        say(f"warning: {trouble.fact}")
+        return None
+
+
+def _cluster_name(url: str, cluster: str | None) -> str:
+    """Return the cluster that is meant: the one named, else the only one of the warehouse."""
+    from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
+
+    if cluster is not None:
+        return cluster
+    with Warehouse.open(url) as warehouse:
+        return str(choose_cluster(warehouse, None)["name"])

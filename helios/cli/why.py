@@ -1,0 +1,28 @@
+"""``helios why``: the question that every user asks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from helios.app.chores import Desk
+from helios.app.why import explain
+from helios.cli.options import AsJson, Cluster, configuration
+from helios.cli.screen import show, show_json
+
+
+def why_(
+    job: Annotated[str, typer.Argument(help="Job id; of an array 123 or 123_7.")],
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a job waits: predicted run time, place in the queue, what Helios did, and the place without it.
+
+    Works for jobs that run or are over too. Example: helios why 12345
+    """
+    told = explain(Desk(configuration().settings, cluster=cluster).turns, job)
+    if as_json:
+        show_json(told.to_json())
+        return
+    show(*told.lines())

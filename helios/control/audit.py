@@ -1,0 +1,143 @@
+"""The minutes of a turn: every line that goes to the audit, and the sums a person looks at first.
+
+What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal is written
+when it is new, not every turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import pandas as pd
+
+from helios.actions import Outcome, Result
+from helios.control.memory import digest_of
+from helios.control.modes import OUTSIDE
+from helios.control.pending import PendingJob
+from helios.model import DECISIONS
+
+HELIOS = "helios"
+"""The service of a line that control itself is responsible for."""
+PAUSED = "paused"
+_OUT_OF_PLACE = {Result.FAILED, Result.MISMATCH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the audit; columns of ``DECISIONS`` but for the time. None: not applicable."""
+
+    service: str
+    mode: str
+    action: str
+    target: str
+    reason: str
+    outcome: str
+    before: str | None = None
+    after: str | None = None
+    model_id: str | None = None
+
+
+class Minutes:
+    """What is taken down while a turn goes on.
+
+    Parameters
+    ----------
+    decided_at : datetime
+        Stands in every line.
+    said : mapping
+        Digests of the refusals already written, by service.
+
+    Attributes
+    ----------
+    lines : list of Line
+    changed : set of str
+        Jobs that were written.
+    bad : bool
+        Whether a write failed or read back as something else.
+    notes : list of str
+        What the operator should be told besides.
+    waiting : mapping
+        How many changes wait, by what for: a later turn, or a wider canary.
+    """
+
+    def __init__(self, *, decided_at: datetime, said: Mapping[str, frozenset[str]]) -> None:
+        self.decided_at = decided_at
+        self.lines: list[Line] = []
+        self._counts: defaultdict[str, Counter[Result]] = defaultdict(Counter)
+        self.changed: set[str] = set()
+        self.bad = False
+        self.notes: list[str] = []
+        self.waiting: Counter[str] = Counter()
+        self._said_before = said
+        self._said: dict[str, set[str]] = {}
+
+    @property
+    def said(self) -> dict[str, frozenset[str]]:
+        """Digests of the refusals now known; of a service that was not asked, those known before."""
+        return {**self._said_before, **{service: frozenset(digests) for service, digests in self._said.items()}}
+
+    def sums(self) -> dict[str, dict[Result, int]]:
+        """Return the number of outcomes by service and result."""
+        return {service: dict(results) for service, results in self._counts.items()}
+
+    def told(self) -> tuple[str, ...]:
+        """Return the notes, and what waits."""
+        return (*self.notes, *(f"{number} changes wait: {why}" for why, number in self.waiting.items()))
+
+    def asks(self, service: str) -> None:
+        """Take note that ``service`` was asked: what it is refused from now on is all that it is refused."""
+        self._said[service] = set()
+
+    def say(self, line: Line) -> None:
+        """Write a line."""
+        self.lines.append(line)
+
+    def count(self, service: str, result: Result, number: int = 1) -> None:
+        """Count outcomes that need no line."""
+        if number:
+            self._counts[service][result] += number
+
+    def outcomes(self, service: str, mode: str, outcomes: Iterable[Outcome], jobs: Mapping[str, PendingJob]) -> None:
+        """Take down what became of a service's actions."""
+        for outcome in outcomes:
+            self.count(service, outcome.result)
+            self.bad |= outcome.result in _OUT_OF_PLACE
+            if outcome.result is Result.DONE:
+                self.changed.add(outcome.job_id)
+            if outcome.result is Result.POSTPONED or outcome.remark == OUTSIDE:
+                self.waiting[outcome.remark] += 1
+            elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
+                self.say(_line(service, mode, outcome, jobs.get(outcome.job_id)))
+
+    def frame(self, lines: Iterable[Line] | None = None) -> pd.DataFrame:
+        """Return ``lines`` (default all so far) as columns of ``DECISIONS``."""
+        rows = self.lines if lines is None else list(lines)
+        if not rows:
+            return DECISIONS.empty()
+        columns = {name: [getattr(row, name) for row in rows] for name in Line.__slots__}
+        decided_at = pd.to_datetime([self.decided_at] * len(rows), utc=True)
+        return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
+
+    def _is_new(self, service: str, outcome: Outcome) -> bool:
+        if outcome.result is not Result.REFUSED:
+            return True
+        digest = digest_of(outcome)
+        self._said.setdefault(service, set()).add(digest)
+        return digest not in self._said_before.get(service, frozenset())
+
+
+def _line(service: str, mode: str, outcome: Outcome, job: PendingJob | None) -> Line:
+    return Line(
+        service=service,
+        mode=mode,
+        action=outcome.action,
+        target=outcome.job_id,
+        reason=outcome.reason,
+        outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
+        before=outcome.before or None,
+        after=outcome.after or None,
+        model_id=(job.source or None) if job is not None else None,
+    )

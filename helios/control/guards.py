@@ -1,0 +1,184 @@
+"""What nobody can switch off: no service, no mode, no option.
+
+A guard looks at one wish and the job it is about, and says why not; what is refused leaves that reason. The cap on one
+user's share does not refuse: it makes neutral.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from helios.actions import Lever, Outcome, Result
+from helios.control.modes import OUTSIDE, ServiceMode
+from helios.control.pending import Key, PendingJob
+from helios.control.wishes import Wish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What may go on, and what not and why."""
+
+    allowed: tuple[Wish, ...]
+    refused: tuple[Outcome, ...]
+
+
+def guarded(
+    wishes: Sequence[Wish],
+    *,
+    jobs: Mapping[str, PendingJob],
+    mode: ServiceMode,
+    of_the_admins: frozenset[Key],
+    most_of_one_user: float,
+) -> Verdict:
+    """Pass one service's wishes through every guard.
+
+    Parameters
+    ----------
+    jobs : mapping
+        The pending jobs, as the cluster gave them: not as a service may have left the snapshot.
+    of_the_admins : set of Key
+        What somebody else changed after Helios.
+    most_of_one_user : float
+        Largest share of the preferred jobs of a partition that one user may have.
+    """
+    reasons = [_refusal(wish, jobs.get(wish.job_id), mode, of_the_admins) for wish in wishes]
+    allowed = [wish for wish, reason in zip(wishes, reasons, strict=True) if not reason]
+    once, twice = _each_once(allowed)
+    return Verdict(
+        allowed=tuple(capped(once, jobs=jobs, share=most_of_one_user)),
+        refused=(
+            *(wish.outcome(_result(why), why) for wish, why in zip(wishes, reasons, strict=True) if why),
+            *(wish.outcome(Result.REFUSED, "the service named this job twice") for wish in twice),
+        ),
+    )
+
+
+def one_owner_each(
+    wishes: Mapping[str, Sequence[Wish]], *, held: Mapping[Key, str]
+) -> tuple[dict[str, tuple[Wish, ...]], dict[str, tuple[Outcome, ...]]]:
+    """Let each lever of each job have one service: the first configured wins.
+
+    Parameters
+    ----------
+    wishes : mapping
+        By service, in the order of configuration; a service that was not asked this turn has none.
+    held : mapping
+        The service whose change stands there now. It keeps its lever from services configured after it, even in a turn
+        in which it is not asked.
+
+    Returns
+    -------
+    allowed, refused : dict
+        By service.
+    """
+    rank = {service: position for position, service in enumerate(wishes)}
+    owner: dict[Key, str] = {key: service for key, service in held.items() if service in rank}
+    for service, asked in wishes.items():
+        for wish in asked:
+            if wish.key not in owner or rank[service] < rank[owner[wish.key]]:
+                owner[wish.key] = service
+    allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
+    refused = {
+        name: tuple(
+            wish.outcome(Result.REFUSED, f"service {owner[wish.key]} has this lever of the job")
+            for wish in asked
+            if owner[wish.key] != name
+        )
+        for name, asked in wishes.items()
+    }
+    return allowed, refused
+
+
+def capped(wishes: Sequence[Wish], *, jobs: Mapping[str, PendingJob], share: float) -> list[Wish]:
+    """Make neutral what exceeds one user's share of the preferred jobs (urgency above 0) of a partition.
+
+    An array counts as the one record that it is in the queue. The least urgent are made neutral first, among equals the
+    last in the queue; everybody keeps at least one, so that a job that has waited long is not held back for good. Where
+    only one user queues there is no cap.
+    """
+    users: defaultdict[str, set[str]] = defaultdict(set)
+    for job in jobs.values():
+        users[job.partition].add(job.user)
+    preferred: defaultdict[str, list[Wish]] = defaultdict(list)
+    for wish in wishes:
+        if wish.lever is Lever.ORDER and wish.value > 0 and len(users[wish.partition]) > 1:
+            preferred[wish.partition].append(wish)
+    place = {job_id: position for position, job_id in enumerate(jobs)}
+    excess = {wish.key for some in preferred.values() for wish in _excess(some, jobs, share, place)}
+    return [_neutral(wish, jobs[wish.job_id].user, share) if wish.key in excess else wish for wish in wishes]
+
+
+def _refusal(wish: Wish, job: PendingJob | None, mode: ServiceMode, of_the_admins: frozenset[Key]) -> str:
+    if job is None:
+        return "no such job is pending"
+    if job.hands_off:
+        return job.hands_off
+    if wish.key in of_the_admins:
+        return "somebody changed it after Helios did: it is theirs"
+    if not mode.covers(job):
+        return OUTSIDE
+    return _misplaced(wish, job) if wish.lever is Lever.ORDER else _unsound(wish, job)
+
+
+NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
+
+
+def _misplaced(wish: Wish, job: PendingJob) -> str:
+    if not -1 <= wish.value <= 1:
+        return f"urgency {wish.value} is not between -1 and 1"
+    if wish.partition != job.partition:
+        return f"it queues in partition {job.partition}, not {wish.partition}"
+    return "" if job.eligible else NOT_ELIGIBLE
+
+
+def _unsound(wish: Wish, job: PendingJob) -> str:
+    if not math.isfinite(wish.value) or wish.value <= 0:
+        return f"a soft limit of {wish.value} s"
+    if not math.isnan(job.user_soft_limit_s):
+        return "the user set a --time-min"
+    if not wish.value < job.time_limit_s:
+        return "not below its time limit"
+    return "" if wish.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
+
+
+def _result(reason: str) -> Result:
+    return Result.POSTPONED if reason == NOT_ELIGIBLE else Result.REFUSED
+
+
+def _each_once(wishes: Sequence[Wish]) -> tuple[list[Wish], list[Wish]]:
+    first = {wish.key: wish for wish in reversed(wishes)}
+    return [w for w in wishes if first[w.key] is w], [w for w in wishes if first[w.key] is not w]
+
+
+def _excess(
+    preferred: list[Wish], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]
+) -> list[Wish]:
+    counts = Counter(jobs[wish.job_id].user for wish in preferred)
+    left = _allowance(counts, share)
+    excess = []
+    for wish in sorted(preferred, key=lambda wish: (-wish.value, place[wish.job_id])):
+        user = jobs[wish.job_id].user
+        left[user] -= 1
+        if left[user] < 0:
+            excess.append(wish)
+    return excess
+
+
+def _allowance(counts: Counter[str], share: float) -> Counter[str]:
+    # The largest numbers of which none exceeds its share of their own sum: taking away lowers the sum, so go on until
+    # nothing changes. The epsilon keeps 0.1 x 30 at 3.
+    kept = counts
+    while True:
+        most = max(1, math.floor(share * kept.total() + 1e-9))
+        fewer = Counter({user: min(count, most) for user, count in kept.items()})
+        if fewer == kept:
+            return fewer
+        kept = fewer
+
+
+def _neutral(wish: Wish, user: str, share: float) -> Wish:
+    why = f"neutral: no more than {share:.0%} of the preferred jobs of partition {wish.partition} may be {user}'s"
+    return replace(wish, value=0.0, reason=f"{wish.reason}; {why}")

@@ -1,0 +1,178 @@
+"""How far a service may go, and the door to the cluster that it is therefore given.
+
+A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, a canary holds the
+cluster behind a door that lets only its own jobs pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from helios.actions import Action, Lever, Outcome, Restore, Result
+from helios.control.pending import Key, PendingJob, pending_jobs
+from helios.control.resolution import Resolution
+from helios.control.wishes import Wish, actions_of, proposal_of
+from helios.model import Mode, Snapshot
+from helios.ports import Cluster
+
+OUTSIDE = "outside the canary"
+NOTHING = {Lever.ORDER: 0.0, Lever.SOFT_LIMIT: math.nan}
+"""What a job has that Helios never changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceMode:
+    """A service's mode, and for a canary the jobs it may change: those that every part of the scope allows.
+
+    Attributes
+    ----------
+    partitions : tuple of str
+        A job belongs to a canary if all partitions it may run in are named; empty: all partitions.
+    percent : int, optional
+        Share of the jobs, 1 to 100, chosen by a digest of the job's id (of an array: its master's id), so that the same
+        jobs are chosen in every turn, and all tasks of an array alike. A larger share keeps those of a smaller one.
+    """
+
+    mode: Mode
+    partitions: tuple[str, ...] = ()
+    percent: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.percent is not None and not 1 <= self.percent <= 100:
+            raise ValueError(f"a canary of {self.percent} percent of the jobs; it takes 1 to 100")
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything it decides may reach the cluster."""
+        return self.mode in {Mode.CANARY, Mode.ACTIVE}
+
+    def covers(self, job: PendingJob) -> bool:
+        """Return whether the service may change ``job``, or in a shadow may say that it would.
+
+        A canary without a scope covers nothing: who forgot to say how much must not have meant all.
+        """
+        if self.mode is not Mode.CANARY:
+            return self.mode is not Mode.OFF
+        if not self.partitions and self.percent is None:
+            return False
+        chosen = self.percent is None or _hundredth(job.array_job_id or job.job_id) < self.percent
+        return chosen and (not self.partitions or set(job.partition.split(",")) <= set(self.partitions))
+
+
+def door_for(
+    mode: ServiceMode,
+    cluster: Cluster,
+    *,
+    look: Callable[[], Snapshot],
+    stands: Mapping[Key, float],
+    resolution: Resolution,
+) -> Cluster | None:
+    """Return what a service of that mode acts on; None: it is off.
+
+    Parameters
+    ----------
+    look : callable
+        Gives the snapshot of this turn. It must not lead to the cluster: a shadow is given nothing else.
+    stands : mapping
+        What would stand if the shadows could act.
+    """
+    if mode.mode is Mode.OFF:
+        return None
+    if mode.mode is Mode.SHADOW:
+        return ShadowCluster(look=look, stands=stands, resolution=resolution)
+    if mode.mode is Mode.CANARY:
+        return CanaryCluster(cluster=cluster, mode=mode, look=look)
+    return cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowCluster:
+    """A cluster that cannot be changed and says what would have been: it holds nothing that could write.
+
+    ``WOULD`` is what differs from what would stand already, ``UNCHANGED`` the rest.
+    """
+
+    look: Callable[[], Snapshot]
+    stands: Mapping[Key, float]
+    resolution: Resolution
+
+    def snapshot(self) -> Snapshot:
+        """Look."""
+        return self.look()
+
+    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+        """Say what would become of each job, and change nothing."""
+        jobs = pending_jobs(self.look())
+        restores = [action for action in actions if isinstance(action, Restore)]
+        wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
+        return [
+            *(self._would(wish, jobs.get(wish.job_id)) for wish in wishes),
+            *(outcome for restore in restores for outcome in self._taken_back(restore)),
+        ]
+
+    def _would(self, wish: Wish, job: PendingJob | None) -> Outcome:
+        if job is None:
+            return wish.outcome(Result.GONE, "no longer pending")
+        if job.hands_off:
+            return wish.outcome(Result.REFUSED, job.hands_off)
+        before = self.stands.get(wish.key, NOTHING[wish.lever])
+        same = self.resolution.same(wish.lever, asked=wish.value, read=before)
+        outcome = wish.outcome(Result.UNCHANGED if same else Result.WOULD)
+        return replace(outcome, before=worded(wish.lever, before), after=worded(wish.lever, wish.value))
+
+    def _taken_back(self, restore: Restore) -> list[Outcome]:
+        return [
+            Outcome(
+                action="Restore",
+                lever=lever,
+                job_id=job_id,
+                result=Result.WOULD,
+                reason=restore.reason,
+                before=worded(lever, before),
+                after=worded(lever, NOTHING[lever]),
+            )
+            for (lever, job_id), before in self.stands.items()
+            if restore.lever in {None, lever} and (restore.job_ids is None or job_id in restore.job_ids)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryCluster:
+    """A cluster of which only the jobs of a canary can be changed; the others are refused."""
+
+    cluster: Cluster
+    mode: ServiceMode
+    look: Callable[[], Snapshot]
+
+    def snapshot(self) -> Snapshot:
+        """Look at the whole cluster."""
+        return self.cluster.snapshot()
+
+    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+        """Let pass what concerns jobs of the canary."""
+        inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
+        wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
+        refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.job_id not in inside]
+        restores = [_within(action, inside) for action in actions if isinstance(action, Restore)]
+        allowed = [*actions_of([wish for wish in wishes if wish.job_id in inside]), *restores]
+        return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
+
+
+def worded(lever: Lever, value: float) -> str:
+    """Say in words what a job has, or would have."""
+    if lever is Lever.ORDER:
+        return f"urgency {value:.3g}"
+    return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
+
+
+def _within(restore: Restore, inside: set[str]) -> Restore:
+    named = sorted(inside) if restore.job_ids is None else [job_id for job_id in restore.job_ids if job_id in inside]
+    return replace(restore, job_ids=tuple(named))
+
+
+def _hundredth(job_id: str) -> int:
+    digest = hashlib.blake2b(job_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 100

@@ -1,0 +1,271 @@
+"""The clock: APScheduler calls each chore when its time has come.
+
+Three rules keep it harmless. A chore never overlaps with itself, and the chores that write to the cluster or to the
+hook's table never overlap with each other: they share one worker and one door. Times that were missed are never made
+up for, only the last of them counts: a chore looks at the world as it is when it runs. Nothing that a chore raises
+ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from apscheduler.events import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+    EVENT_JOB_ERROR,
+    EVENT_JOB_MAX_INSTANCES,
+    EVENT_JOB_MISSED,
+    JobEvent,
+)
+from apscheduler.executors.pool import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+    ThreadPoolExecutor,
+)
+from apscheduler.schedulers.background import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+    BackgroundScheduler,
+)
+from apscheduler.triggers.cron import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+    CronTrigger,
+)
+from apscheduler.triggers.interval import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+    IntervalTrigger,
+)
+
+from helios.app.clockwork import Chores, TurnSummary
+from helios.daemon.chore import Chore
+from helios.daemon.door import Door
+from helios.daemon.health import Health
+from helios.daemon.metrics import Metrics
+from helios.daemon.stillness import Stillness
+from helios.daemon.times import Times
+from helios.errors import HeliosError
+
+DAY_S = 86_400.0
+NIGHT_GRACE_S = 6 * 3600
+"""A nightly analysis that could not begin in its hour (a suspended machine) still begins this much later, s: by
+breakfast; after that the next night is near enough."""
+NIGHT_REST_S = 12 * 3600
+"""Where clocks are set back, half past two comes twice in one night."""
+
+_log = logging.getLogger("helios.daemon.clock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """When things happen.
+
+    Attributes
+    ----------
+    turn_s, ingest_s : float
+        Time between turns, and between readings, s.
+    nightly : str, optional
+        Local time of the nightly analysis, HH:MM; None: somebody else sees to it.
+    heartbeat_s : float
+        Time between two signs of life, s.
+    zone : ZoneInfo, optional
+        What local time is; None: the machine's.
+    """
+
+    turn_s: float
+    ingest_s: float
+    nightly: str | None
+    heartbeat_s: float = 10.0
+    zone: ZoneInfo | None = None
+
+    def lately_s(self) -> dict[str, float]:
+        """Return how long ago each chore that the health rests on may have succeeded: three times, and a minute."""
+        return {"turn": 3 * self.turn_s + 60, "ingest": 3 * self.ingest_s + 60}
+
+    def stuck_s(self) -> float:
+        """Return after how long without a sign of progress turns are stuck.
+
+        A slow turn is none: each call to the cluster is bounded by slurm.timeout_s, and a turn makes several.
+        """
+        return max(5 * self.turn_s, 300)
+
+
+class Clock:
+    """Calls the chores in their rhythm.
+
+    Parameters
+    ----------
+    chores : Chores
+        What is called.
+    rhythm : Rhythm
+        When.
+    beat : callable
+        Called every ``heartbeat_s`` by a thread of its own.
+    health, metrics, times
+        Where it is written down how it goes.
+    """
+
+    def __init__(
+        self,
+        *,
+        chores: Chores,
+        rhythm: Rhythm,
+        beat: Callable[[], None],
+        health: Health,
+        metrics: Metrics,
+        times: Times,
+    ) -> None:
+        self._chores = chores
+        self._rhythm = rhythm
+        self._beat = beat
+        self._health = health
+        self._metrics = metrics
+        self._times = times
+        self._stillness = Stillness()
+        self._outcomes: frozenset[tuple[str, str]] = frozenset()
+        self.writing, self._reading, self._nights = Door(), Door(), Door()
+        self.turn = self._chore("turn", self._turn, rhythm.turn_s, self.writing)
+        self.hook = self._chore("hook", chores.hook, rhythm.ingest_s, self.writing, repeats=False)
+        self.ingest = self._chore("ingest", chores.ingest, rhythm.ingest_s, self._reading)
+        self.nightly = self._chore("nightly", chores.nightly, DAY_S, self._nights, rest_s=NIGHT_REST_S)
+        self._scheduler = self._scheduler_of()
+
+    def start(self) -> None:
+        """Begin; the first turn and the first reading at once."""
+        now = datetime.now(self._scheduler.timezone)
+        self._every(self._rhythm.turn_s, self.turn.tick, name="turn", worker="writes", first=now)
+        self._every(self._rhythm.ingest_s, self.read, name="ingest", worker="reads", first=now)
+        self._every(self._rhythm.heartbeat_s, self._beat, name="heartbeat", worker="heart", first=now)
+        if self._rhythm.nightly is not None:
+            self._each_night(self._rhythm.nightly)
+        self._scheduler.start()
+
+    def read(self) -> None:
+        """Read what ended; after it the hook's table is due."""
+        if self.ingest.tick():
+            self._hook_is_due()
+
+    def think(self) -> None:
+        """Do the nightly analysis; after it the hook's table is due."""
+        if self.nightly.tick():
+            self._hook_is_due()
+
+    def due(self) -> dict[str, datetime]:
+        """Return when each chore is called next; nothing before the start."""
+        return {job.id: job.next_run_time for job in self._scheduler.get_jobs() if getattr(job, "next_run_time", None)}
+
+    def makes_progress(self) -> bool:
+        """Return whether turns begin and end; those that fail do too."""
+        return self.turn.silent_for_s() < self._rhythm.stuck_s()
+
+    def stop(self) -> None:
+        """Call nothing any more; what runs, runs on."""
+        self._scheduler.shutdown(wait=False)
+
+    def readers_left(self, *, within_s: float) -> bool:
+        """Wait for the reading and the nightly analysis that run; False: one still does."""
+        return self._reading.shut(within_s=within_s) and self._nights.shut(within_s=within_s)
+
+    def _hook_is_due(self) -> None:
+        self._scheduler.add_job(
+            self.hook.tick,
+            id="hook",
+            executor="writes",
+            replace_existing=True,
+            coalesce=True,
+            misfire_grace_time=self._grace_s(self._rhythm.ingest_s),
+        )
+
+    def _turn(self) -> str:
+        summary = self._chores.turn()
+        self._health.turned(summary)
+        self._metrics.turned(summary)
+        self._stillness.hear(summary)
+        if summary.trouble:
+            raise HeliosError(summary.trouble)
+        return summary.line() if self._is_worth_a_line(summary) else ""
+
+    def _is_worth_a_line(self, summary: TurnSummary) -> bool:
+        """Return whether jobs were changed, or services met another answer than the turn before.
+
+        What stays as it is belongs in health and metrics: a line for each turn would bury the others.
+        """
+        before, self._outcomes = (
+            self._outcomes,
+            frozenset((t.service, t.result.value) for t in summary.tallies if t.jobs),
+        )
+        return not summary.still and (summary.acted > 0 or self._outcomes != before)
+
+    def _chore(
+        self,
+        name: str,
+        work: Callable[[], str],
+        interval_s: float,
+        door: Door,
+        *,
+        rest_s: float = 0,
+        repeats: bool = True,
+    ) -> Chore:
+        return Chore(
+            name=name,
+            work=work,
+            interval_s=interval_s,
+            rest_s=rest_s,
+            repeats=repeats,
+            door=door,
+            health=self._health,
+            metrics=self._metrics,
+            times=self._times,
+        )
+
+    def _scheduler_of(self) -> BackgroundScheduler:
+        scheduler = BackgroundScheduler(
+            executors={
+                "writes": ThreadPoolExecutor(1),
+                "reads": ThreadPoolExecutor(2),  # a long night must not hold up the readings
+                "heart": ThreadPoolExecutor(1),
+            },
+            **({} if self._rhythm.zone is None else {"timezone": self._rhythm.zone}),
+        )
+        scheduler.add_listener(self._hear, EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
+        return scheduler
+
+    def _every(self, interval_s: float, call: Callable[[], object], *, name: str, worker: str, first: datetime) -> None:
+        self._scheduler.add_job(
+            call,
+            IntervalTrigger(seconds=interval_s, timezone=self._scheduler.timezone),
+            id=name,
+            executor=worker,
+            next_run_time=first,
+            coalesce=True,
+            max_instances=1,
+            misfire_grace_time=self._grace_s(interval_s),
+        )
+
+    def _each_night(self, at: str) -> None:
+        hour, minute = at.split(":")
+        self._scheduler.add_job(
+            self.think,
+            CronTrigger(hour=int(hour), minute=int(minute), timezone=self._scheduler.timezone),
+            id="nightly",
+            executor="reads",
+            coalesce=True,
+            max_instances=1,
+            misfire_grace_time=NIGHT_GRACE_S,
+        )
+
+    @staticmethod
+    def _grace_s(interval_s: float) -> int:
+        """Return how late a chore may begin: one interval, since after that its next time has come anyway.
+
+        After a machine slept, the last of the missed times is younger than that, and is caught up with at once.
+        """
+        return max(math.ceil(interval_s), 1)
+
+    def _hear(self, event: JobEvent) -> None:
+        chore = {each.name: each for each in (self.turn, self.hook, self.ingest, self.nightly)}.get(event.job_id)
+        if event.code == EVENT_JOB_ERROR:
+            _log.error("%s ended in a defect of Helios: %s", event.job_id, event.exception)
+        elif chore is None:
+            _log.debug("%s came too late or too early", event.job_id)
+        elif event.code == EVENT_JOB_MAX_INSTANCES:
+            chore.say_overlap()
+        else:
+            chore.say_late()

@@ -1,0 +1,174 @@
+"""How the daemon fares: what it remembers of each chore, and whether that is well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from threading import Lock
+from typing import Any
+
+from helios import __version__
+from helios.app.clockwork import TurnSummary
+from helios.daemon.times import Times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoreHealth:
+    """How one chore fared lately.
+
+    Attributes
+    ----------
+    began_at, succeeded_at, failed_at : datetime, optional
+        The last time that it did; None: not since the start.
+    at_work : bool
+        It runs now.
+    line : str
+        What it said last.
+    failures : int
+        In a row.
+    trouble : str
+        What went wrong last; empty: it is well.
+    """
+
+    began_at: datetime | None = None
+    succeeded_at: datetime | None = None
+    failed_at: datetime | None = None
+    at_work: bool = False
+    line: str = ""
+    failures: int = 0
+    trouble: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "began_at": _text(self.began_at),
+            "succeeded_at": _text(self.succeeded_at),
+            "failed_at": _text(self.failed_at),
+            "at_work": self.at_work,
+            "line": self.line,
+            "failures": self.failures,
+            "trouble": self.trouble,
+        }
+
+
+class Health:
+    """What the daemon knows of itself; written by the chores' threads, read by whoever asks.
+
+    Parameters
+    ----------
+    lately_s : mapping of str to float
+        The chores that must have succeeded lately for the daemon to be well, and what lately means for each, s.
+    times : Times
+        The clocks.
+    """
+
+    def __init__(self, *, lately_s: Mapping[str, float], times: Times) -> None:
+        self._lately_s = dict(lately_s)
+        self._times = times
+        self._lock = Lock()
+        self._started_at = times.now()
+        self._chores = {name: ChoreHealth() for name in lately_s}
+        self._turn: TurnSummary | None = None
+        self._ending = ""
+
+    @property
+    def last_turn(self) -> TurnSummary | None:
+        """The last turn that was taken; None: none yet."""
+        return self._turn
+
+    def began(self, name: str, *, at: datetime) -> None:
+        """Take note that a chore began."""
+        self._change(name, began_at=at, at_work=True)
+
+    def succeeded(self, name: str, *, at: datetime, line: str) -> None:
+        """Take note that a chore ended well; an empty line leaves what it said before."""
+        said = {"line": line} if line else {}
+        self._change(name, succeeded_at=at, at_work=False, failures=0, trouble="", **said)
+
+    def failed(self, name: str, *, at: datetime, trouble: str) -> None:
+        """Take note that a chore failed."""
+        failures = self.of(name).failures + 1
+        self._change(name, failed_at=at, at_work=False, failures=failures, trouble=trouble)
+
+    def turned(self, turn: TurnSummary) -> None:
+        """Take note of a turn."""
+        self._turn = turn
+
+    def ending(self, word: str) -> None:
+        """Take note that the daemon is ``stopping``, or ``stopped``."""
+        self._ending = word
+
+    def of(self, name: str) -> ChoreHealth:
+        """Return how one chore fares."""
+        with self._lock:
+            return self._chores.get(name, ChoreHealth())
+
+    def reasons(self) -> list[str]:
+        """Say why the daemon is not well; nothing: it is."""
+        if self._ending:
+            return [f"the daemon is {self._ending}"]
+        return [reason for name in self._lately_s if (reason := self._complaint(name))]
+
+    def report(self) -> dict[str, Any]:
+        """Return everything as plain values, as ``/healthz`` and ``health.json`` show it."""
+        reasons = self.reasons()
+        with self._lock:
+            chores = {name: chore.to_json() for name, chore in sorted(self._chores.items())}
+        return {
+            "healthy": not reasons,
+            "state": self._state(reasons),
+            "reasons": reasons,
+            "version": __version__,
+            "pid": os.getpid(),
+            "started_at": _text(self._started_at),
+            "written_at": _text(self._times.now()),
+            "chores": chores,
+            "turn": None if self._turn is None else _turn(self._turn),
+        }
+
+    def _state(self, reasons: list[str]) -> str:
+        if self._ending:
+            return self._ending
+        if reasons:
+            return "failing" if any(chore.failures for chore in self._chores.values()) else "waiting"
+        if self._turn is not None and not self._turn.lease_held:
+            return "standby"
+        return "still" if self._turn is not None and self._turn.still else "at work"
+
+    def _complaint(self, name: str) -> str:
+        chore = self.of(name)
+        since = chore.succeeded_at or self._started_at
+        age_s = (self._times.now() - since).total_seconds()
+        if chore.succeeded_at is not None and age_s <= self._lately_s[name]:
+            return ""
+        fact = f"{name} has not succeeded for {age_s:.0f} s"
+        if chore.trouble:
+            return f"{fact}: {chore.trouble}"
+        return f"{fact}: at work" if chore.at_work else fact
+
+    def _change(self, name: str, **changes: Any) -> None:
+        with self._lock:
+            self._chores[name] = replace(self._chores.get(name, ChoreHealth()), **changes)
+
+
+def _turn(turn: TurnSummary) -> dict[str, Any]:
+    return {
+        "line": turn.line(),
+        "pending": turn.pending,
+        "running": turn.running,
+        "acted": turn.acted,
+        "still": list(turn.still),
+        "seconds": round(turn.seconds, 3),
+        "predictions": turn.predictions,
+        "history_read_at": _text(turn.history_read_at),
+        "model_trained_at": _text(turn.model_trained_at),
+        "modes": {service: mode.value for service, mode in turn.modes.items()},
+        "breaker": turn.breaker,
+        "lease_held": turn.lease_held,
+    }
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="seconds")

@@ -1,0 +1,10 @@
+"""What an admin asks of a cluster's history, in sacct's habits: pure functions from frames to rows, and rows to text.
+
+``answer`` holds what a report is and how it is written; ``people``, ``queue``, ``accuracy``, ``audit`` and ``shadow``
+each answer one question; ``nightly`` puts the most important things first.
+"""
+
+from helios.report.admin.answer import Answer, Field, Kind, as_json, as_lines, chosen_fields, listing
+from helios.report.admin.moments import moment_in_words
+
+__all__ = ["Answer", "Field", "Kind", "as_json", "as_lines", "chosen_fields", "listing", "moment_in_words"]

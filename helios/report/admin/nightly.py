@@ -1,0 +1,347 @@
+"""The nightly report: what a day was like, the most important things first, for a page and for a mail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.actions import Result
+from helios.report.admin.accuracy import prediction_accuracy, worst_predictions
+from helios.report.admin.answer import Answer, Kind, declared
+from helios.report.admin.audit import service_days, with_results
+from helios.report.admin.jobs import wait_s
+from helios.report.admin.people import usage_by
+from helios.report.admin.queue import levels, queue_at
+from helios.report.admin.shadow import ShadowDay
+from helios.report.words import change, percent, spoken_duration
+
+WEEKS_BEFORE = 4
+MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3
+SAME = 0.05
+"""Relative difference of a day's waits to the weeks before below which it is called ordinary."""
+WORST = declared(
+    ("JobID", "job_id", Kind.TEXT, 12, "Job"),
+    ("User", "user", Kind.TEXT, 10, "User"),
+    ("GPUs", "gpus", Kind.COUNT, 5, "GPUs"),
+    ("Predicted", "p50_s", Kind.LENGTH, 11, "Predicted median run time"),
+    ("Ran", "run_time_s", Kind.LENGTH, 11, "True run time"),
+    ("OffBy", "off_by", Kind.FACTOR, 7, "Factor between them"),
+    ("MissedH", "missed_hours", Kind.DECIMAL, 8, "GPU hours (of CPU jobs, hours) wrongly foreseen"),
+)
+DAYS = declared(
+    ("Day", "line", Kind.TEXT, 22, "Day, or the mean of the days before"),
+    ("Started", "started", Kind.COUNT, 7, "Jobs that started"),
+    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "Their wait, mean"),
+    ("P50Wait", "p50_wait_s", Kind.LENGTH, 10, "Their wait, median"),
+    ("P95Wait", "p95_wait_s", Kind.LENGTH, 10, "Wait that one of 20 exceeds"),
+    ("MaxWait", "longest_wait_s", Kind.LENGTH, 10, "Their longest wait"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Night:
+    """All that a nightly report is made of; frames as the warehouse gives them.
+
+    Attributes
+    ----------
+    begin, end : datetime
+        The day, aware.
+    jobs : DataFrame
+        Columns of ``JOBS``: submitted before ``end``, as far back as four weeks and the longest wait before.
+    past : DataFrame
+        ``user``, ``ended_at`` and ``run_time_s`` of all jobs known.
+    predictions, decisions, turns : DataFrame
+        Decisions and turns of the day; predictions of ``jobs``.
+    shadow : ShadowDay
+    """
+
+    cluster: str
+    timezone: str
+    begin: datetime
+    end: datetime
+    jobs: pd.DataFrame
+    past: pd.DataFrame
+    predictions: pd.DataFrame
+    decisions: pd.DataFrame
+    turns: pd.DataFrame
+    shadow: ShadowDay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Digest:
+    """A day, told: headline, sentences by theme, tables.
+
+    Attributes
+    ----------
+    subject : str
+        For a mail, without line breaks.
+    alarming : bool
+        Whether something did not go as it should.
+    sentences : dict of list of str
+        By theme, the most important first.
+    daily : DataFrame
+        A row for each day of the four weeks and the day: ``time``, ``submitted``, ``started``, waits, GPUs.
+    hourly : DataFrame
+        The queue of the day, as :func:`~helios.report.admin.queue.levels` gives it.
+    days, waiting, worst, services, partitions : Answer
+    """
+
+    cluster: str
+    timezone: str
+    begin: datetime
+    subject: str
+    alarming: bool
+    sentences: dict[str, list[str]]
+    daily: pd.DataFrame
+    hourly: pd.DataFrame
+    days: Answer
+    waiting: Answer
+    worst: Answer
+    services: Answer
+    partitions: Answer
+    accuracy: Answer
+    shadow: ShadowDay
+
+
+def digest_of(night: Night) -> Digest:
+    """Tell a night's frames as a digest."""
+    daily = daily_waits(night)
+    services = service_days(night.decisions, turns=night.turns, title="Services", timezone=night.timezone)
+    today, ended = _of_the_day(night, "submitted_at"), _of_the_day(night, "ended_at")
+    accuracy = prediction_accuracy(
+        ended, predictions=night.predictions, past=night.past, title="Predictions", by="all", timezone=night.timezone
+    )
+    waiting = queue_at(
+        night.jobs, predictions=night.predictions, at=night.end, title="Waiting longest", timezone=night.timezone
+    )
+    alarms = list(_alarms(night.decisions))
+    return Digest(
+        cluster=night.cluster,
+        timezone=night.timezone,
+        begin=night.begin,
+        subject=_subject(night, services, daily, alarming=bool(alarms)),
+        alarming=bool(alarms),
+        sentences={
+            "What Helios did": [
+                *_acts(services),
+                *alarms,
+                *_refusals(night.decisions),
+                *_stillness(night.turns, services),
+            ],
+            "How long jobs waited": list(_waits(daily)),
+            "Who waits longest": list(_waiters(waiting)),
+            "How far off predictions were": list(_accuracy(accuracy)),
+            "What the shadow would have changed": night.shadow.sentences,
+        },
+        daily=daily,
+        hourly=levels(night.jobs, edges_s=_hours(night)),
+        days=_days(daily, night),
+        waiting=_first(waiting, MOST_WAITING),
+        worst=_worst(ended, night),
+        services=services,
+        partitions=_partitions(today, night),
+        accuracy=accuracy,
+        shadow=night.shadow,
+    )
+
+
+def daily_waits(night: Night) -> pd.DataFrame:
+    """Return for each of the days before and the day: the queue's levels, p50 and p95 of the waits that ended."""
+    local = pd.Timestamp(night.begin).tz_convert(night.timezone)
+    days = [local - pd.DateOffset(days=back) for back in range(7 * WEEKS_BEFORE, 0, -1)]
+    edges_s = _edges([*days, local, pd.Timestamp(night.end)])
+    rows = levels(night.jobs, edges_s=edges_s)
+    started_s = night.jobs["started_at"].to_numpy(dtype="datetime64[s]").astype(np.int64)
+    day = np.searchsorted(edges_s, started_s, side="right") - 1
+    waits, places = pd.Series(wait_s(night.jobs)).groupby(day), range(len(rows))
+    p50, p95 = (waits.quantile(share).reindex(places).to_numpy() for share in (0.5, 0.95))
+    return rows.assign(p50_wait_s=p50, p95_wait_s=p95)
+
+
+def _edges(moments: list[pd.Timestamp]) -> NDArray[np.int64]:
+    return np.array([int(moment.timestamp()) for moment in moments], dtype=np.int64)
+
+
+def _hours(night: Night) -> NDArray[np.int64]:
+    first, last = _edges([pd.Timestamp(night.begin), pd.Timestamp(night.end)])
+    return np.append(np.arange(first, last, 3_600, dtype=np.int64), last)
+
+
+def _of_the_day(night: Night, column: str) -> pd.DataFrame:
+    """Return the jobs submitted, or ended, in the day; predictions are judged on these, for those not on the short."""
+    moment = night.jobs[column]
+    inside = (moment >= pd.Timestamp(night.begin)) & (moment < pd.Timestamp(night.end))
+    return night.jobs[inside.to_numpy()]
+
+
+def _total(services: Answer, column: str) -> int:
+    return int(services.rows[column].sum()) if len(services.rows) else 0
+
+
+def _subject(night: Night, services: Answer, daily: pd.DataFrame, *, alarming: bool) -> str:
+    done, would = _total(services, "done"), _total(services, "would")
+    acted = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
+    mean, before = daily["mean_wait_s"].iloc[-1], _before(daily, "mean_wait_s")
+    waited = "no waits known" if np.isnan(mean) else f"mean wait {spoken_duration(mean)}"
+    against = f" ({change(mean, before)})" if before and not np.isnan(mean) else ""
+    day = pd.Timestamp(night.begin).tz_convert(night.timezone)
+    attention = "ATTENTION, " if alarming else ""
+    return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{acted}; {waited}{against}"
+
+
+def _acts(services: Answer) -> Iterator[str]:
+    done, would = _total(services, "done"), _total(services, "would")
+    if not done and not would:
+        yield "Helios changed nothing on the cluster."
+    if done:
+        yield f"Helios changed something {done:,} times and read it back as asked."
+    if would:
+        yield f"In shadow it would have changed something {would:,} times; nothing of that was written."
+
+
+def _alarms(decisions: pd.DataFrame) -> Iterator[str]:
+    """Name what was refused, failed or read back otherwise, with the commonest reasons."""
+    rows = with_results(decisions)
+    for result, what in (
+        (Result.MISMATCH, "Something else was read back than was written"),
+        (Result.FAILED, "The cluster refused or did not answer"),
+    ):
+        found = rows[(rows["result"] == str(result)).fillna(False).to_numpy()]
+        if len(found):
+            yield f"{what}: {len(found):,} times{_reasons(found['remark'])}."
+
+
+def _refusals(decisions: pd.DataFrame) -> Iterator[str]:
+    rows = with_results(decisions)
+    found = rows[(rows["result"] == str(Result.REFUSED)).fillna(False).to_numpy()]
+    if len(found):
+        yield f"{len(found):,} proposals were refused by guards{_reasons(found['remark'])}."
+
+
+def _reasons(remarks: pd.Series[Any]) -> str:
+    counts = remarks[remarks.astype("str").str.len() > 0].value_counts().head(MOST_REASONS)
+    named = "; ".join(f"{reason} ({number:,})" for reason, number in counts.items())
+    return f": {named}" if named else ""
+
+
+def _stillness(turns: pd.DataFrame, services: Answer) -> Iterator[str]:
+    still = _total(services, "still")
+    if not still:
+        return
+    of = f" of {len(turns):,}" if len(turns) else ""
+    reasons = services.rows["still_reason"].dropna()
+    why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
+    yield f"It kept still on purpose in {still:,}{of} turns{why}."
+
+
+def _before(daily: pd.DataFrame, column: str) -> float | None:
+    """Return the mean over the jobs of the days before; None where none started."""
+    before = daily.iloc[:-1]
+    known = before[before[column].notna() & (before["started"] > 0)]
+    if known.empty:
+        return None
+    return float(np.average(known[column], weights=known["started"]))
+
+
+def _waits(daily: pd.DataFrame) -> Iterator[str]:
+    day, before = daily.iloc[-1], _before(daily, "mean_wait_s")
+    if np.isnan(day["mean_wait_s"]):
+        yield "No job is known to have started that day."
+        return
+    mean = day["mean_wait_s"]
+    yield (
+        f"{int(day['started']):,} jobs started; they had waited {spoken_duration(mean)} on average, half of them "
+        f"{spoken_duration(day['p50_wait_s'])} or less, one in 20 more than {spoken_duration(day['p95_wait_s'])}, "
+        f"the unluckiest {spoken_duration(day['longest_wait_s'])}."
+    )
+    if before is None:
+        yield "No job is known to have started in the four weeks before."
+    elif abs(mean - before) <= max(SAME * before, 1.0):
+        yield f"That is as in {_before_it(daily)}: {spoken_duration(before)} on average."
+    else:
+        yield (
+            f"That is {'longer' if mean > before else 'shorter'} than in {_before_it(daily)}: "
+            f"{spoken_duration(before)} on average ({change(mean, before)})."
+        )
+
+
+def _before_it(daily: pd.DataFrame) -> str:
+    """Name the days compared with, of which a young history does not know all."""
+    known = int((daily["started"].iloc[:-1] > 0).sum())
+    return f"the {WEEKS_BEFORE} weeks before" if known == 7 * WEEKS_BEFORE else f"{known} days of the weeks before"
+
+
+def _waiters(waiting: Answer) -> Iterator[str]:
+    rows = waiting.rows[waiting.rows["waiting"] > 0]
+    if rows.empty:
+        yield "At the end of the day nobody waited."
+        return
+    first = rows.iloc[0]
+    waited = f"{int(rows['waiting'].sum()):,} jobs of {rows['user'].nunique():,} users waited"
+    job = f"job {first['oldest_job']} of {first['user']} in {first['partition']}"
+    yield f"At the end of the day {waited}; longest, {spoken_duration(first['oldest_wait_s'])}, {job}."
+
+
+def _accuracy(accuracy: Answer) -> Iterator[str]:
+    if accuracy.rows.empty:
+        yield "No job that had been predicted ended that day."
+        return
+    row = accuracy.rows.iloc[0]
+    naive = "" if np.isnan(row["naive_off_by"]) else (
+        f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f} of the "
+        "user's last run"
+    )  # fmt: skip
+    yield f"Half of {int(row['jobs']):,} jobs that ended were predicted within a factor of {row['off_by']:.1f}{naive}."
+    yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
+
+
+def _days(daily: pd.DataFrame, night: Night) -> Answer:
+    columns = ["mean_wait_s", "p50_wait_s", "p95_wait_s"]
+    before = daily.iloc[:-1]
+    day = pd.Timestamp(night.begin).tz_convert(night.timezone)
+    rows = [
+        {"line": f"{day:%Y-%m-%d}", **daily.iloc[-1][["started", *columns, "longest_wait_s"]].to_dict()},
+        {
+            "line": f"{WEEKS_BEFORE} weeks before, a day",
+            "started": before.loc[before["started"] > 0, "started"].mean(),
+            **{name: _before(daily, name) for name in columns},
+            "longest_wait_s": before["longest_wait_s"].max(),
+        },
+    ]
+    return Answer(
+        title="Waits of the jobs that started",
+        fields=DAYS,
+        shown=tuple(field.name for field in DAYS),
+        rows=pd.DataFrame(rows),
+        timezone=night.timezone,
+    )
+
+
+def _partitions(today: pd.DataFrame, night: Night) -> Answer:
+    answer = usage_by(
+        "partition", today, predictions=night.predictions, at=night.end, title="Partitions", timezone=night.timezone
+    )
+    return replace(answer, rows=answer.rows.head(MOST_PARTITIONS))
+
+
+def _worst(ended: pd.DataFrame, night: Night) -> Answer:
+    return Answer(
+        title="Worst predictions",
+        fields=WORST,
+        shown=tuple(field.name for field in WORST),
+        rows=worst_predictions(ended, night.predictions, most=MOST_WORST),
+        empty="No predicted job ended that day.",
+        timezone=night.timezone,
+    )
+
+
+def _first(answer: Answer, most: int) -> Answer:
+    waiting = answer.rows[answer.rows["waiting"] > 0].head(most).reset_index(drop=True)
+    shown = tuple(name for name in answer.shown if "Run" not in name and name != "PredGPUh")
+    return replace(answer, rows=waiting, shown=shown, total=None, empty="Nobody waits.")

@@ -1,0 +1,266 @@
+"""The queue: who waits at a moment, and how many jobs and GPUs waited over time; from history, by columns."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.metrics import mean_level_over_time
+from helios.report.admin.answer import Answer, Kind, declared
+from helios.report.admin.jobs import (
+    STILL_RUNNING,
+    STILL_WAITING,
+    UNKNOWN,
+    able_since,
+    is_in,
+    running_at,
+    wait_s,
+    wait_so_far_s,
+    waiting_at,
+    with_first_prediction,
+)
+
+STEPS = (
+    timedelta(minutes=15),
+    timedelta(hours=1),
+    timedelta(hours=3),
+    timedelta(hours=6),
+    timedelta(days=1),
+    timedelta(days=7),
+    timedelta(days=28),
+)
+MOST_STEPS = 48
+"""Lines that a person still reads; the finest step with at most as many is taken."""
+STALE = timedelta(hours=6)
+"""Age of the last submission from which the history is said to be old."""
+
+NOW = declared(
+    ("Partition", "partition", Kind.TEXT, 12, "Partition"),
+    ("User", "user", Kind.TEXT, 12, "User"),
+    ("Waiting", "waiting", Kind.COUNT, 7, "Jobs that could have started and have not"),
+    ("GPUs", "waiting_gpus", Kind.COUNT, 6, "GPUs they ask for"),
+    ("CPUs", "waiting_cpus", Kind.COUNT, 7, "CPUs they ask for"),
+    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "How long they have waited so far, mean"),
+    ("Oldest", "oldest_wait_s", Kind.LENGTH, 10, "How long the oldest of them has waited"),
+    ("OldestJob", "oldest_job", Kind.TEXT, 10, "That job's id"),
+    ("PredGPUh", "predicted_gpu_hours", Kind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
+    ("Running", "running", Kind.COUNT, 7, "Jobs that run"),
+    ("RunGPUs", "running_gpus", Kind.COUNT, 7, "GPUs they hold"),
+)
+OVER_TIME = declared(
+    ("Start", "time", Kind.MOMENT, 19, "Begin of the step"),
+    ("Submitted", "submitted", Kind.COUNT, 9, "Jobs submitted in the step"),
+    ("Started", "started", Kind.COUNT, 7, "Jobs started in the step"),
+    ("Waiting", "waiting", Kind.DECIMAL, 9, "Jobs waiting, mean over the step"),
+    ("WaitGPUs", "waiting_gpus", Kind.DECIMAL, 9, "GPUs waited for, mean over the step"),
+    ("Running", "running", Kind.DECIMAL, 9, "Jobs running, mean over the step"),
+    ("RunGPUs", "running_gpus", Kind.DECIMAL, 9, "GPUs held, mean over the step"),
+    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "Wait of the jobs started in the step, mean"),
+    ("MaxWait", "longest_wait_s", Kind.LENGTH, 10, "Their longest wait"),
+)
+
+
+def queue_at(
+    jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime, title: str, timezone: str = "UTC"
+) -> Answer:
+    """Report who waits at a moment, by partition and user, the longest wait first; and beside it what they run.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``: all submitted by ``at`` that may still have waited or run then.
+    """
+    jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
+    table = _held_at(with_first_prediction(jobs, predictions), at)
+    rows = _by_partition_and_user(table)
+    gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
+    size = ("GPUs",) if gpus else ("CPUs",)
+    return Answer(
+        title=title,
+        fields=NOW,
+        shown=(
+            "Partition",
+            "User",
+            "Waiting",
+            *size,
+            "MeanWait",
+            "Oldest",
+            "OldestJob",
+            "PredGPUh",
+            "Running",
+            "RunGPUs",
+        )
+        if gpus
+        else ("Partition", "User", "Waiting", *size, "MeanWait", "Oldest", "OldestJob", "Running"),
+        rows=rows,
+        total=_totals(rows) if len(rows) > 1 else None,
+        empty="Nothing waits and nothing runs.",
+        notes=tuple(_age_notes(jobs, at)),
+        timezone=timezone,
+    )
+
+
+def queue_over_time(
+    jobs: pd.DataFrame, *, since: datetime, until: datetime, title: str, timezone: str = "UTC"
+) -> Answer:
+    """Report waiting and running jobs and GPUs in steps of time, exact means, O(n log n).
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``: all submitted before ``until`` that may have waited or run after ``since``.
+    """
+    edges_s = steps(since, until, timezone=timezone)
+    rows = levels(jobs, edges_s=edges_s)
+    gpus = bool((jobs["gpus"] > 0).any())
+    shown = tuple(field.name for field in OVER_TIME if gpus or "GPUs" not in field.name)
+    return Answer(
+        title=title,
+        fields=OVER_TIME,
+        shown=shown,
+        rows=rows if _anything(rows) else rows.iloc[:0],
+        empty="No job waited or ran in this window.",
+        notes=tuple(_age_notes(jobs, until)),
+        timezone=timezone,
+    )
+
+
+def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int64]:
+    """Return the edges of the finest steps of which at most ``MOST_STEPS`` fill the window; on the local clock."""
+    step = next((step for step in STEPS if (until - since) / step <= MOST_STEPS), STEPS[-1])
+    first, last = (pd.Timestamp(moment).tz_convert(timezone) for moment in (since, until))
+    begin = (
+        first.normalize()
+        if step >= timedelta(days=1)
+        else first.floor(step, ambiguous=True, nonexistent="shift_forward")
+    )
+    # Whole days are counted on the local clock, shorter steps on the absolute one.
+    whole_days = step // timedelta(days=1)
+    edges = pd.date_range(begin, last, freq=pd.DateOffset(days=whole_days) if whole_days else step)
+    inner = edges[(edges > first) & (edges < last)]
+    moments = [first, *inner, last]
+    return np.array([int(moment.timestamp()) for moment in moments], dtype=np.int64)
+
+
+def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
+    """Return the rows of :func:`queue_over_time`, a row for each step between the edges."""
+    last_s = int(edges_s[-1])
+    waits = _intervals(jobs, waiting=True, last_s=last_s)
+    runs = _intervals(jobs, waiting=False, last_s=last_s)
+    started_s = _seconds(jobs["started_at"], otherwise=-1)
+    started = _step_of(started_s, edges_s)
+    waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))
+    return pd.DataFrame(
+        {
+            "time": pd.to_datetime(edges_s[:-1], unit="s", utc=True),
+            "submitted": _counts(_step_of(_seconds(jobs["submitted_at"], otherwise=-1), edges_s), edges_s),
+            "started": _counts(started, edges_s),
+            "waiting": mean_level_over_time(begins_s=waits[0], ends_s=waits[1], edges_s=edges_s),
+            "waiting_gpus": mean_level_over_time(begins_s=waits[0], ends_s=waits[1], weight=waits[2], edges_s=edges_s),
+            "running": mean_level_over_time(begins_s=runs[0], ends_s=runs[1], edges_s=edges_s),
+            "running_gpus": mean_level_over_time(begins_s=runs[0], ends_s=runs[1], weight=runs[2], edges_s=edges_s),
+            "mean_wait_s": waited["mean"].to_numpy(),
+            "longest_wait_s": waited["max"].to_numpy(),
+        }
+    )
+
+
+def _anything(rows: pd.DataFrame) -> bool:
+    return bool(rows[["submitted", "started", "waiting", "running"]].to_numpy().any())
+
+
+def _held_at(jobs: pd.DataFrame, at: datetime) -> pd.DataFrame:
+    waiting, running = waiting_at(jobs, at), running_at(jobs, at)
+    held = jobs[waiting | running]
+    waits, runs = waiting[waiting | running], running[waiting | running]
+    gpus = held["gpus"].to_numpy(dtype=np.float64)
+    p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600
+    return pd.DataFrame(
+        {
+            "partition": held["partition"].astype("object").fillna(UNKNOWN).array,
+            "user": held["user"].astype("object").fillna(UNKNOWN).array,
+            "job_id": held["job_id"].array,
+            "waiting": waits,
+            "waiting_gpus": gpus * waits,
+            "waiting_cpus": np.nan_to_num(held["cpus"].to_numpy(dtype=np.float64)) * waits,
+            "wait_s": np.where(waits, wait_so_far_s(held, at), np.nan),
+            "predicted_gpu_hours": np.where(waits, gpus * p50_h, np.nan),
+            "running": runs,
+            "running_gpus": gpus * runs,
+        }
+    )
+
+
+def _by_partition_and_user(table: pd.DataFrame) -> pd.DataFrame:
+    ordered = table.sort_values("wait_s", ascending=False, kind="stable")
+    groups = ordered.groupby(["partition", "user"], observed=True, sort=True)
+    rows = groups.agg(
+        waiting=("waiting", "sum"),
+        waiting_gpus=("waiting_gpus", "sum"),
+        waiting_cpus=("waiting_cpus", "sum"),
+        mean_wait_s=("wait_s", "mean"),
+        oldest_wait_s=("wait_s", "max"),
+        oldest_job=("job_id", "first"),
+        running=("running", "sum"),
+        running_gpus=("running_gpus", "sum"),
+    )
+    rows["predicted_gpu_hours"] = groups["predicted_gpu_hours"].sum(min_count=1)
+    rows["oldest_job"] = rows["oldest_job"].where(rows["waiting"] > 0)
+    rows = rows.reset_index()
+    return rows.sort_values(["oldest_wait_s", "running_gpus"], ascending=False, kind="stable", ignore_index=True)
+
+
+def _totals(rows: pd.DataFrame) -> dict[str, Any]:
+    waiting = rows["waiting"].sum()
+    summed = ("waiting", "waiting_gpus", "waiting_cpus", "predicted_gpu_hours", "running", "running_gpus")
+    return {
+        "partition": "Total",
+        **{name: rows[name].sum(min_count=1) for name in summed},
+        "mean_wait_s": (rows["mean_wait_s"] * rows["waiting"]).sum() / waiting if waiting else np.nan,
+        "oldest_wait_s": rows["oldest_wait_s"].max(),
+        "oldest_job": rows["oldest_job"].iloc[0],
+    }
+
+
+def _intervals(
+    jobs: pd.DataFrame, *, waiting: bool, last_s: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return begin, end and GPUs of each stretch in which a job waited, or ran; what lasts ends at ``last_s``."""
+    begin = _seconds(able_since(jobs) if waiting else jobs["started_at"], otherwise=-1)
+    end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"], otherwise=-1)
+    lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
+    end = np.where(lasts, np.maximum(begin, last_s), end)
+    known = (begin >= 0) & (end > begin)
+    return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]
+
+
+def _seconds(times: pd.Series[Any], *, otherwise: int) -> NDArray[np.int64]:
+    values = times.to_numpy(dtype="datetime64[s]")
+    seconds: NDArray[np.int64] = np.where(np.isnat(values), otherwise, values.astype(np.int64))
+    return seconds
+
+
+def _step_of(moments_s: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the step that each moment falls in; -1: in none."""
+    step = np.searchsorted(edges_s, moments_s, side="right") - 1
+    inside: NDArray[np.int64] = np.where((step >= 0) & (step < len(edges_s) - 1), step, -1)
+    return inside
+
+
+def _counts(step: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.bincount(step[step >= 0], minlength=len(edges_s) - 1)
+
+
+def _age_notes(jobs: pd.DataFrame, at: datetime) -> list[str]:
+    if jobs.empty:
+        return []
+    last = jobs["submitted_at"].max()
+    if pd.Timestamp(at) - last < STALE:
+        return []
+    return [
+        f"The last submission that the warehouse knows is of {last:%Y-%m-%d %H:%M} UTC: what came since is missing."
+    ]

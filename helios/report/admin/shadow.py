@@ -1,0 +1,251 @@
+"""What a shadow's decisions of one day would have changed: a replay of that day, and what it cannot tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.actions import Result
+from helios.model import Mode
+from helios.report.admin.answer import Answer, Kind, declared
+from helios.report.admin.audit import with_results
+from helios.report.words import spoken_duration
+
+MOVED_S = 60
+"""Difference of waits from which a job is said to have moved, s."""
+SAME = 0.02
+"""Relative difference of mean waits below which two replays are called no different."""
+LIMITS = (
+    "An estimate: each job gets one urgency for the whole day, the first that was decided for it, so that promotions "
+    "of long waiters are left out and the longest wait is the worse for it.",
+    "Only jobs submitted by the end of the day are replayed; what came later would have delayed some of them.",
+    "The replay knows partitions, GPUs and time limits, not fairshare, QOS limits, reservations, dependencies or "
+    "drained nodes: compare the two replays with each other, not with the record.",
+)
+FIELDS = declared(
+    ("Line", "line", Kind.TEXT, 26, "What happened, or which replay"),
+    ("Jobs", "jobs", Kind.COUNT, 7, "Jobs submitted that day that ran"),
+    ("MeanWait", "mean_wait_s", Kind.LENGTH, 11, "Mean wait"),
+    ("P50Wait", "median_wait_s", Kind.LENGTH, 11, "Median wait"),
+    ("P99Wait", "p99_wait_s", Kind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
+    ("MaxWait", "max_wait_s", Kind.LENGTH, 11, "Longest wait"),
+    ("Queued", "queued_jobs", Kind.COUNT, 7, "Jobs that waited at all"),
+)
+MOVED = declared(
+    ("JobID", "job_id", Kind.TEXT, 12, "Job"),
+    ("User", "user", Kind.TEXT, 12, "User"),
+    ("Size", "size", Kind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
+    ("Urgency", "urgency", Kind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
+    ("Wait", "wait_s", Kind.LENGTH, 11, "Wait replayed in the site's own order"),
+    ("WouldWait", "would_wait_s", Kind.LENGTH, 11, "Wait replayed as decided"),
+)
+_URGENCY = re.compile(r"urgency\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+_SITE_FACTOR = re.compile(r"SiteFactor\s*(-?\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Waits of the same jobs: as recorded, or in one replay.
+
+    Attributes
+    ----------
+    jobs, queued_jobs : int
+    mean_wait_s, median_wait_s, p99_wait_s, max_wait_s : float
+    """
+
+    jobs: int
+    mean_wait_s: float
+    median_wait_s: float
+    p99_wait_s: float
+    max_wait_s: float
+    queued_jobs: int
+
+    @classmethod
+    def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> Waits:
+        """Measure waits, s; at least one."""
+        return cls(
+            jobs=len(waited_s),
+            mean_wait_s=float(np.mean(waited_s)),
+            median_wait_s=float(np.median(waited_s)),
+            p99_wait_s=float(np.percentile(waited_s, 99)),
+            max_wait_s=float(np.max(waited_s)),
+            queued_jobs=int(np.count_nonzero(waited_s > 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowDay:
+    """What a day's shadow decisions would have changed.
+
+    Attributes
+    ----------
+    begin : datetime
+        Begin of the day, aware.
+    timezone : str
+        Zone of the cluster's clock.
+    decided : int
+        Jobs for which a shadow decided another place.
+    earlier, later : int
+        Of the day's jobs, how many would have started earlier, or later, by more than a minute.
+    recorded, without, with_decisions : Waits or None
+        As it was; replayed under FIFO with EASY backfill by time limits; the same with the decided urgencies. None:
+        nothing to measure.
+    moved : DataFrame
+        ``job_id``, ``user``, ``size``, ``urgency``, ``wait_s``, ``would_wait_s`` of the jobs replayed that would have
+        moved, the largest difference first.
+    notes : tuple of str
+    """
+
+    begin: datetime
+    timezone: str
+    decided: int
+    earlier: int
+    later: int
+    recorded: Waits | None
+    without: Waits | None
+    with_decisions: Waits | None
+    moved: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> list[str]:
+        """What it says, in plain words."""
+        return list(_sentences(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        waits = {
+            name: None if found is None else asdict(found)
+            for name, found in (("recorded", self.recorded), ("without", self.without), ("with", self.with_decisions))
+        }
+        return {
+            "day": self.begin.isoformat(),
+            "decided": self.decided,
+            "earlier": self.earlier,
+            "later": self.later,
+            **waits,
+            "moved": self.moved.to_dict(orient="records"),
+            "notes": list(self.notes),
+        }
+
+
+def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
+    """Return for each job the urgency that a shadow decided first, of those that were written down with a number.
+
+    Parameters
+    ----------
+    decisions : DataFrame
+        Columns of ``DECISIONS``, oldest first.
+
+    Returns
+    -------
+    dict
+        Comparable with each other only: from an urgency it is that, from a SiteFactor that number.
+    """
+    rows = with_results(decisions)
+    mine = (rows["mode"] == Mode.SHADOW) & (rows["action"] == "Reorder") & (rows["result"] == Result.WOULD)
+    urgencies: dict[str, float] = {}
+    for target, *texts in rows[mine.to_numpy()][["target", "after", "remark"]].itertuples(index=False):
+        if (found := _urgency_in(texts)) is not None:
+            urgencies.setdefault(str(target), found)
+    return urgencies
+
+
+def urgencies_of(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
+    """Return each job's urgency, its own or that of its array's record; 0: nothing was decided."""
+    own = jobs["job_id"].astype("object").map(decided)
+    of_array = jobs["array_job_id"].astype("object").map(decided)
+    found = own.astype("float64").fillna(of_array.astype("float64")).fillna(0.0)
+    return np.asarray(found, dtype=np.float64)
+
+
+def moved_jobs(
+    jobs: pd.DataFrame,
+    *,
+    size: NDArray[np.int32],
+    urgency: NDArray[np.float64],
+    wait_s: NDArray[np.int64],
+    would_wait_s: NDArray[np.int64],
+) -> pd.DataFrame:
+    """Return the jobs whose wait differs by more than a minute between two replays, the largest difference first.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``.
+    size, urgency, wait_s, would_wait_s : arrays of shape (len(jobs),)
+        GPUs or CPUs held, what was decided, and the wait, s, in the replays without it and with it.
+    """
+    table = jobs[["job_id", "user"]].assign(size=size, urgency=urgency, wait_s=wait_s, would_wait_s=would_wait_s)
+    table["difference_s"] = would_wait_s - wait_s
+    moved = table[(table["difference_s"].abs() > MOVED_S).to_numpy()]
+    order = moved["difference_s"].abs().sort_values(ascending=False, kind="stable").index
+    return moved.loc[order].reset_index(drop=True).astype({"user": "object"})
+
+
+def shadow_table(day: ShadowDay, *, title: str) -> Answer:
+    """Show the waits as recorded, replayed without, and replayed with what was decided."""
+    lines = (
+        ("as recorded", day.recorded),
+        ("replayed, site's own order", day.without),
+        ("replayed, as decided", day.with_decisions),
+    )
+    rows = pd.DataFrame([{"line": name, **asdict(waits)} for name, waits in lines if waits is not None])
+    columns = [field.column for field in FIELDS]
+    return Answer(
+        title=title,
+        fields=FIELDS,
+        shown=tuple(field.name for field in FIELDS),
+        rows=rows[columns] if len(rows) else pd.DataFrame(columns=columns),
+        empty="Nothing of that day can be compared.",
+        notes=day.notes,
+        timezone=day.timezone,
+    )
+
+
+def moved_table(day: ShadowDay, *, most: int) -> Answer:
+    """Show the ``most`` jobs that would have moved furthest."""
+    return Answer(
+        title="Jobs that would have moved furthest",
+        fields=MOVED,
+        shown=tuple(field.name for field in MOVED),
+        rows=day.moved.head(most),
+        empty="No job would have moved by more than a minute.",
+        timezone=day.timezone,
+    )
+
+
+def _sentences(day: ShadowDay) -> Iterator[str]:
+    if not day.decided:
+        yield "No shadow decided another place for any job that day."
+        return
+    yield f"A shadow would have given {day.decided:,} job{'' if day.decided == 1 else 's'} another place."
+    if day.without is None or day.with_decisions is None:
+        return
+    old, new = day.without.mean_wait_s, day.with_decisions.mean_wait_s
+    if abs(new - old) <= max(SAME * old, 1.0):
+        yield f"In the replay that makes no difference to the mean wait: {spoken_duration(new)}."
+    else:
+        yield (
+            f"In the replay the mean wait {'falls' if new < old else 'grows'} from {spoken_duration(old)} to "
+            f"{spoken_duration(new)}; jobs that start earlier: {day.earlier:,}, later: {day.later:,}."
+        )
+    longest, would = day.without.max_wait_s, day.with_decisions.max_wait_s
+    if abs(would - longest) > max(SAME * longest, MOVED_S):
+        verb = "falls" if would < longest else "grows"
+        yield f"The longest wait {verb} from {spoken_duration(longest)} to {spoken_duration(would)}."
+
+
+def _urgency_in(texts: Iterable[Any]) -> float | None:
+    for text in texts:
+        for pattern in (_URGENCY, _SITE_FACTOR):
+            if isinstance(text, str) and (found := pattern.search(text)):
+                return float(found[1])
+    return None

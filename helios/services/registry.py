@@ -1,0 +1,266 @@
+"""Which services are installed, and one of them built from a site's options.
+
+A package offers a service by an entry point of group ``helios.services``; the entry's name is the service's name in
+configuration, audit and reports. What a package does wrong is said, with its name, and stops nobody else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from helios.errors import ServiceInvalid, ServiceUnknown
+from helios.ports import Service
+
+GROUP = "helios.services"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a service.
+
+    Attributes
+    ----------
+    name, type, default : str
+        As they are declared; the default as Python writes it.
+    """
+
+    name: str
+    type: str
+    default: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type} = {self.default}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledService:
+    """What an entry point offers.
+
+    Attributes
+    ----------
+    name : str
+        Its name in configuration, audit and reports.
+    target : str
+        ``module:Class``.
+    package : str
+        Name and version of the package it came with; empty: unknown.
+    summary : str
+        First line of the class's docstring.
+    options : tuple of Option
+        In the declared order.
+    needs_proof : str
+        What the site's own history must show before it may act; empty: nothing.
+    broken : str
+        Why it cannot be used, for a person; empty: it can.
+    """
+
+    name: str
+    target: str
+    package: str
+    summary: str = ""
+    options: tuple[Option, ...] = ()
+    needs_proof: str = ""
+    broken: str = ""
+
+
+def installed() -> dict[str, InstalledService]:
+    """Return every service that any installed package offers, by name; broken ones say why they are."""
+    return {name: _described(name, entries) for name, entries in sorted(_entries().items())}
+
+
+def build(name: str, options: Mapping[str, Any]) -> Service:
+    """Return the service of that name, made with the given options; what is not given has its default.
+
+    Parameters
+    ----------
+    options : mapping
+        As a configuration file holds them: text, numbers, booleans, lists, tables. Nothing is guessed: ``"30"`` is
+        not a number.
+
+    Raises
+    ------
+    ServiceUnknown
+        No installed package offers it; the offered ones are named.
+    ServiceInvalid
+        It cannot be loaded, is not a service, or an option is unknown or has a value that does not do; what is
+        allowed is named.
+    """
+    service_class = find(name)
+    return made(service_class, checked_options(service_class, options, name=name), name=name)
+
+
+def find(name: str) -> type[Any]:
+    """Return the class of the service of that name.
+
+    Raises
+    ------
+    ServiceUnknown, ServiceInvalid
+        As :func:`build`.
+    """
+    entries = _entries()
+    if name not in entries:
+        raise ServiceUnknown(
+            f"No service {name!r} is installed.",
+            remedy=f"Installed are: {', '.join(sorted(entries)) or 'none'}. Is the package that brings it installed?",
+        )
+    return _loaded(name, entries[name])
+
+
+def checked_options(service_class: type[Any], options: Mapping[str, Any], *, name: str) -> Any:
+    """Return ``options`` as the service's own ``Options``.
+
+    Raises
+    ------
+    ServiceInvalid
+        A key is unknown, or a value does not do; what is allowed is named.
+    """
+    declared = service_class.Options
+    allowed = f"Options of {name}: {'; '.join(map(str, options_of(service_class))) or 'none'}."
+    unknown = sorted(set(options) - {option.name for option in options_of(service_class)})
+    if unknown:
+        raise ServiceInvalid(f"Service {name} has no option {', '.join(map(repr, unknown))}.", remedy=allowed)
+    try:
+        # As JSON, strictly: a list may become a tuple and text an enum, but text never a number.
+        return TypeAdapter(declared).validate_json(to_json(dict(options), inf_nan_mode="constants"), strict=True)
+    except ValidationError as reason:
+        raise ServiceInvalid(f"Service {name}: {_what_is_wrong(reason)}.", remedy=allowed) from reason
+    except PydanticSerializationError as reason:
+        raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", remedy=allowed) from reason
+
+
+def made(service_class: type[Any], options: Any, *, name: str) -> Service:
+    """Return the service made with its own ``options``.
+
+    Raises
+    ------
+    ServiceInvalid
+        Its constructor raised, or what it made has no time ``every``.
+    """
+    try:
+        service = service_class(options)
+    except (Exception, SystemExit) as reason:  # because a service is anybody's code
+        raise ServiceInvalid(f"Service {name} cannot be made: {type(reason).__name__}: {reason}.") from reason
+    every = getattr(service, "every", None)
+    if not isinstance(every, timedelta) or every <= timedelta(0):
+        raise ServiceInvalid(
+            f"Service {name} has every = {every!r}.",
+            remedy="Set self.every in __init__ to a positive datetime.timedelta: the time between two decisions.",
+        )
+    checked: Service = service
+    return checked
+
+
+def flaws_of(service_class: Any) -> list[str]:
+    """Return what keeps a class from being a service, each with what to do; empty: nothing."""
+    if not inspect.isclass(service_class):
+        return [f"{service_class!r} is not a class; let the entry point name the service's class"]
+    flaws = []
+    if not callable(getattr(service_class, "decide", None)):
+        flaws.append("it has no method decide(self, snapshot); add one that returns actions")
+    options = getattr(service_class, "Options", None)
+    if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
+        flaws.append("it has no dataclass Options; nest one: @dataclass(frozen=True, kw_only=True) class Options")
+    else:
+        flaws += _flaws_of_options(options)
+    return flaws
+
+
+def options_of(service_class: type[Any]) -> tuple[Option, ...]:
+    """Return the options of a service class, in the declared order."""
+    hints = get_type_hints(service_class.Options, include_extras=False)
+    return tuple(
+        Option(name=field.name, type=_type_name(hints[field.name]), default=_default(field))
+        for field in dataclasses.fields(service_class.Options)
+        if field.init
+    )
+
+
+def _flaws_of_options(options: Any) -> list[str]:
+    flaws = []
+    if not options.__dataclass_params__.frozen:
+        flaws.append("its Options can be changed after they were checked; write @dataclass(frozen=True)")
+    needed = [field.name for field in dataclasses.fields(options) if field.init and _default(field) == ""]
+    if needed:
+        flaws.append(f"its options {', '.join(needed)} have no default; give them one, so that it runs unconfigured")
+    try:
+        get_type_hints(options)
+        TypeAdapter(options)
+    except Exception as reason:  # because a type of anybody's making is resolved here
+        flaws.append(f"the types of its Options cannot be checked ({reason}); use types a module-level name stands for")
+    return flaws
+
+
+def _entries() -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        same_name = found.setdefault(entry.name, [])
+        if all(entry.value != other.value for other in same_name):  # an editable install may be found twice
+            same_name.append(entry)
+    return found
+
+
+def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
+    if len(entries) > 1:
+        raise ServiceInvalid(
+            f"Several packages offer a service {name}: {', '.join(map(_package, entries))}.",
+            remedy="Uninstall all but one of them.",
+        )
+    (entry,) = entries
+    try:
+        service_class = entry.load()
+    except (Exception, SystemExit) as reason:  # because a service is anybody's code
+        raise ServiceInvalid(
+            f"Service {name} ({entry.value}) cannot be loaded: {type(reason).__name__}: {reason}.",
+            remedy=f"Repair or uninstall {_package(entry) or 'the package that brings it'}.",
+        ) from reason
+    flaws = flaws_of(service_class)
+    if flaws:
+        raise ServiceInvalid(f"Service {name} ({entry.value}) is none: {'; '.join(flaws)}.")
+    return service_class  # type: ignore[no-any-return]  # because an entry point loads anything; it was just checked
+
+
+def _described(name: str, entries: list[EntryPoint]) -> InstalledService:
+    bare = InstalledService(name=name, target=entries[0].value, package=", ".join(filter(None, map(_package, entries))))
+    try:
+        service_class = _loaded(name, entries)
+    except ServiceInvalid as reason:
+        return dataclasses.replace(bare, broken=str(reason))
+    return dataclasses.replace(
+        bare,
+        summary=(inspect.getdoc(service_class) or "").partition("\n")[0],
+        options=options_of(service_class),
+        needs_proof=getattr(service_class, "needs_proof", ""),
+    )
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    return repr(field.default_factory()) if field.default_factory is not dataclasses.MISSING else ""
+
+
+def _type_name(declared: Any) -> str:
+    return declared.__name__ if inspect.isclass(declared) else str(declared).replace("typing.", "")
+
+
+def _what_is_wrong(reason: ValidationError) -> str:
+    return "; ".join(_complaint(error) for error in reason.errors())
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    where = ".".join(map(str, error["loc"]))
+    said = str(error["msg"]).removeprefix("Value error, ")
+    return f"{where} = {error['input']!r}: {said}" if where else said

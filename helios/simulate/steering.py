@@ -1,0 +1,77 @@
+"""Hands on a replay while it is under way: move its clock, and change what the queue goes by.
+
+At the moment the clock is moved to, jobs end and arrive, but the scheduling pass is left for the next call: whoever
+steers can look and decide between the two, as a policy asked at that very moment would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.simulate import engine, passes, placement, queue, running
+from helios.simulate import state as state_tables
+from helios.simulate.engine import admit_due, end_due, next_moment, schedule_touched, touch
+from helios.simulate.kernel import entry_point, fingerprint
+from helios.simulate.queue import push, remove
+from helios.simulate.state import NEVER, State
+
+_Jobs = NDArray[np.int64]
+
+
+def _compiled(revision: int) -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
+    """Return the entries, which hold the ``revision`` of all they call."""
+
+    @entry_point
+    def carry(state: State, now: int, until: int) -> int:
+        schedule_touched(state, now)
+        moment = next_moment(state)
+        while moment <= until and moment != NEVER:
+            end_due(state, moment)
+            admit_due(state, moment)
+            if moment == until:
+                return next_moment(state)
+            schedule_touched(state, moment)
+            moment = next_moment(state)
+        return moment
+
+    @entry_point
+    def withdraw(state: State, jobs: _Jobs) -> int:
+        for place in range(len(jobs)):
+            remove(state, jobs[place])
+            touch(state, state.jobs[jobs[place]].partition)
+        return revision
+
+    @entry_point
+    def admit(state: State, jobs: _Jobs) -> int:
+        for place in range(len(jobs)):
+            push(state, jobs[place])
+            touch(state, state.jobs[jobs[place]].partition)
+        return revision
+
+    return carry, withdraw, admit
+
+
+_carry, _withdraw, _admit = _compiled(fingerprint(engine, passes, placement, queue, running, state_tables))
+
+
+def carry_on(state: State, *, now: int, until: int) -> None:
+    """Make the passes due ``now``, and go on up to the ends and arrivals at ``until``; their pass stays due."""
+    _carry(state, now, until)
+
+
+def settle(state: State, *, now: int) -> int:
+    """Make the passes due ``now``, and return when the next job ends or arrives: perhaps now again, or NEVER."""
+    return _carry(state, now, now - 1)
+
+
+def withdraw(state: State, jobs: _Jobs) -> None:
+    """Take ``jobs``, which are queued, out of their queues; a pass of their partitions is due."""
+    _withdraw(state, jobs)
+
+
+def admit(state: State, jobs: _Jobs) -> None:
+    """Put ``jobs``, which are withdrawn, into their queues by what ``state.pending`` says; a pass is due."""
+    _admit(state, jobs)

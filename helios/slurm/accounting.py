@@ -1,0 +1,161 @@
+"""Read Slurm's accounting in bounded windows: an unbounded ``sacct -S`` has taken slurmdbd down at sites.
+
+What a window means (seen on 22.05.8): ``sacct -S A -E B`` lists every job that was in some state between A and B, that
+is pending, running or ending then, as it stands *now*: a job that was pending at A and ended long after B is listed
+with its end. With ``--duplicates`` each run of a requeued job has a line. Jobs that slurmdbd has purged are missing
+without a word; :meth:`Accounting.keeps_jobs` tells how far back they reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from helios.errors import AnswerNotUnderstood, Misuse
+from helios.model import NODE_EVENTS, TIME
+from helios.slurm import values
+from helios.slurm.shell import Shell, lines
+from helios.slurm.translate import readable
+
+LONGEST_WINDOW = timedelta(days=31)
+"""No window is longer: about a month of a large site is what slurmdbd answers in minutes."""
+
+SACCT_FIELDS = (
+    "JobIDRaw,JobID,Cluster,User,Group,Account,QOS,Partition,State,ExitCode,Submit,Eligible,Start,End,Elapsed,"
+    "Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
+)
+"""What ``helios.ingest.sacct`` reads; the name, which may hold line breaks and bars, last."""
+_EVENT_FIELDS = "NodeName,TimeStart,TimeEnd,State,Reason"
+_EVENT = re.compile(r"^([^|\n]*)\|(\d+)\|(\d+|Unknown|None|)\|([^|\n]*)\|", re.MULTILINE)
+_PURGE = re.compile(r"(\d+)\s*(hour|day|month|\*)?", re.IGNORECASE)
+_UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """A Slurm database, asked through ``sacct`` and ``sacctmgr``.
+
+    Parameters
+    ----------
+    shell : Shell
+        How commands are run.
+    timeout_s : float
+        Longest wait for the answer to one window, s.
+    """
+
+    shell: Shell
+    timeout_s: float = 600.0
+
+    def sacct_window(self, start: datetime, end: datetime, *, path: Path) -> None:
+        """Write the jobs of one window to ``path`` as ``sacct --parsable2`` prints them, times in epoch seconds.
+
+        The file appears when it is complete, or not at all. Times need no zone, whatever the site's.
+
+        Raises
+        ------
+        Misuse
+            The window is empty, longer than ``LONGEST_WINDOW``, or its times have no zone.
+        ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+            ``sacct`` failed, or did not answer in time.
+        """
+        window = _window(start, end)
+        words = ["--allusers", "--duplicates", "--allocations", "--parsable2", "--noconvert"]
+        words += [f"--starttime={window[0]}", f"--endtime={window[1]}", f"--format={SACCT_FIELDS}"]
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(descriptor)
+        partial = Path(name)
+        try:
+            self.shell.write(partial, "sacct", *words, timeout_s=self.timeout_s)
+            partial.replace(path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                partial.unlink()
+
+    def node_events(self, start: datetime, end: datetime) -> pd.DataFrame:
+        """Return what happened to nodes in a window, as ``NODE_EVENTS``, oldest first.
+
+        Events that last are among them, whenever they began. Events of the whole cluster are not.
+
+        Raises
+        ------
+        Misuse, ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+            As :meth:`sacct_window`.
+        """
+        window = _window(start, end)
+        asked = ["--noheader", "--parsable2", "show", "event", f"Clusters={self.cluster_name()}"]
+        asked += [f"Start={window[0]}", f"End={window[1]}", f"format={_EVENT_FIELDS}"]
+        return _events(self.shell.run("sacctmgr", *asked).decode("utf-8", "surrogateescape"))
+
+    def cluster_name(self) -> str:
+        """Return ``ClusterName`` as the controller's configuration has it.
+
+        Raises
+        ------
+        ClusterUnavailable
+            The controller does not answer.
+        """
+        for line in lines(self.shell.run("scontrol", "show", "config")):
+            key, _, value = line.partition("=")
+            if key.strip() == "ClusterName":
+                return value.strip()
+        raise AnswerNotUnderstood("scontrol show config names no ClusterName.")
+
+    def keeps_jobs(self) -> timedelta | None:
+        """Return how long slurmdbd keeps jobs; None: for ever, or it does not say.
+
+        Raises
+        ------
+        ClusterUnavailable
+            slurmdbd does not answer.
+        """
+        for line in lines(self.shell.run("sacctmgr", "show", "config")):
+            key, _, value = line.partition("=")
+            if key.strip() == "PurgeJobAfter" and (found := _PURGE.match(value.strip())):
+                # Without a unit slurmdbd.conf means months.
+                return int(found[1]) * _UNITS[(found[2] or "month").lower().replace("*", "month")]
+        return None
+
+
+def _window(start: datetime, end: datetime) -> tuple[str, str]:
+    if start.tzinfo is None or end.tzinfo is None:
+        raise Misuse("A window of the accounting needs times with a zone.")
+    if not timedelta(0) < end - start <= LONGEST_WINDOW:
+        longest = f"{LONGEST_WINDOW.days} days"
+        raise Misuse(
+            f"The window from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} is empty or longer than {longest}.",
+            remedy="Read the history in shorter windows: [history] window_s.",
+        )
+    begins, ends = (moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") for moment in (start, end))
+    return begins, ends
+
+
+def _events(printed: str) -> pd.DataFrame:
+    found = list(_EVENT.finditer(printed))
+    ends = [*(match.start() for match in found), len(printed)][1:]
+    rows = [
+        {
+            "node": match[1],
+            "state": match[4] or None,
+            "started_at": int(match[2]),
+            "ended_at": values.time_s(match[3]),
+            "reason": readable(printed[match.end() : end].strip()) or None,
+        }
+        for match, end in zip(found, ends, strict=True)
+        if match[1]
+    ]
+    if not rows:
+        return NODE_EVENTS.empty()
+    frame = pd.DataFrame(rows).sort_values(["started_at", "node"], ignore_index=True, kind="stable")
+    return NODE_EVENTS.conform(frame.assign(**{name: _moments(frame[name]) for name in ("started_at", "ended_at")}))
+
+
+def _moments(seconds: pd.Series[Any]) -> pd.Series[Any]:
+    return pd.Series(pd.to_datetime(seconds.astype("float64"), unit="s", utc=True), dtype=TIME)

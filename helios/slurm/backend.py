@@ -1,0 +1,172 @@
+"""What a way into Slurm delivers, whichever it is: raw records in plain JSON values, and a call that changes jobs.
+
+Two ways in meet this protocol, Slurm's commands and pyslurm in its worker process; everything that judges what was
+read lives behind it, in ``translate.py`` and ``cluster.py``, once. Raw records carry Slurm's own meaning in plain JSON
+values, so that the worker can send them as lines of JSON:
+
+- a time is whole seconds since the epoch, or None for Slurm's ``N/A``, ``Unknown`` and 0;
+- a length is seconds as a number, :data:`UNLIMITED`, or None for not set;
+- text is as Slurm has it, undecodable bytes as surrogate escapes; None or ``""`` where Slurm prints ``(null)`` or
+  ``N/A``;
+- a number that Slurm does not give is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+UNLIMITED = "UNLIMITED"
+"""A length without bound, in :class:`RawJob`."""
+
+Length = float | str | None
+"""Seconds; :data:`UNLIMITED`; None: not set."""
+
+
+class RawJob(TypedDict):
+    """One record of ``slurmctld``'s queue: a job, one component of a heterogeneous job, or a whole pending array."""
+
+    job_id: str
+    """The number by which ``scontrol update`` knows it; of a pending array record, the master's."""
+    restart: int
+    """Slurm's ``Restarts``."""
+    array_job_id: str | None
+    """The master's number; None: not of an array."""
+    array_tasks: str | None
+    """The record's tasks as Slurm writes them, in full: ``7``, or of a pending record ``0-9,12%2``; None as above."""
+    tasks: int
+    """How many jobs the record stands for: those of ``array_tasks``, else 1."""
+    het_job_id: str | None
+    """The leader's number; None: not of a heterogeneous job."""
+    het_job_offset: int | None
+    """Component number within it."""
+    name: str | None
+    """As submitted, whatever characters it has."""
+    user: str | None
+    """User name; the number as text where the name is not known."""
+    group: str | None
+    """Group name; the number as text where the name is not known."""
+    account: str | None
+    qos: str | None
+    partition: str | None
+    """The partition; several that are all acceptable joined by commas."""
+    state: str
+    """Slurm's base state, without flags: PENDING, RUNNING, SUSPENDED, COMPLETING, ..."""
+    reason: str | None
+    """Why it is not running, one of Slurm's words: Resources, Priority, JobHeldUser, Dependency, ...; None: none."""
+    submitted: int
+    eligible: int | None
+    started: int | None
+    """Start of this run; None while it is pending (Slurm's expected start then stands in ``planned_start``)."""
+    planned_start: int | None
+    """Start that backfill foresees for a pending job; None: none, or it is not pending."""
+    time_limit_s: Length
+    time_min_s: Length
+    """``--time-min`` or what was written since; None or 0: none."""
+    nodes: int | None
+    """Nodes held, else the least asked for."""
+    cpus: int | None
+    """CPUs of ONE task of the record, held or asked for."""
+    gpus: int
+    """GPUs of ONE task of the record, held or asked for, over all its nodes; 0: none."""
+    gpu_type: str | None
+    """GRES type as ``a100``; None: any, or none."""
+    memory_mib: float | None
+    """Memory of ONE task of the record over all its nodes."""
+    node_list: str | None
+    """Nodes it runs on, in Slurm's ranges; None while it is pending."""
+    priority: int | None
+    """Slurm's priority now; 0: held."""
+    reservation: str | None
+    """The reservation it asks for."""
+    cron: bool
+    """Whether scrontab made it."""
+    nice: int
+    """The user's own nice value, without Slurm's offset."""
+
+
+class RawNode(TypedDict):
+    """One node."""
+
+    name: str
+    partitions: str
+    """Joined by commas."""
+    state: str
+    """Base state: IDLE, ALLOCATED, MIXED, DOWN, UNKNOWN, FUTURE, ERROR."""
+    flags: str | None
+    """State flags joined by ``+``: DRAIN, POWERED_DOWN, PLANNED, ...; None: none."""
+    cpus: int
+    cpus_held: int
+    gpus: int
+    gpus_held: int
+    gpu_type: str | None
+    memory_mib: float | None
+    weight: int | None
+    features: str | None
+    """The active features, joined by commas."""
+    idle_since: int | None
+    """Slurm's ``LastBusyTime``; None: never busy, or busy now, or not known."""
+    reason: str | None
+    """The reason an admin or Slurm gave for its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is to be written to one job; at least one of the two levers.
+
+    Attributes
+    ----------
+    job_id : str
+        As in :class:`RawJob`; an array's master id changes all its pending tasks.
+    site_factor : int, optional
+        The SiteFactor to set; 0 is neutral; None leaves it.
+    time_min : int, optional
+        The TimeMin to set, whole minutes; 0 clears it; None leaves it.
+    """
+
+    job_id: str
+    site_factor: int | None = None
+    time_min: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.site_factor is None and self.time_min is None:
+            raise ValueError(f"a change of job {self.job_id} changes nothing")
+        if self.time_min is not None and self.time_min < 0:
+            raise ValueError(f"TimeMin of job {self.job_id} would be {self.time_min} minutes")
+
+
+class Backend(Protocol):
+    """A way into one Slurm.
+
+    Every method raises :class:`~helios.errors.ClusterUnavailable` when the controller cannot be reached or does not
+    answer in time, and :class:`~helios.errors.AnswerNotUnderstood` when its answer makes no sense.
+    """
+
+    name: str
+    """``commands`` or ``pyslurm``."""
+
+    def queue(self) -> list[RawJob]:
+        """Return the records of pending, running, suspended and completing jobs, in any order."""
+        ...
+
+    def nodes(self) -> list[RawNode]:
+        """Return all nodes, in any order."""
+        ...
+
+    def configuration(self) -> dict[str, str]:
+        """Return what ``scontrol show config`` shows: its keys, and its values as text."""
+        ...
+
+    def change(self, changes: Sequence[Change]) -> list[str]:
+        """Write each change, and return one answer for each, in order.
+
+        An answer is empty where Slurm accepted the change, else Slurm's message. What fails for one job does not stop
+        the others. Whether an accepted change took effect is for the caller to read back, and so is a change whose
+        answer was lost: it is answered with a text that says so.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and connections; harmless when repeated."""
+        ...

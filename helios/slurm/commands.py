@@ -1,0 +1,285 @@
+"""The way in through Slurm's own commands: explicit formats that read the same from 22.05 on.
+
+``squeue --json`` changed its shape with every release; ``squeue --Format`` did not, and takes any separator behind a
+field of width 0 (seen on 22.05.8). A job's name may hold any byte, so it is the last field, and each record ends
+with a word that nobody can know beforehand.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from helios.errors import AnswerNotUnderstood, ClusterUnavailable
+from helios.slurm import values
+from helios.slurm.backend import Backend, Change, RawJob, RawNode
+from helios.slurm.shell import Answer, Shell, lines, quoted
+
+_FIELDS = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "RestartCnt",
+    "UserName",
+    "GroupName",
+    "Account",
+    "QOS",
+    "Partition",
+    "State",
+    "Reason",
+    "SubmitTime",
+    "EligibleTime",
+    "StartTime",
+    "TimeLimit",
+    "MinTime",
+    "NumNodes",
+    "NumCPUs",
+    "NumTasks",
+    "tres-alloc",
+    "tres-per-job",
+    "tres-per-node",
+    "tres-per-socket",
+    "tres-per-task",
+    "NodeList",
+    "PriorityLong",
+    "Reservation",
+    "Nice",
+    "Name",
+)
+"""Fields of ``squeue --Format``; the name, which may hold anything, last."""
+_BETWEEN = "\x1f"
+
+_BASE_STATE = {
+    "CONFIGURING": "RUNNING",
+    "POWER_UP_NODE": "RUNNING",
+    "RESIZING": "RUNNING",
+    "SIGNALING": "RUNNING",
+    "STOPPED": "RUNNING",
+    "STAGE_OUT": "COMPLETING",
+    "REQUEUED": "PENDING",
+    "REQUEUE_HOLD": "PENDING",
+    "REQUEUE_FED": "PENDING",
+    "RESV_DEL_HOLD": "PENDING",
+    "SPECIAL_EXIT": "PENDING",
+}
+"""Flags that ``squeue`` prints in place of the base state (slurm.h ``JOB_STATE_FLAGS``)."""
+
+_LANES = 4
+"""``scontrol`` processes that write at once. One waits about 3 ms for each change whoever is idle (22.05.8)."""
+_MARK = "helios-"
+_CRON = re.compile(r"^JobId=(\d+) (?:.*?[ ]CronJob=(Yes))?", re.MULTILINE)
+_NODE_FIELD = re.compile(r"(?:^| )(\w+)=(.*?)(?= \w+=|$)", re.DOTALL)
+_FREE_TEXT = re.compile(r" (?:Comment|Extra|Reason|OS)=.*?(?= [A-Z]\w+=|$)", re.DOTALL)
+
+UNANSWERED = "scontrol ended before it came to this job: not known whether it was changed"
+
+
+class CommandsBackend(Backend):
+    """A :class:`~helios.slurm.backend.Backend` over ``squeue`` and ``scontrol``.
+
+    Parameters
+    ----------
+    commands_folder : str
+        Where they lie; empty: found on ``PATH``.
+    timeout_s : float
+        Longest wait for one answer, s.
+    environment : mapping, optional
+        The process environment; None: that of this process.
+    """
+
+    name = "commands"
+
+    def __init__(
+        self, *, commands_folder: str = "", timeout_s: float = 30.0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        surroundings = {} if environment is None else {"environment": environment}
+        self.shell = Shell(folder=commands_folder, timeout_s=timeout_s, **surroundings)
+        self._scrontab: bool | None = None
+
+    def queue(self) -> list[RawJob]:
+        """Return what ``squeue`` lists; on a cluster with scrontab, ask ``scontrol`` which jobs are its."""
+        end = f"\x1e{secrets.token_hex(8)}"
+        fields = [f"{name}:{_BETWEEN}" for name in _FIELDS[:-1]] + [f"{_FIELDS[-1]}:{end}"]
+        printed = self.shell.run("squeue", "--all", "--noheader", f"--Format={','.join(fields)}")
+        records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
+        if records.pop():
+            raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", remedy="Run: squeue --version")
+        cron = self._cron_jobs()
+        return [_job(record, cron) for record in records]
+
+    def nodes(self) -> list[RawNode]:
+        """Return what ``scontrol show node`` lists."""
+        printed = self.shell.run("scontrol", "--all", "--oneliner", "show", "node")
+        text = printed.decode("utf-8", "surrogateescape")
+        return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
+
+    def configuration(self) -> dict[str, str]:
+        """Return ``scontrol show config``, with the controller's clock under ``NOW`` (s since the epoch)."""
+        shown = lines(self.shell.run("scontrol", "show", "config"))
+        pairs = (line.partition("=") for line in shown if "=" in line)
+        settings = {key.strip(): value.strip() for key, _, value in pairs}
+        if now := re.search(r"as of (\d+)", shown[0]):
+            settings["NOW"] = now[1]
+        self._scrontab = "enable" in settings.get("ScronParameters", "")
+        return settings
+
+    def change(self, changes: Sequence[Change]) -> list[str]:
+        """Write the changes through a few ``scontrol`` processes, each of which reads many commands."""
+        if not changes:
+            return []
+        lanes = [range(first, len(changes), _LANES) for first in range(min(_LANES, len(changes)))]
+        with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+            answered = list(pool.map(lambda lane: self._write([changes[at] for at in lane]), lanes))
+        by_place = {
+            at: text for lane, texts in zip(lanes, answered, strict=True) for at, text in zip(lane, texts, strict=True)
+        }
+        return [by_place[at] for at in range(len(changes))]
+
+    def close(self) -> None:
+        """Do nothing: no process outlives its call."""
+
+    def _write(self, changes: Sequence[Change]) -> list[str]:
+        """Return the answers to ``changes``, told apart by words between them that scontrol calls invalid."""
+        script = "".join(f"{_command(change)}\n{_MARK}{number}\n" for number, change in enumerate(changes))
+        answer = self._told(script)
+        parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", answer.complaint, flags=re.MULTILINE)
+        by_number = {int(number): said for said, number in zip(parts[0::2], parts[1::2], strict=False)}
+        return [_meaning(by_number.get(number)) for number in range(len(changes))]
+
+    def _told(self, script: str) -> Answer:
+        try:
+            return self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape"))
+        except ClusterUnavailable as reason:
+            return Answer(output=b"", complaint=reason.fact, status=1)
+
+    def _cron_jobs(self) -> frozenset[str]:
+        if self._scrontab is None:
+            self.configuration()
+        if not self._scrontab:
+            return frozenset()
+        shown = self.shell.answer("scontrol", "--all", "--oneliner", "show", "job").output
+        return cron_jobs(shown.decode("utf-8", "surrogateescape"))
+
+
+def cron_jobs(shown: str) -> frozenset[str]:
+    """Return the jobs that ``scontrol --oneliner show job`` marks as scrontab's.
+
+    A job's name may hold line breaks and look like a record: only a job of which every record says so is one.
+    """
+    records, marked = Counter[str](), Counter[str]()
+    for job_id, yes in _CRON.findall(shown):
+        records[job_id] += 1
+        marked[job_id] += bool(yes)
+    return frozenset(job_id for job_id, count in marked.items() if count and count == records[job_id])
+
+
+def _command(change: Change) -> str:
+    words = [f"update JobId={change.job_id}"]
+    if change.site_factor is not None:
+        words.append(f"SiteFactor={change.site_factor}")
+    if change.time_min is not None:
+        words.append(f"TimeMin={change.time_min}")
+    return " ".join(words)
+
+
+def _meaning(said: str | None) -> str:
+    if said is None:
+        return UNANSWERED
+    return quoted(said) if said.strip() else ""
+
+
+def _job(record: str, cron: frozenset[str]) -> RawJob:
+    parts = record.split(_BETWEEN, len(_FIELDS) - 1)
+    if len(parts) != len(_FIELDS):
+        raise AnswerNotUnderstood(f"squeue printed a job of {len(parts)} fields instead of {len(_FIELDS)}.")
+    field = dict(zip(_FIELDS, parts, strict=True))
+    state = _BASE_STATE.get(field["State"], field["State"])
+    pending = state == "PENDING"
+    array_tasks = values.text(field["ArrayTaskID"])
+    het_job_id = values.text(field["HetJobID"]) if field["HetJobID"] != "0" else None
+    start = values.time_s(field["StartTime"])
+    held = values.tres(field["tres-alloc"])
+    gpus = _job_gpus(field)
+    return {
+        "job_id": field["JobID"],
+        "restart": values.whole(field["RestartCnt"]) or 0,
+        "array_job_id": field["ArrayJobID"] if array_tasks else None,
+        "array_tasks": array_tasks,
+        "tasks": values.tasks(array_tasks) if array_tasks and pending else 1,
+        "het_job_id": het_job_id,
+        "het_job_offset": values.whole(field["HetJobOffset"]) if het_job_id else None,
+        "name": field["Name"],
+        "user": values.text(field["UserName"]),
+        "group": values.text(field["GroupName"]),
+        "account": values.text(field["Account"]),
+        "qos": values.text(field["QOS"]),
+        "partition": values.text(field["Partition"]),
+        "state": state,
+        "reason": values.text(field["Reason"]),
+        "submitted": values.time_s(field["SubmitTime"]) or 0,
+        "eligible": values.time_s(field["EligibleTime"]),
+        "started": None if pending else start,
+        "planned_start": start if pending else None,
+        "time_limit_s": values.length_s(field["TimeLimit"]),
+        "time_min_s": values.length_s(field["MinTime"]),
+        "nodes": values.whole(held.get("node") or field["NumNodes"]),
+        "cpus": values.whole(held.get("cpu") or field["NumCPUs"]),
+        "gpus": gpus.count,
+        "gpu_type": gpus.type,
+        "memory_mib": values.memory_mib(held.get("mem", "")),
+        "node_list": None if pending else values.text(field["NodeList"]),
+        "priority": values.whole(field["PriorityLong"]),
+        "reservation": values.text(field["Reservation"]),
+        "cron": field["JobID"] in cron,
+        "nice": int(field["Nice"]) if re.fullmatch(r"-?\d+", field["Nice"]) else 0,
+    }
+
+
+def _job_gpus(field: Mapping[str, str]) -> values.Gpus:
+    """Return a job's GPUs: counted by TRES where the site accounts for them, else from what was asked for."""
+    counted = values.gpus(field["tres-alloc"])
+    asked = {
+        name: values.gpus(field[f"tres-per-{name}"])
+        for name in ("job", "node", "task")
+        if "gpu" in field[f"tres-per-{name}"]
+    }
+    times = {"job": 1, "node": values.whole(field["NumNodes"]) or 1, "task": values.whole(field["NumTasks"]) or 1}
+    total = max((gpus.count * times[name] for name, gpus in asked.items()), default=0)
+    kinds = {gpus.type for gpus in [counted, *asked.values()]} - {None}
+    return values.Gpus(count=counted.count or total, type=kinds.pop() if len(kinds) == 1 else None)
+
+
+def _node(record: str) -> RawNode:
+    field = dict(_node_fields(record))
+    state, *flags = field.get("State", "UNKNOWN").replace("*", "+NOT_RESPONDING").split("+")
+    held, has = values.tres(field.get("AllocTRES", "")), values.gpus(field.get("Gres", ""))
+    return {
+        "name": field["NodeName"],
+        "partitions": field.get("Partitions", ""),
+        "state": state,
+        "flags": "+".join(dict.fromkeys(flags)) or None,
+        "cpus": values.whole(field.get("CPUTot", "")) or 0,
+        "cpus_held": values.whole(field.get("CPUAlloc", "")) or 0,
+        "gpus": has.count,
+        "gpus_held": values.gpus(",".join(f"{name}={count}" for name, count in held.items())).count,
+        "gpu_type": has.type,
+        "memory_mib": values.memory_mib(field.get("RealMemory", "")),
+        "weight": values.whole(field.get("Weight", "")),
+        "features": values.text(field.get("ActiveFeatures", "")),
+        "idle_since": values.time_s(field.get("LastBusyTime", "")) if state == "IDLE" else None,
+        "reason": values.text(field.get("Reason", "")),
+    }
+
+
+def _node_fields(record: str) -> Iterator[tuple[str, str]]:
+    """Yield a node's fields, the texts that an admin may have written last, so that they can shadow none."""
+    free = "".join(_FREE_TEXT.findall(record))
+    for key, value in reversed(_NODE_FIELD.findall(_FREE_TEXT.sub("", record).strip())):
+        yield key, value.strip()
+    if reason := re.search(r" Reason=(.*)", free, re.DOTALL):
+        yield "Reason", reason[1].strip()

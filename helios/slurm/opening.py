@@ -1,0 +1,97 @@
+"""Choose the way into Slurm, and open the cluster through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from helios.config import Slurm
+from helios.errors import HeliosError
+from helios.slurm.accounting import Accounting
+from helios.slurm.backend import Backend
+from helios.slurm.cluster import SlurmCluster, now
+from helios.slurm.commands import CommandsBackend
+from helios.slurm.shell import Shell
+from helios.slurm.sprio import Sprio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayIn:
+    """A way into Slurm, and why it was taken.
+
+    Attributes
+    ----------
+    backend : Backend
+        The way in.
+    shell : Shell
+        Slurm's commands: what the accounting, the site factors and the doctor need either way.
+    notes : tuple of str
+        Why this way was taken, for a person.
+    """
+
+    backend: Backend
+    shell: Shell
+    notes: tuple[str, ...]
+
+
+def open_cluster(
+    settings: Slurm, *, environment: Mapping[str, str] | None = None, clock: Callable[[], datetime] = now
+) -> SlurmCluster:
+    """Return the cluster that ``slurm.conf`` names, seen through the way in that ``settings`` choose.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        The process environment; None: that of this process.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm is not installed here, or the controller does not answer.
+    """
+    way = way_in(settings, environment=environment)
+    return SlurmCluster(
+        way.backend,
+        name=Accounting(shell=way.shell).cluster_name(),
+        site_factor_most=settings.site_factor_most,
+        writes_per_turn=settings.writes_per_turn,
+        sprio=Sprio(shell=way.shell),
+        clock=clock,
+        notes=way.notes,
+    )
+
+
+def way_in(settings: Slurm, *, environment: Mapping[str, str] | None = None) -> WayIn:
+    """Return the way into Slurm that ``settings`` choose; ``auto`` prefers pyslurm where it fits the controller.
+
+    Raises
+    ------
+    ClusterUnavailable
+        ``backend`` is ``pyslurm``, and its worker cannot be started or does not reach the controller.
+    """
+    commands = CommandsBackend(commands_folder=settings.commands, timeout_s=settings.timeout_s, environment=environment)
+    if settings.backend == "commands":
+        return WayIn(backend=commands, shell=commands.shell, notes=("through Slurm's commands, as configured",))
+    try:
+        return _through_pyslurm(settings, commands.shell, environment)
+    except HeliosError as reason:
+        if settings.backend == "pyslurm":
+            raise
+        note = f"through Slurm's commands, because pyslurm cannot be used: {reason.fact}"
+        return WayIn(backend=commands, shell=commands.shell, notes=(note,))
+
+
+def _through_pyslurm(settings: Slurm, shell: Shell, environment: Mapping[str, str] | None) -> WayIn:
+    # Only here: where commands are chosen, no worker is ever thought of.
+    from helios.slurm.binding import PyslurmBackend  # noqa: PLC0415 - see above
+
+    backend = PyslurmBackend(python=settings.python, timeout_s=settings.timeout_s, environment=environment)
+    try:
+        versions = backend.versions()
+        if settings.backend == "auto" and not versions.agree:
+            raise HeliosError(f"the releases differ: {versions}")
+    except HeliosError:
+        backend.close()
+        raise
+    return WayIn(backend=backend, shell=shell, notes=(f"through {versions}",))

@@ -1,0 +1,204 @@
+"""Between Slurm's words and Helios': raw records become frames, urgencies become SiteFactors, and back.
+
+Pure functions. Ownership is written into the values themselves, so that it survives a restart, a lost database and a
+site without Python: every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pandas as pd
+
+from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
+from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
+from helios.slurm.sprio import SiteFactor
+
+MARK = 37
+"""Last two digits of every non-zero SiteFactor that Helios writes."""
+STEP = 100
+"""Distance of two neighbouring SiteFactors that Helios writes."""
+MINUTE_MARK = 7
+"""Last digit of every TimeMin, in minutes, that Helios writes."""
+SOFT_LIMITS_SINCE = (23, 11)
+"""First release of ``SchedulerParameters=time_min_as_soft_limit``: before it, every TimeMin is the user's own."""
+
+_HOLDING = {"RUNNING": JobState.RUNNING, "SUSPENDED": JobState.SUSPENDED, "COMPLETING": JobState.RUNNING}
+_PLAIN: tuple[str, ...] = (
+    "restart",
+    "array_job_id",
+    "tasks",
+    "het_job_id",
+    "het_job_offset",
+    "user",
+    "group",
+    "account",
+    "qos",
+)
+_PLAIN += ("partition", "nodes", "cpus", "gpus", "gpu_type", "memory_mib", "node_list", "priority")
+_TIMES = {
+    "submitted_at": "submitted",
+    "eligible_at": "eligible",
+    "started_at": "started",
+    "planned_start_at": "planned_start",
+}
+
+
+def site_factor(urgency: float, *, most: int) -> int:
+    """Return the SiteFactor that stands for ``urgency``, between ``-most`` and ``most``."""
+    level = round(abs(urgency) * steps(most))
+    return int(math.copysign(level * STEP + MARK, urgency)) if level else 0
+
+
+def urgency(value: int, *, most: int) -> float:
+    """Return the urgency that a SiteFactor of Helios stands for; 0 for one that is not Helios'."""
+    if not is_ours(value):
+        return 0.0
+    return math.copysign(min(abs(value) // STEP / steps(most), 1.0), value)
+
+
+def steps(most: int) -> int:
+    """Return how many urgencies a bound of the SiteFactor tells apart on either side of 0."""
+    return (most - MARK) // STEP
+
+
+def is_ours(value: int) -> bool:
+    """Return whether a SiteFactor bears Helios' mark; 0 bears none."""
+    return abs(value) % STEP == MARK
+
+
+def time_min(run_time: timedelta) -> int:
+    """Return the TimeMin in minutes that stands for a soft limit: the next one up that bears Helios' mark."""
+    minutes = math.ceil(run_time / timedelta(minutes=1))
+    return minutes + (MINUTE_MARK - minutes) % 10
+
+
+def minutes(length: Length) -> int:
+    """Return a TimeMin as read in minutes; 0: none."""
+    return round(length / 60) if isinstance(length, (int, float)) else 0
+
+
+def is_our_time_min(value: int, *, release: tuple[int, int]) -> bool:
+    """Return whether a TimeMin, in minutes, bears Helios' mark on a Slurm of this release."""
+    return release >= SOFT_LIMITS_SINCE and value % 10 == MINUTE_MARK
+
+
+def hands_off(job: RawJob, factor: SiteFactor | None) -> str:
+    """Return why Helios must leave a job alone, for a person; empty: it may act.
+
+    Parameters
+    ----------
+    factor : SiteFactor, optional
+        What ``sprio`` says of it; None: nothing, it is not eligible.
+    """
+    return _kind_of_its_own(job) or _hand_on_it(job, factor)
+
+
+def _kind_of_its_own(job: RawJob) -> str:
+    if job["het_job_id"]:
+        return f"it is a component of heterogeneous job {job['het_job_id']}"
+    if job["cron"]:
+        return "scrontab made it"
+    return f"it waits for reservation {job['reservation']}" if job["reservation"] else ""
+
+
+def _hand_on_it(job: RawJob, factor: SiteFactor | None) -> str:
+    if job["state"] == "PENDING" and (job["priority"] == 0 or (job["reason"] or "").startswith("JobHeld")):
+        return "it is held"
+    if factor is not None and factor.direct:
+        return f"its priority was set directly, to {job['priority']}"
+    if factor is not None and factor.value and not is_ours(factor.value):
+        return f"an admin set SiteFactor {factor.value}"
+    return ""
+
+
+def pending(
+    jobs: Iterable[RawJob], factors: Mapping[str, SiteFactor], *, most: int, release: tuple[int, int]
+) -> pd.DataFrame:
+    """Return the pending jobs as ``QUEUE``, in Slurm's order: priority, submit time, id."""
+    waiting = [job for job in jobs if job["state"] == "PENDING"]
+    waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
+    ours = [is_our_time_min(minutes(job["time_min_s"]), release=release) for job in waiting]
+    soft = [_seconds(job["time_min_s"]) for job in waiting]
+    levers = {
+        "state": [JobState.PENDING.value] * len(waiting),
+        "reason": [job["reason"] for job in waiting],
+        "urgency": [_urgency_of(factors.get(job["job_id"]), most) for job in waiting],
+        "soft_limit_s": [length if own else None for length, own in zip(soft, ours, strict=True)],
+        "user_soft_limit_s": [None if own else length for length, own in zip(soft, ours, strict=True)],
+        "hands_off": [hands_off(job, factors.get(job["job_id"])) or None for job in waiting],
+    }
+    return _frame(QUEUE, _columns(waiting) | levers, rows=len(waiting))
+
+
+def running(jobs: Iterable[RawJob], *, release: tuple[int, int]) -> pd.DataFrame:
+    """Return the jobs that hold resources as ``QUEUE``, oldest start first; ``reason`` says which are completing.
+
+    A soft limit is no longer told from the user's own here: on a running job it has no effect.
+    """
+    holding = [job for job in jobs if job["state"] in _HOLDING]
+    holding.sort(key=lambda job: (job["started"] or 0, int(job["job_id"])))
+    levers = {
+        "state": [_HOLDING[job["state"]].value for job in holding],
+        "reason": ["Completing" if job["state"] == "COMPLETING" else job["reason"] for job in holding],
+        "urgency": [0.0] * len(holding),
+        "user_soft_limit_s": [_of_the_user(job, release) for job in holding],
+        "hands_off": [hands_off(job, None) or None for job in holding],
+    }
+    return _frame(QUEUE, _columns(holding) | levers, rows=len(holding))
+
+
+def node_states(nodes: Sequence[RawNode]) -> pd.DataFrame:
+    """Return the nodes as ``NODE_STATES``, in the order of their names."""
+    ordered = sorted(nodes, key=lambda node: (len(node["name"]), node["name"]))
+    plain = [name for name in NODE_STATES.names if name != "idle_since"]
+    columns: dict[str, Any] = {name: [_clean(dict(node)[name]) for node in ordered] for name in plain}
+    columns["idle_since"] = _times(node["idle_since"] for node in ordered)
+    return _frame(NODE_STATES, columns, rows=len(ordered))
+
+
+def readable(text: str) -> str:
+    r"""Return ``text`` with undecodable bytes written as ``\xff``: frames and databases hold only proper text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return text
+
+
+def _columns(jobs: Sequence[RawJob]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: [_clean(dict(job)[name]) for job in jobs] for name in ("job_id", "name", *_PLAIN)}
+    columns["array_task_id"] = [job["array_tasks"] for job in jobs]
+    columns["time_limit_s"] = [_seconds(job["time_limit_s"]) for job in jobs]
+    return columns | {column: _times(dict(job)[key] for job in jobs) for column, key in _TIMES.items()}
+
+
+def _clean(value: Any) -> Any:
+    return readable(value) if isinstance(value, str) else value
+
+
+def _seconds(length: Length) -> float | None:
+    return math.inf if length == UNLIMITED else length if isinstance(length, (int, float)) else None
+
+
+def _of_the_user(job: RawJob, release: tuple[int, int]) -> float | None:
+    own = is_our_time_min(minutes(job["time_min_s"]), release=release)
+    return None if own else _seconds(job["time_min_s"])
+
+
+def _urgency_of(factor: SiteFactor | None, most: int) -> float:
+    return 0.0 if factor is None else urgency(factor.value, most=most)
+
+
+def _times(values: Iterable[Any]) -> pd.Series[Any]:
+    seconds = pd.Series([*values], dtype="float64")
+    return pd.Series(pd.to_datetime(seconds, unit="s", utc=True), dtype=TIME)
+
+
+def _frame(kind: FrameKind, columns: Mapping[str, Any], *, rows: int) -> pd.DataFrame:
+    if rows == 0:
+        return kind.empty()
+    return kind.conform(pd.DataFrame(dict(columns)))

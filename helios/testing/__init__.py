@@ -1,0 +1,26 @@
+"""For whoever writes a service or a cluster: builders, fakes that behave, and checks to run on your own.
+
+Shipped with Helios and stable like the rest of its public surface; needs no test framework. ``docs/write-a-service.md``
+shows it in use.
+"""
+
+from helios.testing.builders import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
+from helios.testing.cluster import Crash, FakeCluster
+from helios.testing.contract import check_cluster
+from helios.testing.ledger import FakeLedger
+from helios.testing.service import check_service, situations
+
+__all__ = [
+    "NOON",
+    "Crash",
+    "FakeCluster",
+    "FakeLedger",
+    "a_node",
+    "a_pending_job",
+    "a_running_job",
+    "a_snapshot",
+    "check_cluster",
+    "check_service",
+    "frame_of",
+    "situations",
+]

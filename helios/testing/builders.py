@@ -1,0 +1,161 @@
+"""Builders: name only what matters to your test, the rest is an ordinary job on an ordinary node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from itertools import count
+from typing import Any
+
+import pandas as pd
+
+from helios.model import DECISIONS, NODE_STATES, QUEUE, STANDINGS, FrameKind, JobState, Snapshot
+
+NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
+"""When a snapshot is taken unless the test says otherwise: a Monday."""
+
+Row = dict[str, Any]
+"""One job or node: column names and values; what it lacks is missing."""
+
+_ids = count(1)
+
+
+def a_pending_job(**overrides: Any) -> Row:
+    """Return a pending job as a row of ``QUEUE``: alice's, one GPU, an hour's limit, submitted ten minutes ago.
+
+    Parameters
+    ----------
+    **overrides
+        Columns of ``QUEUE``. Times may be text. Ids count up unless given; ``eligible_at`` follows ``submitted_at``;
+        with ``p50_s`` come a ``p10_s`` of a third, a ``p90_s`` of three times as much and a ``source``.
+
+    Raises
+    ------
+    TypeError
+        A name is not a column of ``QUEUE``.
+    """
+    row: Row = {
+        "job_id": str(next(_ids)),
+        "tasks": 1,
+        "name": "train",
+        "user": "alice",
+        "group": "lab",
+        "account": "lab",
+        "qos": "normal",
+        "partition": "gpu",
+        "state": JobState.PENDING.value,
+        "reason": "Priority",
+        "submitted_at": pd.Timestamp(NOON) - pd.Timedelta(minutes=10),
+        "time_limit_s": 3600.0,
+        "nodes": 1.0,
+        "cpus": 4.0,
+        "gpus": 1,
+        "priority": 100_000.0,
+        "urgency": 0.0,
+    } | _known(QUEUE, overrides)
+    return _with_times(_with_quantiles(row))
+
+
+def a_running_job(**overrides: Any) -> Row:
+    """Return a running job as a row of ``QUEUE``: as :func:`a_pending_job`, started as soon as it was eligible."""
+    row = a_pending_job(**({"state": JobState.RUNNING.value, "reason": "None", "node_list": "node1"} | overrides))
+    if _absent(row.get("started_at")):
+        row["started_at"] = row["submitted_at"] if _absent(row["eligible_at"]) else row["eligible_at"]
+    return row
+
+
+def a_node(**overrides: Any) -> Row:
+    """Return an idle node of 8 GPUs in partition ``gpu`` as a row of ``NODE_STATES``."""
+    return {
+        "name": "node1",
+        "partitions": "gpu",
+        "state": "IDLE",
+        "cpus": 64.0,
+        "cpus_held": 0.0,
+        "gpus": 8,
+        "gpus_held": 0,
+        "memory_mib": 512_000.0,
+        "weight": 1.0,
+    } | _known(NODE_STATES, overrides)
+
+
+def a_snapshot(
+    *,
+    pending: Sequence[Mapping[str, Any]] = (),
+    running: Sequence[Mapping[str, Any]] = (),
+    nodes: Sequence[Mapping[str, Any]] | None = None,
+    taken_at: datetime = NOON,
+    cluster: str = "venus",
+) -> Snapshot:
+    """Return a valid snapshot of the given rows, in the given order.
+
+    Parameters
+    ----------
+    pending, running : sequences of rows
+        As :func:`a_pending_job` and :func:`a_running_job` give them.
+    nodes : sequence of rows, optional
+        None: one ordinary node.
+    """
+    return Snapshot(
+        taken_at=taken_at,
+        cluster=cluster,
+        pending=frame_of(QUEUE, pending),
+        running=frame_of(QUEUE, running),
+        nodes=frame_of(NODE_STATES, [a_node()] if nodes is None else nodes),
+    )
+
+
+def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return ``rows`` as a frame of that kind; a column that a row lacks is missing there."""
+    blank = _blank(kind.name).take([0] * len(rows)).reset_index(drop=True)
+    for name in kind.names:
+        if any(not _absent(row.get(name)) for row in rows):
+            blank[name] = _typed(kind, name, rows)
+    return blank
+
+
+@cache
+def _blank(kind_name: str) -> pd.DataFrame:
+    """One row of that kind of which everything is missing: taken often, where typing empty columns is slow."""
+    (kind,) = (kind for kind in (QUEUE, NODE_STATES, DECISIONS, STANDINGS) if kind.name == kind_name)
+    return kind.conform(pd.DataFrame(index=[0]))
+
+
+def _typed(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.Series[Any]:
+    values, dtype = [row.get(name) for row in rows], kind.by_name[name].dtype
+    if dtype.startswith("datetime"):
+        return pd.Series(pd.to_datetime(pd.Series(values, dtype=object), utc=True), dtype=dtype)
+    if dtype.startswith("int"):
+        values = [0 if _absent(value) else value for value in values]
+    return pd.Series(values, dtype=dtype)
+
+
+def _known(kind: FrameKind, overrides: Mapping[str, Any]) -> Row:
+    unknown = sorted(set(overrides) - set(kind.names))
+    if unknown:
+        raise TypeError(f"{', '.join(unknown)}: not a column of a {kind.name} frame; it has {', '.join(kind.names)}")
+    return {
+        name: None if _absent(value) else _as_time(value) if kind.by_name[name].dtype.startswith("datetime") else value
+        for name, value in overrides.items()
+    }
+
+
+def _with_times(row: Row) -> Row:
+    return {"eligible_at": row["submitted_at"]} | row
+
+
+def _with_quantiles(row: Row) -> Row:
+    median_s = row.get("p50_s")
+    if median_s is None:
+        return row
+    return {"p10_s": median_s / 3, "p90_s": median_s * 3, "source": "model"} | row
+
+
+def _as_time(value: Any) -> pd.Timestamp:
+    at = pd.Timestamp(value)
+    return at.tz_localize("UTC") if at.tzinfo is None else at.tz_convert("UTC")
+
+
+def _absent(value: Any) -> bool:
+    return bool(pd.isna(value))

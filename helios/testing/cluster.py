@@ -1,0 +1,398 @@
+"""A cluster in memory that keeps Slurm's rules: a fake that behaves, with hands on every knob a test needs.
+
+It keeps of each job what Slurm keeps - a SiteFactor and a TimeMin - and derives ``urgency``, ``soft_limit_s`` and
+``hands_off`` from them as the Slurm room does, so that a value written by an admin looks like one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import pandas as pd
+
+from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.errors import ClusterUnavailable
+from helios.model import Snapshot
+from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
+
+MARK = 37
+"""Last two digits of every non-zero SiteFactor that Helios writes."""
+MINUTE_MARK = 7
+"""Last digit of every TimeMin, in minutes, that Helios writes."""
+
+
+class Crash(Exception):
+    """The process died here: what was written before stays written."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    row: Row
+    site_factor: int = 0
+    time_min: int = 0  # minutes; 0: none
+    touched: str = ""  # why an admin's hand is on it
+
+
+@dataclass(slots=True, kw_only=True)
+class _Faults:
+    unavailable: int = 0
+    swallowed: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    crash_after: int | None = None
+
+
+class FakeCluster:
+    """A :class:`helios.ports.Cluster` in memory.
+
+    Parameters
+    ----------
+    name : str
+        The cluster's name.
+    now : datetime
+        What its clock shows; :meth:`tick` moves it.
+    nodes : sequence of rows
+        As :func:`~helios.testing.a_node` gives them.
+    site_factor_most : int
+        Bound of the SiteFactor either way: the resolution of an urgency.
+    soft_limits : bool
+        Whether the site has switched soft limits on; otherwise they are refused.
+    writes_per_turn : int, optional
+        Most writes of one ``apply``, in the order asked; the rest is postponed. None: any number.
+
+    Attributes
+    ----------
+    writes : int
+        How many writes reached a job.
+    looks : int
+        How many snapshots were taken.
+    applied : list of tuple of Action
+        What each ``apply`` was given.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "venus",
+        now: datetime = NOON,
+        nodes: Sequence[Mapping[str, Any]] | None = None,
+        site_factor_most: int = 10_000,
+        soft_limits: bool = True,
+        writes_per_turn: int | None = None,
+    ) -> None:
+        self.name = name
+        self.now = now
+        self.nodes = [a_node()] if nodes is None else list(nodes)
+        self.soft_limits = soft_limits
+        self.writes_per_turn = writes_per_turn
+        self.writes = 0
+        self.looks = 0
+        self.applied: list[tuple[Action, ...]] = []
+        self._steps = (site_factor_most - MARK) // 100
+        self._jobs: dict[str, _Job] = {}
+        self._faults = _Faults()
+        self._left: float = 0
+
+    # What users, time and the site do.
+
+    def submit(self, **overrides: Any) -> str:
+        """Queue a job, submitted now unless said otherwise, and return its id; columns as in ``a_pending_job``.
+
+        ``urgency``, ``soft_limit_s`` and ``user_soft_limit_s`` become what Slurm would hold for them.
+        """
+        row = a_pending_job(**({"submitted_at": self.now} | overrides))
+        job = _Job(row=row, site_factor=self.site_factor(row["urgency"]))
+        for column in ("user_soft_limit_s", "soft_limit_s"):
+            if row.get(column) is not None:
+                job.time_min = math.ceil(row[column] / 60)
+        self._jobs[row["job_id"]] = job
+        return str(row["job_id"])
+
+    def start(self, job_id: str, *, node_list: str = "node1") -> None:
+        """Let a pending job start now."""
+        job = self._jobs[job_id]
+        job.row = a_running_job(**(job.row | {"state": "RUNNING", "started_at": self.now, "node_list": node_list}))
+
+    def end(self, job_id: str) -> None:
+        """Let a job end, or be cancelled: the cluster forgets it."""
+        del self._jobs[job_id]
+
+    def requeue(self, job_id: str) -> None:
+        """Put a running job back in the queue; what Helios set stays, as on Slurm."""
+        row = self._jobs[job_id].row
+        back = {"state": "PENDING", "started_at": None, "node_list": None, "restart": row.get("restart", 0) + 1}
+        self._jobs[job_id].row = row | back
+
+    def alter(self, job_id: str, **columns: Any) -> None:
+        """Let the user change a job: any columns of ``QUEUE`` but those that Helios sets."""
+        self._jobs[job_id].row = a_pending_job(**(self._jobs[job_id].row | columns))
+
+    def tick(self, passes: timedelta) -> None:
+        """Let time pass."""
+        self.now += passes
+
+    # What an admin does.
+
+    def hold(self, job_id: str) -> None:
+        """Hold a job; its SiteFactor stays, as on Slurm."""
+        self._jobs[job_id].touched = "held"
+        self._jobs[job_id].row["priority"] = 0.0
+
+    def unhold(self, job_id: str) -> None:
+        """Release a held job."""
+        self._jobs[job_id].touched = ""
+        self._jobs[job_id].row["priority"] = 100_000.0
+
+    def admin_sets_priority(self, job_id: str, priority: float) -> None:
+        """Set a job's priority directly; from now on its SiteFactor has no effect, and Helios keeps off."""
+        self._jobs[job_id].touched = "its priority was set directly"
+        self._jobs[job_id].row["priority"] = float(priority)
+
+    def admin_sets_site_factor(self, job_id: str, site_factor: int) -> None:
+        """Set a SiteFactor past Helios; one without its mark is the admin's own, 0 takes Helios' back."""
+        self._jobs[job_id].site_factor = site_factor
+
+    def admin_sets_time_min(self, job_id: str, minutes: int) -> None:
+        """Set a TimeMin past Helios; 0 clears."""
+        self._jobs[job_id].time_min = minutes
+
+    # What goes wrong.
+
+    def fail_next(self, *, times: int = 1) -> None:
+        """Answer the next ``times`` calls of ``snapshot`` or ``apply`` with ``ClusterUnavailable``."""
+        self._faults.unavailable = times
+
+    def swallow_writes(self, *, times: int = 1) -> None:
+        """Accept the next ``times`` writes and change nothing, as a backfill pass that puts the old value back."""
+        self._faults.swallowed = times
+
+    def refuse_writes(self, job_id: str, *, answer: str = "Access/permission denied") -> None:
+        """Answer every write to this job with ``answer``; an empty text makes it well again."""
+        self._faults.refused[job_id] = answer
+
+    def crash_after(self, *, writes: int) -> None:
+        """Raise :class:`Crash` in ``apply`` when ``writes`` more writes were made; once."""
+        self._faults.crash_after = writes
+
+    # What a test wants to know.
+
+    @property
+    def queue(self) -> list[str]:
+        """Ids of the pending jobs, first to start first."""
+        return [str(job.row["job_id"]) for job in self._in_order()]
+
+    def site_factor_of(self, job_id: str) -> int:
+        """Return a job's SiteFactor, whoever set it."""
+        return self._jobs[job_id].site_factor
+
+    def time_min_of(self, job_id: str) -> int:
+        """Return a job's TimeMin in minutes, whoever set it; 0: none."""
+        return self._jobs[job_id].time_min
+
+    def urgency_of(self, job_id: str) -> float:
+        """Return the urgency that Helios has set on a job; 0 where the SiteFactor is not its own."""
+        return self._urgency(self._jobs[job_id])
+
+    def site_factor(self, urgency: float) -> int:
+        """Return the SiteFactor that stands for ``urgency`` here."""
+        level = round(abs(urgency) * self._steps)
+        return int(math.copysign(level * 100 + MARK, urgency)) if level else 0
+
+    # The socket.
+
+    def snapshot(self) -> Snapshot:
+        """Look."""
+        self._answer()
+        self.looks += 1
+        running = [job for job in self._jobs.values() if not _is_pending(job)]
+        return a_snapshot(
+            pending=[self._seen(job) for job in self._in_order()],
+            running=sorted((self._seen(job) for job in running), key=lambda row: row["started_at"]),
+            nodes=self.nodes,
+            taken_at=self.now,
+            cluster=self.name,
+        )
+
+    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+        """Act, read back, and say what became of each job."""
+        self._answer()
+        self.applied.append(tuple(actions))
+        self._left = math.inf if self.writes_per_turn is None else self.writes_per_turn
+        return [outcome for action in actions for outcome in self._carried_out(action)]
+
+    def _carried_out(self, action: Action) -> list[Outcome]:
+        if isinstance(action, Reorder):
+            return [self._place(place) for place in action.order]
+        if isinstance(action, SoftLimit):
+            return [self._soften(action)]
+        return self._restore(action)
+
+    def _place(self, place: Place) -> Outcome:
+        wanted = self.site_factor(place.urgency)
+        return self._carry_out(
+            _Change(action="Reorder", lever=Lever.ORDER, job_id=place.job_id, reason=place.reason, wanted=wanted)
+        )
+
+    def _soften(self, limit: SoftLimit) -> Outcome:
+        wanted = _marked_minutes(limit.run_time)
+        return self._carry_out(
+            _Change(action="SoftLimit", lever=Lever.SOFT_LIMIT, job_id=limit.job_id, reason=limit.reason, wanted=wanted)
+        )
+
+    def _restore(self, restore: Restore) -> list[Outcome]:
+        levers = tuple(Lever) if restore.lever is None else (restore.lever,)
+        jobs = self._pending_ids() if restore.job_ids is None else restore.job_ids
+        return [
+            self._carry_out(_Change(action="Restore", lever=lever, job_id=job_id, reason=restore.reason, wanted=0))
+            for job_id in jobs
+            for lever in levers
+            if restore.job_ids is not None or _is_ours(lever, _value(self._jobs[job_id], lever))
+        ]
+
+    def _carry_out(self, change: _Change) -> Outcome:
+        job = self._pending(change.job_id)
+        if job is None:
+            return change.outcome(Result.GONE, remark="no longer pending")
+        before = _value(job, change.lever)
+        why = self._why_not(change, job, before)
+        if why:
+            return change.outcome(Result.REFUSED, before=before, remark=why)
+        if change.action == "Reorder" and not _is_eligible(job, self.now):
+            return change.outcome(Result.POSTPONED, remark="not yet eligible")
+        if before == change.wanted or (change.action == "Restore" and not _is_ours(change.lever, before)):
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        if self._left == 0:
+            return change.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
+        return self._write(change, job, before)
+
+    def _why_not(self, change: _Change, job: _Job, before: int) -> str:
+        if change.action == "Restore":
+            return self._hands_off(job) if before and not _is_ours(change.lever, before) else ""
+        if self._hands_off(job) or change.lever is Lever.ORDER:
+            return self._hands_off(job)
+        if not self.soft_limits:
+            return "SchedulerParameters lacks time_min_as_soft_limit"
+        if before and not _is_ours(change.lever, before):
+            return "the user set a --time-min"
+        limit_s = job.row["time_limit_s"]
+        return "not below the time limit" if limit_s is not None and change.wanted * 60 >= limit_s else ""
+
+    def _write(self, change: _Change, job: _Job, before: int) -> Outcome:
+        refusal = self._faults.refused.get(change.job_id, "")
+        if refusal:
+            return change.outcome(Result.FAILED, before=before, remark=refusal)
+        self._count_a_write()
+        if self._faults.swallowed > 0:
+            self._faults.swallowed -= 1
+        elif change.lever is Lever.ORDER:
+            job.site_factor = change.wanted
+        else:
+            job.time_min = change.wanted
+        after = _value(job, change.lever)
+        return change.outcome(Result.DONE if after == change.wanted else Result.MISMATCH, before=before, after=after)
+
+    def _count_a_write(self) -> None:
+        if self._faults.crash_after == 0:
+            self._faults.crash_after = None
+            raise Crash("told to crash at this write")
+        if self._faults.crash_after is not None:
+            self._faults.crash_after -= 1
+        self._left -= 1
+        self.writes += 1
+
+    def _answer(self) -> None:
+        if self._faults.unavailable > 0:
+            self._faults.unavailable -= 1
+            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", remedy="Call it again.")
+
+    def _pending(self, job_id: str) -> _Job | None:
+        job = self._jobs.get(job_id)
+        return job if job is not None and _is_pending(job) else None
+
+    def _pending_ids(self) -> list[str]:
+        return [job_id for job_id, job in self._jobs.items() if _is_pending(job)]
+
+    def _seen(self, job: _Job) -> Row:
+        ours = _is_ours(Lever.SOFT_LIMIT, job.time_min)
+        return job.row | {
+            "priority": self._priority(job),
+            "urgency": self._urgency(job),
+            "soft_limit_s": job.time_min * 60.0 if ours else None,
+            "user_soft_limit_s": job.time_min * 60.0 if job.time_min and not ours else None,
+            "hands_off": self._hands_off(job) or None,
+        }
+
+    def _in_order(self) -> list[_Job]:
+        return sorted((job for job in self._jobs.values() if _is_pending(job)), key=self._place_in_queue)
+
+    def _hands_off(self, job: _Job) -> str:
+        if job.touched or job.row.get("hands_off"):
+            return job.touched or str(job.row["hands_off"])
+        foreign = job.site_factor and not _is_ours(Lever.ORDER, job.site_factor)
+        return f"an admin set SiteFactor {job.site_factor}" if foreign else ""
+
+    def _urgency(self, job: _Job) -> float:
+        if not _is_ours(Lever.ORDER, job.site_factor):
+            return 0.0
+        return math.copysign((abs(job.site_factor) - MARK) // 100 / self._steps, job.site_factor)
+
+    def _priority(self, job: _Job) -> float:
+        return float(job.row["priority"]) if job.touched else float(job.row["priority"] + job.site_factor)
+
+    def _place_in_queue(self, job: _Job) -> tuple[float, pd.Timestamp, int, str]:
+        job_id = str(job.row["job_id"])
+        return (-self._priority(job), job.row["submitted_at"], len(job_id), job_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    action: str
+    lever: Lever
+    job_id: str
+    reason: str
+    wanted: int
+
+    def outcome(
+        self, result: Result, *, before: int | None = None, after: int | None = None, remark: str = ""
+    ) -> Outcome:
+        return Outcome(
+            action=self.action,
+            lever=self.lever,
+            job_id=self.job_id,
+            result=result,
+            reason=self.reason,
+            before=_worded(self.lever, before),
+            after=_worded(self.lever, after),
+            remark=remark,
+        )
+
+
+def _is_pending(job: _Job) -> bool:
+    return bool(job.row["state"] == "PENDING")
+
+
+def _is_eligible(job: _Job, now: datetime) -> bool:
+    eligible_at = job.row["eligible_at"]
+    return eligible_at is not None and bool(eligible_at <= now)
+
+
+def _is_ours(lever: Lever, value: int) -> bool:
+    return abs(value) % 100 == MARK if lever is Lever.ORDER else value % 10 == MINUTE_MARK
+
+
+def _marked_minutes(run_time: timedelta) -> int:
+    minutes = math.ceil(run_time / timedelta(minutes=1))
+    return minutes + (MINUTE_MARK - minutes) % 10
+
+
+def _value(job: _Job, lever: Lever) -> int:
+    return job.site_factor if lever is Lever.ORDER else job.time_min
+
+
+def _worded(lever: Lever, value: int | None) -> str:
+    if value is None:
+        return ""
+    return f"SiteFactor {value}" if lever is Lever.ORDER else f"TimeMin {value} min"

@@ -1,0 +1,225 @@
+"""Is it a service? A conformance suite that a service's author runs on the own class, as scikit-learn's does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.actions import Action, Reorder, Restore, SoftLimit
+from helios.model import QUEUE, Snapshot
+from helios.ports import Service
+from helios.services.registry import flaws_of, made
+from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
+from helios.testing.purity import clocks_named_in, watched
+
+MOST_SHOWN = 12
+
+Make = Callable[[], Service]
+
+
+def check_service(service: type[Any] | Service) -> None:
+    """Check that a service keeps what :class:`helios.ports.Service` asks, on queues of every awkward kind.
+
+    It is asked about an empty cluster, an ordinary queue, one without predictions, one where all that can be missing
+    is missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was asked
+    before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and ask
+    neither clock, chance, disk nor network.
+
+    Parameters
+    ----------
+    service : class or Service
+        A class is made with the defaults of its ``Options``; pass an object to check other options.
+
+    Raises
+    ------
+    AssertionError
+        It does not; everything found is listed, each with what to do about it.
+    """
+    complaints = list(islice(_complaints(service), MOST_SHOWN))
+    if complaints:
+        raise AssertionError("This is not yet a service of Helios:\n- " + "\n- ".join(complaints))
+
+
+def _complaints(service: type[Any] | Service) -> Iterator[str]:
+    service_class = service if isinstance(service, type) else type(service)
+    flaws = flaws_of(service_class)
+    yield from flaws
+    if flaws:
+        return
+    yield from _clock_complaints(service_class)
+    make, asked_about = _maker(service), list(situations())
+    for title, snapshot in asked_about:
+        try:
+            yield from (f"{title}: {complaint}" for complaint in _judged(make, snapshot))
+        except Exception as raised:  # because a service is anybody's code
+            yield f"{title}: it raised {type(raised).__name__}: {raised}; return no action for what cannot be judged"
+    yield from _memory_complaints(make, [snapshot for _, snapshot in asked_about])
+
+
+def situations() -> Iterator[tuple[str, Snapshot]]:
+    """Yield the snapshots that :func:`check_service` asks about, each with a title."""
+    yield "a cluster without jobs or nodes", a_snapshot(nodes=[])
+    yield "an ordinary queue", _ordinary()
+    yield "a queue at night", _ordinary(at=NOON + timedelta(hours=14))
+    yield "a queue without predictions", _queue(a_pending_job(job_id=str(n), gpus=n) for n in range(1, 9))
+    yield "jobs of which all is missing that can be", _queue(_with_nothing(str(n)) for n in range(1, 4))
+    yield "texts that nobody expects", _queue(_with_odd_texts())
+    yield "numbers that nobody expects", _queue(_with_odd_numbers())
+    yield "5,000 jobs", _many(5_000)
+
+
+def _maker(service: type[Any] | Service) -> Make:
+    if isinstance(service, type):
+        return lambda: made(service, service.Options(), name=service.__name__)
+    return lambda: copy.deepcopy(service)
+
+
+def _clock_complaints(service_class: type[Any]) -> Iterator[str]:
+    for name in clocks_named_in(service_class):
+        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
+
+
+def _judged(make: Make, snapshot: Snapshot) -> Iterator[str]:
+    before = _contents(snapshot)
+    first = list(make().decide(snapshot))
+    service = make()
+    with watched() as asked:
+        second = list(service.decide(snapshot))
+    yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
+    if first != second or second != list(service.decide(snapshot)):
+        yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
+    if not _same(before, _contents(snapshot)):
+        yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
+    yield from _of_the_actions(first, snapshot)
+
+
+def _of_the_actions(actions: list[Action], snapshot: Snapshot) -> Iterator[str]:
+    strangers = [action for action in actions if not isinstance(action, Reorder | SoftLimit | Restore)]
+    if strangers:
+        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Restore of helios.actions"
+        return
+    yield from _of_the_names(actions, snapshot)
+    yield from _of_the_reasons(actions)
+    partitions = set(snapshot.pending["partition"].dropna().unique())
+    for action in actions:
+        if isinstance(action, Reorder) and action.partition not in partitions:
+            yield f"no pending job is in partition {action.partition!r}; write it as the column partition does"
+
+
+def _of_the_names(actions: list[Action], snapshot: Snapshot) -> Iterator[str]:
+    pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
+    for job_id in dict.fromkeys(job_id for action in actions for job_id in _named(action)):
+        if job_id in running:
+            yield f"it names job {job_id}, which runs already; only pending jobs can be changed"
+        elif job_id not in pending:
+            yield f"it names job {job_id!r}, which is not in the snapshot; take ids from snapshot.pending['job_id']"
+    for kind in (Reorder, SoftLimit):
+        named = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _named(action))
+        for job_id, times in named.most_common(1):
+            if times > 1:
+                yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
+
+
+def _of_the_reasons(actions: list[Action]) -> Iterator[str]:
+    reasons = {type(action).__name__: action.reason for action in actions if not action.reason.strip()}
+    yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in reasons)
+    places = [place for action in actions if isinstance(action, Reorder) for place in action.order]
+    unexplained = [place.job_id for place in places if not place.reason.strip()]
+    if unexplained:
+        yield f"the place of job {unexplained[0]} has no reason; say why, for the user who asks"
+
+
+def _memory_complaints(make: Make, snapshots: list[Snapshot]) -> Iterator[str]:
+    try:
+        service = make()
+        answers = [list(service.decide(snapshot)) for snapshot in reversed(snapshots)]
+        fresh = [list(make().decide(snapshot)) for snapshot in reversed(snapshots)]
+    except Exception:  # because it was complained about already, with the situation
+        return
+    if answers != fresh:
+        yield "its answer depends on what it was asked before; keep nothing between calls but the options"
+
+
+def _named(action: Action) -> Iterable[str]:
+    if isinstance(action, Reorder):
+        return [place.job_id for place in action.order]
+    return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()
+
+
+def _contents(snapshot: Snapshot) -> list[pd.DataFrame]:
+    return [frame.copy(deep=True) for frame in (snapshot.pending, snapshot.running, snapshot.nodes)]
+
+
+def _same(before: list[pd.DataFrame], after: list[pd.DataFrame]) -> bool:
+    return all(
+        old.equals(new) and old.index.equals(new.index) and list(old.dtypes) == list(new.dtypes)
+        for old, new in zip(before, after, strict=True)
+    )
+
+
+def _queue(rows: Iterable[Row], *, at: Any = NOON) -> Snapshot:
+    return a_snapshot(pending=list(rows), running=[a_running_job(job_id="900001", gpus=4)], taken_at=at)
+
+
+def _ordinary(*, at: Any = NOON) -> Snapshot:
+    partitions = ("gpu", "long", "gpu,long")
+    rows = (
+        a_pending_job(job_id=str(n), user=f"user{n % 5}", gpus=2 ** (n % 5), p50_s=60.0 * 3**n, time_limit_s=1e6)
+        | {"partition": partitions[n % 3], "submitted_at": pd.Timestamp(at) - pd.Timedelta(minutes=37 * n)}
+        for n in range(1, 13)
+    )
+    nodes = [a_node(name=f"node{n}", gpus_held=n) for n in range(3)]
+    return a_snapshot(pending=list(rows), running=[a_running_job(job_id="900001")], nodes=nodes, taken_at=at)
+
+
+def _with_nothing(job_id: str) -> Row:
+    return {
+        "job_id": job_id,
+        "partition": "gpu",
+        "state": "PENDING",
+        "submitted_at": pd.Timestamp(NOON),
+        "urgency": 0.0,
+    }
+
+
+def _with_odd_texts() -> Iterator[Row]:
+    odd = ("Ünïcødé 训练 🚀", "two\nlines", "a,b|c;d", "'quoted\" $(x)", " ", "%s {0}", "x" * 5_000)
+    for number, text in enumerate(odd, start=1):
+        yield a_pending_job(job_id=f"{number}_[0-9%2]", name=text, user=text, account=text, qos=text, p50_s=600.0)
+    yield a_pending_job(job_id="77", partition="gpu-ä", p50_s=60.0)
+
+
+def _with_odd_numbers() -> Iterator[Row]:
+    long_ago = pd.Timestamp("2001-01-01T00:00:00Z")
+    ahead = pd.Timestamp(NOON) + pd.Timedelta(days=1)
+    yield a_pending_job(job_id="1", gpus=0, p50_s=0.0)
+    yield a_pending_job(job_id="2", gpus=100_000, nodes=12_500.0, p50_s=1e9, time_limit_s=math.inf)
+    yield a_pending_job(job_id="3", submitted_at=long_ago, p50_s=1e-3, time_limit_s=0.0)
+    yield a_pending_job(job_id="4", submitted_at=ahead, eligible_at=ahead)
+    yield a_pending_job(job_id="5", eligible_at=None, p50_s=math.inf)
+    yield a_pending_job(job_id="6", priority=0.0, hands_off="held", urgency=1.0, p50_s=5.0)
+    yield a_pending_job(job_id="7", tasks=1_000_000, urgency=-1.0, soft_limit_s=420.0, p50_s=60.0)
+
+
+def _many(jobs: int) -> Snapshot:
+    number = np.arange(jobs)
+    row = a_snapshot(pending=[a_pending_job(p50_s=1.0)]).pending
+    pending = row.loc[row.index.repeat(jobs)].reset_index(drop=True)
+    pending = pending.assign(
+        job_id=pd.Series(number + 1).astype(str),
+        user=pd.Series(number % 97).map("user{}".format).astype("category"),
+        gpus=(1 + number % 8).astype(np.int32),
+        p50_s=10.0 + 37 * number,
+        p90_s=30.0 + 111 * number,
+        submitted_at=row["submitted_at"].iloc[0] - pd.to_timedelta(number * 7919 % 86_400, unit="s"),
+    )
+    return dataclasses.replace(a_snapshot(), pending=QUEUE.conform(pending))

@@ -1,0 +1,1 @@
+"""Answers of real clusters, and the small script that recorded them."""

@@ -1,0 +1,293 @@
+"""The way in through pyslurm, on a Slurm that it fits: everything a back end promises, and what soft limits do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helios.errors import ClusterUnavailable
+from helios.slurm.backend import Change, RawJob, RawNode
+from helios.slurm.binding import NOT_KNOWN, PyslurmBackend
+from tests.live.chroot import Chroot, NotToBeHad, chroot_folder
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chroot]:
+    try:
+        chroot = Chroot(chroot_folder(), tmp_path_factory.mktemp("inside"))
+        chroot.take()
+    except NotToBeHad as reason:
+        # Debian testing moves: where this pair can no longer be made, nothing of ours is broken.
+        pytest.skip(f"no pyslurm to be had: {reason}")
+    try:
+        yield chroot
+    finally:
+        chroot.leave()
+
+
+@pytest.fixture
+def chroot(cluster: Chroot) -> Iterator[Chroot]:
+    cluster.empty()
+    yield cluster
+    cluster.empty()
+
+
+@pytest.fixture(scope="module")
+def backend(cluster: Chroot) -> Iterator[PyslurmBackend]:
+    with cluster.by_pyslurm() as backend:
+        yield backend
+
+
+def the_job(backend: PyslurmBackend, job_id: str) -> RawJob:
+    return next(job for job in backend.queue() if job["job_id"] == job_id)
+
+
+def by_id(jobs: list[RawJob]) -> dict[str, dict[str, Any]]:
+    return {job["job_id"]: dict(job) for job in jobs}
+
+
+def a_motley_queue(chroot: Chroot) -> int:
+    """Submit jobs of every kind that the two ways in might read differently; return the number of records."""
+    chroot.submit("--array=0-1", gpus=4, limit="90", name="first tasks")
+    chroot.until(lambda: len(chroot.lines("squeue", "-h", "-t", "R", "-o", "%i")) == 2)
+    chroot.submit("--array=1,3,5-90:3,97,103,111-113,117,121,131,139,151,163,177,187,199,213,227,239,251%2")
+    chroot.submit("--array=1-9%2", gpus=3)
+    held = chroot.submit("--hold", name="held")
+    chroot.submit("--begin=now+1hour", gpus=0)
+    chroot.submit(f"--dependency=afterok:{held}", gpus=0)
+    chroot.submit("--time-min=5", "--nice=3", gpus=4)
+    chroot.submit("--nodes=2", gpus=1, limit="1-02:03:00")
+    chroot.submit("--gres=gpu:a100:2", gpus=0, user="bob")
+    chroot.submit("--gpus-per-task=1", "--ntasks=3", "--cpus-per-task=2", gpus=0, user="carol")
+    chroot.submit("--gpus=3", "--nodes=1", gpus=0, limit="UNLIMITED")
+    chroot.submit("--mem=3G", "--requeue", gpus=1, name="x\n|y=z JobId=7 \udcff")
+    return 13
+
+
+def test_both_ways_in_read_the_same_queue(chroot: Chroot, backend: PyslurmBackend) -> None:
+    records = a_motley_queue(chroot)
+    commands = chroot.by_commands()
+    # Between the two looks backfill may have moved a planned start.
+    chroot.until(lambda: by_id(backend.queue()) == by_id(commands.queue()))
+    assert len(backend.queue()) == records
+
+
+def test_both_ways_in_read_the_same_nodes(chroot: Chroot, backend: PyslurmBackend) -> None:
+    chroot.submit(gpus=3)
+    chroot.run("scontrol", "update", "nodename=n2", "state=drain", "reason=a fan, loud")
+    try:
+        chroot.until(lambda: backend.nodes()[0]["gpus_held"] == 3)
+        chroot.until(lambda: backend.nodes() == [_without_signature(node) for node in chroot.by_commands().nodes()])
+        assert backend.nodes()[1]["reason"] == "a fan, loud"
+    finally:
+        chroot.run("scontrol", "update", "nodename=n2", "state=resume")
+
+
+def test_both_ways_in_read_the_same_configuration(cluster: Chroot, backend: PyslurmBackend) -> None:
+    shown, known = cluster.by_commands().configuration(), backend.configuration()
+    assert known == {key: shown[key] for key in known}
+    assert "time_min_as_soft_limit" in known["SchedulerParameters"].split(",")
+
+
+def test_the_handshake_tells_that_the_pair_is_not_of_one_release(backend: PyslurmBackend) -> None:
+    versions = backend.versions()
+    assert versions.pyslurm.startswith("25.11.")
+    assert versions.controller is not None and versions.controller.startswith(f"{versions.library}.")
+    assert not versions.agree
+
+
+def test_a_site_factor_moves_the_priority_at_once_and_zero_takes_it_back(
+    chroot: Chroot, backend: PyslurmBackend
+) -> None:
+    chroot.fill()
+    job = chroot.submit()
+    chroot.until(lambda: job in chroot.site_factors())
+    for factor in (4037, -2537, 0):
+        assert backend.change([Change(job_id=job, site_factor=factor)]) == [""]
+        chroot.until(lambda factor=factor: chroot.site_factors()[job] == factor)  # type: ignore[misc]  # lambda default
+        assert the_job(backend, job)["priority"] == 100_000 + factor
+
+
+def test_a_soft_limit_is_written_and_zero_takes_it_back(chroot: Chroot, backend: PyslurmBackend) -> None:
+    chroot.fill()
+    job = chroot.submit(limit="120")
+    for minutes, seconds in ((37, 2220), (7, 420), (0, None)):
+        assert backend.change([Change(job_id=job, time_min=minutes)]) == [""]
+        assert the_job(backend, job)["time_min_s"] == seconds
+        assert the_job(backend, job)["time_limit_s"] == 7200
+
+
+def test_both_levers_are_one_change(chroot: Chroot, backend: PyslurmBackend) -> None:
+    chroot.fill()
+    job = chroot.submit(limit="120")
+    chroot.until(lambda: job in chroot.site_factors())
+    assert backend.change([Change(job_id=job, site_factor=137, time_min=17)]) == [""]
+    chroot.until(lambda: chroot.site_factors()[job] == 137)
+    assert the_job(backend, job)["time_min_s"] == 1020
+
+
+def test_one_change_of_an_array_changes_all_its_pending_tasks(chroot: Chroot, backend: PyslurmBackend) -> None:
+    chroot.submit(gpus=4, limit="600")
+    array = chroot.submit("--array=0-6", gpus=4)  # one runs, six wait
+    chroot.until(lambda: "R" in chroot.lines("squeue", "-h", "-j", array, "-o", "%t"))
+    assert the_job(backend, array)["tasks"] == 6
+    chroot.until(lambda: array in chroot.site_factors())
+    assert backend.change([Change(job_id=array, site_factor=537, time_min=7)]) == [""]
+    chroot.until(lambda: chroot.site_factors()[array] == 537)
+    assert the_job(backend, array)["time_min_s"] == 420
+    chroot.run("scontrol", "update", f"JobId={array}_4", "JobName=apart")
+    chroot.until(lambda: len(chroot.site_factors()) == 2)
+    assert set(chroot.site_factors().values()) == {537}
+
+
+def test_a_refused_change_is_answered_with_slurms_words_and_stops_no_other(
+    chroot: Chroot, backend: PyslurmBackend
+) -> None:
+    chroot.fill()
+    job = chroot.submit(limit="60")
+    answers = backend.change(
+        [
+            Change(job_id="999999", site_factor=137),
+            Change(job_id=job, time_min=61),
+            Change(job_id=job, time_min=17),
+        ]
+    )
+    assert answers[0] == "Invalid job id specified"
+    assert answers[1] != ""
+    assert answers[2] == ""
+    assert the_job(backend, job)["time_min_s"] == 1020
+
+
+def test_a_user_without_privilege_is_told_so(chroot: Chroot) -> None:
+    chroot.fill()
+    job = chroot.submit(user="bob")
+    with chroot.by_pyslurm("setpriv", "--reuid=alice", "--regid=alice", "--clear-groups") as backend:
+        (answer,) = backend.change([Change(job_id=job, site_factor=137)])
+    assert "denied" in answer or "Invalid user id" in answer
+
+
+def test_a_soft_limit_moves_the_next_jobs_planned_start_and_does_not_shorten_its_job(
+    chroot: Chroot, backend: PyslurmBackend
+) -> None:
+    first = chroot.submit("--nodes=2", "--hold", gpus=4, limit="120")
+    assert backend.change([Change(job_id=first, time_min=7)]) == [""]
+    chroot.run("scontrol", "release", first)
+    chroot.until(lambda: the_job(backend, first)["started"])
+    second = chroot.submit("--nodes=2", gpus=4)
+    chroot.until(lambda: the_job(backend, second)["planned_start"])
+    running, waiting = the_job(backend, first), the_job(backend, second)
+    assert running["started"] and waiting["planned_start"]
+    assert 6 * 60 <= waiting["planned_start"] - running["started"] <= 10 * 60
+    assert running["time_limit_s"] == 7200
+
+
+def test_without_a_soft_limit_the_next_job_is_planned_after_the_hard_one(
+    chroot: Chroot, backend: PyslurmBackend
+) -> None:
+    first = chroot.submit("--nodes=2", gpus=4, limit="120")
+    chroot.until(lambda: the_job(backend, first)["started"])
+    second = chroot.submit("--nodes=2", gpus=4)
+    chroot.until(lambda: the_job(backend, second)["planned_start"])
+    planned, started = the_job(backend, second)["planned_start"], the_job(backend, first)["started"]
+    assert planned and started and planned - started >= 119 * 60
+
+
+def test_a_soft_limit_of_a_running_job_is_accepted_and_does_nothing(chroot: Chroot, backend: PyslurmBackend) -> None:
+    job = chroot.submit(limit="120")
+    chroot.until(lambda: the_job(backend, job)["started"])
+    assert backend.change([Change(job_id=job, time_min=7)]) == [""]
+    assert the_job(backend, job)["time_min_s"] is None
+    assert the_job(backend, job)["time_limit_s"] == 7200
+
+
+def test_a_worker_killed_in_the_middle_of_a_change_leaves_it_not_known(chroot: Chroot) -> None:
+    chroot.fill()
+    job = chroot.submit()
+    with chroot.by_pyslurm() as backend:
+        killer = threading.Timer(0.5, os.kill, (worker_of(backend), signal.SIGKILL))
+        backend.timeout_s = 2.0
+        with stopped(chroot.controller_pid()):
+            killer.start()
+            answers = backend.change([Change(job_id=job, site_factor=137), Change(job_id=job, site_factor=237)])
+    assert "signal 9" in answers[0]
+    assert answers[0].startswith(NOT_KNOWN)
+    assert answers[1] != ""
+    with chroot.by_pyslurm() as backend:
+        assert the_job(backend, job)["state"] == "PENDING"
+
+
+def test_a_controller_that_hangs_costs_no_more_than_the_bound(chroot: Chroot) -> None:
+    with chroot.by_pyslurm(timeout_s=5.0) as backend:
+        backend.versions()
+        backend.timeout_s = 1.0
+        with stopped(chroot.controller_pid()):
+            before = time.monotonic()
+            with pytest.raises(ClusterUnavailable, match="within 1 s"):
+                backend.queue()
+            assert time.monotonic() - before < 3
+        backend.timeout_s = 30.0
+        chroot.until(lambda: backend.queue() == [])
+
+
+def test_a_controller_that_is_down_is_said_to_be_and_found_again(chroot: Chroot) -> None:
+    job = chroot.submit()
+    with chroot.by_pyslurm() as backend:
+        assert the_job(backend, job)
+        pid = backend.worker_pid
+        os.kill(chroot.controller_pid(), signal.SIGTERM)
+        chroot.until(lambda: not (chroot.root / "var/lib/helios-lab/run/slurmctld.pid").exists())
+        try:
+            with pytest.raises(ClusterUnavailable, match="Unable to contact"):
+                backend.queue()
+            with pytest.raises(ClusterUnavailable, match="Unable to contact"):
+                backend.change([Change(job_id=job, site_factor=137)])
+            assert backend.versions().controller is None
+        finally:
+            chroot.control("up")
+        assert the_job(backend, job)
+        assert backend.worker_pid == pid
+
+
+def test_a_missing_configuration_stops_the_import_and_helios_survives_it(cluster: Chroot) -> None:
+    with (
+        cluster.by_pyslurm("env", "SLURM_CONF=/nowhere/slurm.conf", timeout_s=2.0) as backend,
+        pytest.raises(ClusterUnavailable, match=r"/nowhere/slurm\.conf.*importing pyslurm"),
+    ):
+        backend.queue()
+
+
+def test_a_worker_ends_with_helios(cluster: Chroot) -> None:
+    with cluster.by_pyslurm() as backend:
+        pid = worker_of(backend)
+        backend.close()
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def _without_signature(node: RawNode) -> RawNode:
+    """Return a node without the ``[root@TIME]`` that scontrol puts behind its reason."""
+    return {**node, "reason": re.sub(r" \[\S+@\S+\]$", "", node["reason"]) if node["reason"] else None}
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def worker_of(backend: PyslurmBackend) -> int:
+    if backend.worker_pid is None:
+        backend.versions()
+    assert backend.worker_pid is not None
+    return backend.worker_pid

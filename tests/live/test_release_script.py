@@ -1,0 +1,257 @@
+"""The kill switch that needs no Python, on a real Slurm."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from helios.slurm.hook import HookRow
+from tests.live.hooked import Hooked, hooked, hooked_cluster
+
+__all__ = ["hooked", "hooked_cluster"]
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
+# All that the script may use: Slurm's own commands and what POSIX (and every mktemp) has.
+TOOLS = ("sh", "awk", "sed", "sort", "uniq", "head", "tr", "env", "date", "mktemp", "mkdir", "rm", "cp")
+SLURMS = ("squeue", "sprio", "scontrol")
+SETPRIV = shutil.which("setpriv") or "setpriv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    status: int
+    said: str
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A PATH on which there is no Python, and that every user can read."""
+    folder = Path(tempfile.mkdtemp(prefix="helios-path-"))
+    folder.chmod(0o755)
+    for tool in (*TOOLS, *SLURMS):
+        found = shutil.which(tool)
+        assert found, tool
+        (folder / tool).symlink_to(found)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def release(
+    hooked: Hooked, path: Path, *options: str, user: str | None = None, more: Mapping[str, str] | None = None
+) -> Ran:
+    prefix = [SETPRIV, "--reuid", user, "--regid", user, "--clear-groups"] if user else []
+    done = subprocess.run(
+        [*prefix, str(SCRIPT), "--state", str(hooked.state), *options],
+        check=False,
+        env={"PATH": str(path), "SLURM_CONF": hooked.rig.environment["SLURM_CONF"]} | dict(more or {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return Ran(status=done.returncode, said=done.stdout + done.stderr)
+
+
+def a_job(hooked: Hooked, site_factor: int, *options: str) -> str:
+    job = hooked.rig.submit(*options, limit="600")
+    hooked.rig.run("scontrol", "update", f"jobid={job}", f"SiteFactor={site_factor}")
+    return job
+
+
+def a_job_with_minimum(hooked: Hooked, minutes: int) -> str:
+    return hooked.rig.submit(f"--time-min={minutes}", limit="7-00:00:00")
+
+
+def minimum(hooked: Hooked, job: str) -> str:
+    return hooked.rig.show_job(job)["TimeMin"]
+
+
+def test_what_helios_set_is_taken_back_and_what_others_set_stands(hooked: Hooked, path: Path) -> None:
+    boosted, lowered, small, admins, untouched = jobs = [a_job(hooked, n) for n in (4037, -2537, 37, 777, 0)]
+    hooked.rig.until(lambda: hooked.rig.site_factors().keys() == set(jobs))
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert hooked.rig.site_factors() == {boosted: 0, lowered: 0, small: 0, admins: 777, untouched: 0}
+
+
+@pytest.mark.parametrize("minutes", [7, 17, 67, 1447, 4327])
+def test_a_soft_limit_of_helios_is_taken_back(hooked: Hooked, path: Path, minutes: int) -> None:
+    job = a_job_with_minimum(hooked, minutes)
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert minimum(hooked, job) == "N/A"
+
+
+@pytest.mark.parametrize("minutes", [6, 25, 70, 1440, 1450])
+def test_a_users_own_minimum_stands(hooked: Hooked, path: Path, minutes: int) -> None:
+    job = a_job_with_minimum(hooked, minutes)
+    before = minimum(hooked, job)
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert minimum(hooked, job) == before
+
+
+def test_helios_is_paused_and_the_hook_has_no_table(hooked: Hooked, path: Path) -> None:
+    hooked.publish(HookRow(user="alice", partition="gpu", site_factor=4037))
+    assert release(hooked, path).status == 0
+    assert (hooked.state / "PAUSED").exists()
+    assert not hooked.table.exists()
+
+
+def test_a_hook_table_elsewhere_is_paused_and_removed_too(hooked: Hooked, path: Path, tmp_path: Path) -> None:
+    table = tmp_path / "a folder" / "table"
+    table.parent.mkdir()
+    table.touch()
+    assert release(hooked, path, "--table", str(table)).status == 0
+    assert [each.name for each in table.parent.iterdir()] == ["PAUSED"]
+
+
+def test_a_dry_run_changes_nothing(hooked: Hooked, path: Path) -> None:
+    hooked.publish(HookRow(user="bob", partition="gpu", site_factor=4037))
+    job, limited = a_job(hooked, 4037), a_job_with_minimum(hooked, 17)
+    ran = release(hooked, path, "--dry-run")
+    assert ran.status == 0, ran.said
+    assert "would set SiteFactor of 1 pending" in ran.said
+    assert "would set TimeMin of 1 pending" in ran.said
+    assert (hooked.place_of(job), minimum(hooked, limited)) == (4037, "00:17:00")
+    assert hooked.table.exists()
+    assert not (hooked.state / "PAUSED").exists()
+
+
+def test_arrays_and_tasks_split_off_them_are_taken_back(hooked: Hooked, path: Path) -> None:
+    array = a_job(hooked, 4037, "--array=0-459%3")
+    split = ",".join(f"{array}_{task}" for task in range(450))
+    hooked.rig.run("scontrol", "update", f"jobid={split}", "SiteFactor=137")
+    # More than fit one call of scontrol.
+    hooked.rig.until(lambda: list(hooked.rig.site_factors().values()).count(137) == 450)
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert set(hooked.rig.site_factors().values()) == {0}
+
+
+def test_components_of_a_heterogeneous_job_are_taken_back(hooked: Hooked, path: Path) -> None:
+    words = ["sbatch", "--parsable", "--time=60", "--output=/dev/null", "--mem=100", "--wrap=true", ":", "--mem=100"]
+    leader = hooked.rig.run(*words, user="alice").strip()
+    for component in (0, 1):
+        hooked.rig.run("scontrol", "update", f"jobid={leader}+{component}", "SiteFactor=4037")
+    hooked.rig.until(lambda: list(hooked.rig.site_factors().values()) == [4037, 4037])
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert list(hooked.rig.site_factors().values()) == [0, 0]
+
+
+def test_a_job_of_several_partitions_is_taken_back(hooked: Hooked, path: Path) -> None:
+    job = hooked.rig.submit("--partition=gpu,short", limit="60")
+    hooked.rig.run("scontrol", "update", f"jobid={job}", "SiteFactor=4037")
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert hooked.place_of(job) == 0
+
+
+def test_a_job_that_is_held_now_has_no_place_of_helios_left_when_it_is_released(hooked: Hooked, path: Path) -> None:
+    job = a_job(hooked, 4037)
+    hooked.rig.run("scontrol", "hold", job)
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert hooked.rig.show_job(job)["Priority"] == "0"
+    hooked.rig.run("scontrol", "release", job)
+    assert hooked.place_of(job) == 0
+
+
+def test_a_job_that_waits_for_another_loses_what_the_hook_gave_it(hooked: Hooked, path: Path) -> None:
+    first = hooked.rig.submit()
+    hooked.publish(HookRow(user="alice", partition="gpu", site_factor=4037))
+    waits = hooked.rig.submit(f"--dependency=afterany:{first}")
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert f"job {waits}: priority 100000, was 104037" in ran.said
+    hooked.rig.run("scancel", first)
+    assert hooked.place_of(waits) == 0
+
+
+def test_an_unseen_place_of_somebody_else_is_told_so_that_it_can_be_given_back(hooked: Hooked, path: Path) -> None:
+    waits = a_job(hooked, 777, "--begin=now+3600")
+    ran = release(hooked, path)
+    assert f"scontrol update jobid={waits} SiteFactor=777" in ran.said
+
+
+def test_unseen_jobs_can_be_left_alone_but_then_nothing_is_proven(hooked: Hooked, path: Path) -> None:
+    waits = a_job(hooked, 777, "--begin=now+3600")
+    ran = release(hooked, path, "--keep-unseen")
+    assert ran.status == 1
+    assert hooked.rig.show_job(waits)["Priority"] == "100777"
+
+
+def test_a_job_whose_priority_an_admin_set_meanwhile_is_no_obstacle(hooked: Hooked, path: Path) -> None:
+    job = a_job(hooked, 4037)
+    hooked.rig.run("scontrol", "update", f"jobid={job}", "Priority=500")
+    ran = release(hooked, path)
+    assert ran.status == 0, ran.said
+    assert hooked.rig.show_job(job)["Priority"] == "500"
+
+
+def test_it_says_so_where_it_may_not_write(hooked: Hooked, path: Path) -> None:
+    job = a_job(hooked, 4037)
+    hooked.state.mkdir(exist_ok=True)
+    ran = release(hooked, path, user="alice")
+    assert ran.status == 1
+    assert f"still stand: {job}" in ran.said
+    assert "PAUSED cannot be created" in ran.said
+
+
+def test_it_says_so_where_it_may_not_write_what_it_cannot_see(hooked: Hooked, path: Path) -> None:
+    a_job(hooked, 4037, "--begin=now+3600")
+    hooked.state.mkdir(exist_ok=True)
+    (hooked.state / "PAUSED").touch()
+    ran = release(hooked, path, user="alice")
+    assert ran.status == 1
+    assert "1 jobs that Slurm does not show the SiteFactor of were refused" in ran.said
+
+
+def test_without_an_answer_of_slurm_helios_is_paused_and_failure_told(hooked: Hooked, path: Path) -> None:
+    (path / "sprio").unlink()
+    (path / "sprio").write_text("#!/bin/sh\necho 'sprio: error: no answer' >&2\nexit 1\n")
+    (path / "sprio").chmod(0o755)
+    ran = release(hooked, path)
+    assert ran.status == 1
+    assert "Slurm does not answer" in ran.said
+    assert (hooked.state / "PAUSED").exists()
+
+
+def test_a_tool_that_fails_is_no_proof_that_nothing_is_left(hooked: Hooked, path: Path) -> None:
+    a_job(hooked, 4037)
+    (path / "awk").unlink()
+    (path / "awk").write_text("#!/bin/sh\nexit 1\n")
+    (path / "awk").chmod(0o755)
+    assert release(hooked, path).status == 1
+
+
+def test_what_the_caller_has_in_the_environment_does_not_blind_it(hooked: Hooked, path: Path) -> None:
+    job = a_job(hooked, 4037)
+    blinding = {"SQUEUE_STATES": "R", "SQUEUE_USERS": "bob", "SPRIO_FORMAT": "%Y", "SQUEUE_FORMAT": "%j"}
+    ran = release(hooked, path, more=blinding)
+    assert ran.status == 0, ran.said
+    assert hooked.place_of(job) == 0
+
+
+def test_it_can_be_said_twice(hooked: Hooked, path: Path) -> None:
+    job = a_job(hooked, 4037)
+    assert [release(hooked, path).status for _ in range(2)] == [0, 0]
+    assert hooked.place_of(job) == 0
+
+
+def test_a_cluster_without_jobs_is_released(hooked: Hooked, path: Path) -> None:
+    assert release(hooked, path).status == 0
+
+
+@pytest.mark.parametrize("options", [["--stat"], ["--state"], ["now"]])
+def test_misuse_does_nothing(hooked: Hooked, path: Path, options: list[str]) -> None:
+    hooked.publish(HookRow(user="alice", partition="gpu", site_factor=4037), now=datetime.now(UTC))
+    assert release(hooked, path, *options).status == 2
+    assert hooked.table.exists()

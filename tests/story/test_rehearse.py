@@ -1,0 +1,79 @@
+"""A cautious person lets a service act on the site's own history before it may act on the site."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helios.ingest import synthetic_trace, write_helios_csv
+from tests.story.shell import Answer, Helios, shell
+
+REHEARSE = ("rehearse", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+    folder = tmp_path_factory.mktemp("rehearse")
+    trace = synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1)
+    write_helios_csv(trace.iloc[:400], folder / "venus.csv.gz")
+    return shell(folder)
+
+
+@pytest.fixture(scope="module")
+def answer(site: Helios) -> Answer:
+    return site(*REHEARSE, "--service", "qssf", "--every", "10min", "--json")
+
+
+@pytest.fixture(scope="module")
+def runs(answer: Answer) -> Any:
+    return answer.json["runs"]
+
+
+def test_the_service_stands_beside_today_and_the_control_that_needs_no_model(runs: Any) -> None:
+    assert [run["policy"] for run in runs] == ["fifo", "fewest_gpus", "qssf"]
+    assert len({run["jobs"] for run in runs}) == 1
+    assert runs[0]["mean_wait_s"] != runs[2]["mean_wait_s"]
+
+
+def test_what_became_of_its_proposals_is_counted(answer: Answer) -> None:
+    (service,) = answer.json["services"]
+    assert service["service"] == "qssf"
+    assert service["asked"] > 0
+    assert service["outcomes"]["done"] > 0
+    assert service["troubles"] == {}
+
+
+def test_what_was_assumed_is_said(answer: Answer) -> None:
+    assert "note: Each replay starts on an empty cluster" in answer.err
+
+
+def test_the_same_question_gets_the_same_answer(site: Helios, answer: Answer) -> None:
+    assert site(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").out == answer.out
+
+
+def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: Any) -> None:
+    again = site(
+        *REHEARSE, "--service", "qssf", "--every", "10min", "--set", "qssf.promote_after_s=60.0", "--json"
+    ).json["runs"]
+    assert again[0] == runs[0]
+    assert again[2] != runs[2]
+
+
+def test_without_a_name_the_services_of_the_configuration_are_rehearsed_and_a_page_can_be_written(
+    site: Helios, tmp_path: Path
+) -> None:
+    page = tmp_path / "rehearsal.html"
+    answer = site(*REHEARSE, "--every", "1h", "--report", page)
+    assert "FIFO + EASY (limit) (today)" in answer.out
+    assert "qssf" in answer.out
+    assert "<svg" in page.read_text()
+
+
+def test_an_option_that_the_service_does_not_have_is_misuse_and_names_those_it_has(site: Helios) -> None:
+    answer = site(*REHEARSE, "--service", "qssf", "--set", "qssf.promote_after=3600", code=2)
+    assert "promote_after_s: float" in answer.err
+
+
+def test_help_shows_an_example(site: Helios) -> None:
+    assert "Example: helios rehearse" in site("rehearse", "--help").out

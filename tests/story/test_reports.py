@@ -1,0 +1,236 @@
+"""An admin's morning: history and predictions are loaded, decisions were written; every report is asked for."""
+
+from datetime import datetime
+from email import message_from_bytes
+from email.policy import default
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from helios.model import Batch, in_submission_order
+from helios.warehouse import Warehouse
+from tests.builders import a_job, jobs_frame, rejects_frame
+from tests.story.shell import Answer, Helios, shell
+from tests.traces import TRACES, needs_traces
+from tests.unit.report.admin_frames import at, decisions_frame, predicted, predictions_frame
+
+WINDOW = ("-S", "2026-11-20", "-E", "2026-11-21")
+REPORTS = ("queue", "users", "accounts", "partitions", "predictions", "decisions", "services")
+
+
+def load(url: str, jobs: pd.DataFrame, *, predictions: pd.DataFrame, decisions: pd.DataFrame) -> None:
+    with Warehouse.open(url) as warehouse:
+        batch = Batch(jobs=in_submission_order(jobs), rejects=rejects_frame(), bytes_read=0)
+        warehouse.load([batch], cluster="venus", path="day", sha256="0", format="sacct", timezone="UTC")
+        warehouse.add_predictions("venus", predictions, made_at=datetime.fromisoformat("2026-11-20T00:00:00+00:00"))
+        warehouse.add_decisions("venus", decisions)
+
+
+def a_day() -> list[dict[str, Any]]:
+    jobs = [
+        a_job(
+            job_id=str(hour),
+            user="alice" if hour % 2 else "bob",
+            account="lab",
+            submitted_at=at(f"{hour:02d}:00"),
+            started_at=at(f"{hour:02d}:10"),
+            run_time_s=3_600.0,
+            gpus=4,
+        )
+        for hour in range(20)
+    ]
+    pending = {"state": "PENDING", "started_at": None, "ended_at": None, "run_time_s": float("nan")}
+    return [*jobs, a_job(job_id="99", user="carol", account="hpc", submitted_at=at("20:00"), **pending)]
+
+
+@pytest.fixture(scope="module")
+def helios(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+    folder = tmp_path_factory.mktemp("reports")
+    jobs = a_day()
+    load(
+        f"sqlite:///{folder / 'helios.db'}",
+        jobs_frame(*jobs),
+        predictions=predictions_frame(*(predicted(job, 1_800) for job in jobs)),
+        decisions=decisions_frame(
+            {"target": "99", "after": "urgency 0.4", "decided_at": at("20:01"), "reason": "predicted 30 min [4 GPUs]"},
+            {"target": "19", "outcome": "refused: the job is held", "decided_at": at("19:01")},
+        ),
+    )
+    return shell(folder)
+
+
+def rows(answer: Answer) -> list[list[str]]:
+    return [line.split("|") for line in answer.out.splitlines()]
+
+
+def test_users_are_reported_as_sacct_would(helios: Helios) -> None:
+    answer = helios("report", "users", *WINDOW, "-P", "-o", "user,jobs,gpuhours,meanwait,waiting")
+    assert rows(answer) == [
+        ["User", "Jobs", "GPUHours", "MeanWait", "Waiting"],
+        ["alice", "10", "40.0", "00:10:00", "0"],
+        ["bob", "10", "40.0", "00:10:00", "0"],
+        ["carol", "1", "0.0", "", "1"],
+    ]
+
+
+def test_p_is_parsable_r_is_partition_and_n_takes_the_header_away(helios: Helios) -> None:
+    answer = helios("report", "partitions", *WINDOW, "-n", "-p", "-r", "gpu", "-A", "lab", "-o", "partition,jobs")
+    assert answer.out == "gpu|20|\n"
+
+
+def test_users_are_chosen_by_commas_and_by_repetition(helios: Helios) -> None:
+    assert len(helios("report", "users", *WINDOW, "-u", "alice,carol", "-nP").out.splitlines()) == 2
+    assert len(helios("report", "users", *WINDOW, "-u", "alice", "-u", "bob", "-nP").out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_every_report_fits_100_columns_and_says_its_window_beside_the_answer(helios: Helios, report: str) -> None:
+    answer = helios("report", report, *WINDOW)
+    lines = answer.out.splitlines()
+    assert len(lines) >= 3
+    assert set(lines[1]) == {"-", " "}
+    assert max(map(len, lines)) <= 100
+    assert "venus" in answer.err and "2026-11-21 00:00" in answer.err
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_every_report_answers_a_program_with_json(helios: Helios, report: str) -> None:
+    found = helios("report", report, *WINDOW, "--json").json
+    assert found["rows"]
+    assert set(found) == {"title", "rows", "total", "notes"}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_an_empty_window_is_no_error_and_says_so(helios: Helios, report: str) -> None:
+    answer = helios("report", report, "-S", "2001-01-01", "-E", "2001-01-02")
+    assert len(answer.out.splitlines()) == 1
+    assert answer.out.startswith(("No", "Nothing"))
+
+
+def test_who_is_shown_nothing_learns_what_the_history_spans(helios: Helios) -> None:
+    answer = helios("report", "users", "-S", "2001-01-01", "-E", "2001-01-02")
+    assert "The history spans 2026-11-20 00:00 to 2026-11-20 20:00." in answer.out
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_fields_are_listed_without_a_database(tmp_path: Path, report: str) -> None:
+    lines = shell(tmp_path)("report", report, "--helpformat").out.splitlines()
+    assert len(lines) >= 9
+    assert not (tmp_path / "helios.db").exists()
+
+
+def test_the_queue_of_a_moment_names_who_waits(helios: Helios) -> None:
+    answer = helios("report", "queue", "-E", "2026-11-20T21:00", "-nP", "-o", "user,waiting,oldest,oldestjob")
+    assert rows(answer) == [["carol", "1", "01:00:00", "99"]]
+
+
+def test_the_audit_is_filtered_and_shows_reasons_as_they_were_written(helios: Helios) -> None:
+    answer = helios("report", "decisions", *WINDOW, "-u", "carol", "-nP", "-o", "target,result,reason")
+    assert answer.out == "99|would|predicted 30 min [4 GPUs]\n"
+    refused = helios("report", "decisions", *WINDOW, "--result", "refused", "-nP", "-o", "target,remark")
+    assert refused.out == "19|the job is held\n"
+    assert helios("report", "decisions", *WINDOW, "-j", "99", "-nP", "-o", "target").out == "99\n"
+
+
+def test_predictions_are_judged_by_user(helios: Helios) -> None:
+    answer = helios("report", "predictions", *WINDOW, "--by", "user", "-nP", "-o", "group,jobs,offby,bias")
+    assert rows(answer) == [["alice", "10", "2.0x", "0.5x"], ["bob", "10", "2.0x", "0.5x"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("users", "-S", "yestreday"), "not a moment"),
+        (("users", "-S", "now", "-E", "now-1days"), "before the end"),
+        (("users", "-o", "usr"), "no field 'usr'"),
+        (("users", "-p", "--json"), "Give one of them"),
+        (("users", "--cluster", "earth"), "No cluster 'earth'"),
+        (("shadow", "--nodes", "many"), "--nodes"),
+    ],
+)
+def test_a_misuse_is_told_with_what_to_write(helios: Helios, arguments: tuple[str, ...], words: str) -> None:
+    assert words in helios("report", *arguments, code=2).err
+
+
+def test_a_shadow_s_day_is_replayed(helios: Helios) -> None:
+    answer = helios("report", "shadow", "--day", "2026-11-20", "--nodes", "1", "--gpus-per-node", "8")
+    assert answer.out.startswith("A shadow would have given 1 job another place.")
+    assert "replayed, as decided" in answer.out
+    assert "fairshare" in answer.err
+    found = helios("report", "shadow", "--day", "2026-11-20", "--json").json
+    assert (found["cluster"], found["decided"], found["recorded"]["jobs"]) == ("venus", 1, 20)
+
+
+def test_a_night_is_written_as_page_text_and_mail_and_old_ones_are_thinned_out(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "venus-2019-01-01.html").write_text("old")
+    (tmp_path / "venus-notes.html").write_text("not ours")
+    command = ("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path, "--to", "ops@site", "--json")
+    found = helios(*command).json
+    assert Path(found["text"]).read_text().startswith(found["subject"][:40])
+    mail = message_from_bytes(Path(found["mail"]).read_bytes(), policy=default)
+    assert (mail["Subject"], mail["To"]) == (found["subject"], "ops@site")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {
+        "venus-2026-11-20.html",
+        "venus-2026-11-20.txt",
+        "venus-2026-11-20.eml",
+        "venus-2019-01-01.html",
+        "venus-notes.html",
+    }
+    helios(*command)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_only_so_many_nights_are_kept(helios: Helios, tmp_path: Path) -> None:
+    for name in ("venus-2019-01-01", "venus-2019-01-02"):
+        for ending in (".html", ".txt", ".eml"):
+            (tmp_path / f"{name}{ending}").write_text("old")
+    (tmp_path / "earth-2019-01-01.html").write_text("another cluster's")
+    (tmp_path / "helios.toml").write_text("[report]\nkeep = 2\n")
+    (tmp_path / "helios.db").symlink_to(_database(helios))
+    shell(tmp_path)("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == [
+        "earth-2019-01-01.html",
+        "venus-2019-01-02.html",
+        "venus-2026-11-20.html",
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_told(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    answer = helios("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path / "file", code=2)
+    assert "cannot be written" in answer.err
+
+
+def _database(helios: Helios) -> str:
+    listing = helios("config", "show", "--json").json
+    url = next(setting["value"] for setting in listing if setting["key"] == "database.url")
+    return str(url).removeprefix("sqlite:///")
+
+
+TRACE_REPORTS = {
+    "philly_vc_aug-oct2017.csv.gz": ("2017-10-02", "2017-10-09"),
+    "sacct_graham_may-jun2021.txt.gz": ("2021-05-10", "2021-05-17"),
+    "KTH-SP2-1996-2.1-cln.swf.gz": ("1997-01-06", "1997-01-13"),
+}
+
+
+@needs_traces
+@pytest.mark.parametrize("trace", TRACE_REPORTS)
+def test_reports_of_real_traces_add_up(trace: str, tmp_path: Path) -> None:
+    helios = shell(tmp_path)
+    helios("trace", "load", TRACES / trace)
+    since, until = TRACE_REPORTS[trace]
+    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as warehouse:
+        name = warehouse.clusters()["name"].iloc[0]
+        begin, end = (datetime.fromisoformat(f"{day}T00:00:00+00:00") for day in (since, until))
+        jobs = warehouse.jobs(name, since=begin, until=end)
+    for report in ("users", "accounts", "partitions"):
+        found = helios("report", report, "-S", since, "-E", until, "--json").json
+        assert sum(row["jobs"] for row in found["rows"]) == found["total"]["jobs"] == len(jobs)
+        hours = (jobs["gpus"] * jobs["run_time_s"].fillna(0)).sum() / 3600
+        assert sum(row["gpu_hours"] for row in found["rows"]) == pytest.approx(hours)
+    text = helios("report", "nightly", "--day", since, "--folder", tmp_path / "nights")
+    assert max(map(len, Path(text.out.splitlines()[2]).read_text().splitlines())) <= 76

@@ -1,0 +1,87 @@
+"""A site made of fakes that behave: a cluster in memory, a warehouse in a file, a clock that a test moves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.app.reading import JOBS as JOBS_READ
+from helios.app.reading import Accounting
+from helios.app.site import Site
+from helios.app.turns import Turns
+from helios.config import Settings
+from helios.model import NODE_EVENTS
+from helios.testing import FakeCluster
+from helios.warehouse import Warehouse
+from tests.builders import a_batch, a_job
+
+
+class Town:
+    """A :class:`Turns` on a :class:`FakeCluster`, with a history of alice's short and bob's long jobs."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.cluster = FakeCluster(name="dev")
+        chosen = {
+            "database": {"url": f"sqlite:///{folder / 'helios.db'}"},
+            "control": {"state_folder": str(folder / "state")},
+        }
+        self.settings = Settings.model_validate(chosen | settings)
+        self.folder = folder
+        self.controller = "ctl since monday"
+        self.skew_s: float | None = 0.0
+        self.turns = self.another()
+
+    def another(self, **settings: Any) -> Turns:
+        """Return the same Helios after a restart, or with other settings another one."""
+        plain = self.settings.model_dump()
+        for section, keys in settings.items():
+            plain[section] = plain[section] | keys
+        return Turns(self.site(), Settings.model_validate(plain), clock=lambda: self.cluster.now)
+
+    def site(self) -> Site:
+        return Site(
+            name="dev",
+            cluster=self.cluster,
+            accounting=Accounting(
+                jobs=lambda start, end, path: None, node_events=lambda start, end: NODE_EVENTS.empty()
+            ),
+            controller=lambda: self.controller,
+            clock_skew_s=lambda: self.skew_s,
+            site_factor=self.cluster.site_factor,
+            time_min=None,
+            without_helios=lambda queue: np.asarray(queue["priority"] - queue["urgency"].map(self.cluster.site_factor)),
+        )
+
+    @property
+    def url(self) -> str:
+        return self.settings.database.url
+
+    def warehouse(self) -> Warehouse:
+        return Warehouse.open(self.url)
+
+    def learn(self, *, jobs: int = 40) -> None:
+        """Load a history that ended before now, and say that it was read."""
+        now = pd.Timestamp(self.cluster.now)
+        rows = [
+            a_job(
+                job_id=f"{user}{n}",
+                user=user,
+                run_time_s=run_time_s,
+                submitted_at=now - pd.Timedelta(hours=jobs + 20 - n),
+            )
+            for user, run_time_s in (("alice", 60.0), ("bob", 50_000.0))
+            for n in range(jobs)
+        ]
+        with self.warehouse() as warehouse:
+            warehouse.load([a_batch(*rows)], cluster="dev", path="sacct", sha256="1", format="sacct", timezone="UTC")
+        self.read()
+
+    def read(self) -> None:
+        """Say that the history was read until now."""
+        now = self.cluster.now
+        with self.warehouse() as warehouse:
+            warehouse.cover("dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now)

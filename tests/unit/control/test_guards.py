@@ -1,0 +1,240 @@
+"""Guards: each refusal is provoked, and leaves a reason for a person."""
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helios.actions import Lever, Outcome, Result
+from helios.control.guards import Verdict, capped, guarded, one_owner_each
+from helios.control.modes import ServiceMode
+from helios.control.pending import Key, PendingJob, pending_jobs
+from helios.control.wishes import Wish
+from helios.testing import NOON, a_pending_job, a_snapshot
+from tests.unit.control.table import ACTIVE, canary
+
+
+def wish(job_id: str = "j1", value: float = 0.5, *, partition: str = "gpu") -> Wish:
+    return Wish(lever=Lever.ORDER, job_id=job_id, value=value, reason="short", partition=partition)
+
+
+def limit(minutes: float = 20) -> Wish:
+    return Wish(lever=Lever.SOFT_LIMIT, job_id="j1", value=minutes * 60, reason="short")
+
+
+def jobs_of(*rows: dict[str, Any]) -> dict[str, PendingJob]:
+    return pending_jobs(a_snapshot(pending=[a_pending_job(**{"p50_s": 600.0} | row) for row in rows]))
+
+
+def verdict(
+    *wishes: Wish,
+    job: dict[str, Any] | None = None,
+    mode: ServiceMode = ACTIVE,
+    theirs: frozenset[Key] = frozenset(),
+) -> Verdict:
+    jobs = jobs_of({"job_id": "j1"} | (job or {}))
+    return guarded(wishes, jobs=jobs, mode=mode, of_the_admins=theirs, most_of_one_user=1.0)
+
+
+def refusal(*wishes: Wish, **situation: Any) -> Outcome:
+    judged = verdict(*wishes, **situation)
+    (outcome,) = judged.refused
+    assert outcome.lever is wishes[-1].lever
+    return outcome
+
+
+def test_an_ordinary_wish_passes() -> None:
+    assert verdict(wish(), limit()) == Verdict(allowed=(wish(), limit()), refused=())
+
+
+def test_a_job_that_is_not_pending_is_refused() -> None:
+    outcome = refusal(wish("j9"))
+    assert (outcome.result, outcome.remark) == (Result.REFUSED, "no such job is pending")
+
+
+def test_a_job_to_be_left_alone_is_refused_with_the_reason() -> None:
+    assert refusal(wish(), job={"hands_off": "held"}).remark == "held"
+    assert refusal(limit(), job={"hands_off": "held"}).remark == "held"
+
+
+def test_what_somebody_else_changed_is_theirs_lever_by_lever() -> None:
+    judged = verdict(wish(), limit(), theirs=frozenset({(Lever.ORDER, "j1")}))
+    assert judged.allowed == (limit(),)
+    assert judged.refused[0].remark == "somebody changed it after Helios did: it is theirs"
+
+
+def test_a_job_outside_the_canary_is_refused() -> None:
+    assert refusal(wish(), mode=canary("debug")).remark == "outside the canary"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.01, -1.01])
+def test_an_urgency_that_is_no_urgency_is_refused(value: float) -> None:
+    assert "not between -1 and 1" in refusal(wish(value=value)).remark
+
+
+def test_a_job_of_another_partition_is_refused() -> None:
+    assert refusal(wish(partition="debug")).remark == "it queues in partition gpu, not debug"
+
+
+@pytest.mark.parametrize("eligible_at", [None, "2026-01-06T00:00Z"])
+def test_an_order_for_a_job_that_is_not_yet_eligible_waits(eligible_at: str | None) -> None:
+    outcome = refusal(wish(), job={"eligible_at": eligible_at})
+    assert (outcome.result, outcome.remark) == (
+        Result.POSTPONED,
+        "not yet eligible: what is set could not be read back",
+    )
+    assert verdict(limit(), job={"eligible_at": eligible_at}).refused == ()
+
+
+def test_a_job_is_eligible_from_its_moment_on() -> None:
+    assert verdict(wish(), job={"eligible_at": NOON}).refused == ()
+
+
+@pytest.mark.parametrize("time_limit_s", [1200.0, 600.0, math.nan])
+def test_a_soft_limit_that_is_not_below_the_time_limit_is_refused(time_limit_s: float) -> None:
+    assert refusal(limit(20), job={"time_limit_s": time_limit_s}).remark == "not below its time limit"
+
+
+def test_a_soft_limit_of_an_unlimited_job_passes() -> None:
+    assert verdict(limit(20), job={"time_limit_s": math.inf}).refused == ()
+
+
+def test_a_soft_limit_below_the_predicted_median_is_refused() -> None:
+    assert "below the predicted median" in refusal(limit(9.9)).remark
+    assert verdict(limit(10)).refused == ()
+
+
+def test_a_soft_limit_without_a_prediction_is_refused() -> None:
+    assert "there is no prediction" in refusal(limit(20), job={"p50_s": None}).remark
+
+
+def test_a_soft_limit_of_the_users_own_is_never_replaced() -> None:
+    assert refusal(limit(), job={"user_soft_limit_s": 600.0}).remark == "the user set a --time-min"
+
+
+@pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf])
+def test_a_soft_limit_that_is_none_is_refused(minutes: float) -> None:
+    assert refusal(limit(minutes)).remark.startswith("a soft limit of")
+
+
+def test_a_job_named_twice_is_believed_once() -> None:
+    judged = verdict(wish(value=0.5), wish(value=0.1))
+    assert judged.allowed == (wish(value=0.5),)
+    assert judged.refused[0].remark == "the service named this job twice"
+
+
+def owners(held: dict[Key, str] | None = None, **wishes: tuple[Wish, ...]) -> dict[str, list[str]]:
+    allowed, refused = one_owner_each(wishes, held=held or {})
+    assert all(outcome.result is Result.REFUSED for outcomes in refused.values() for outcome in outcomes)
+    return {name: [wish.job_id for wish in kept] for name, kept in allowed.items()}
+
+
+def test_a_lever_that_two_services_want_goes_to_the_first_configured() -> None:
+    assert owners(first=(wish(),), second=(wish(), wish("j2"))) == {"first": ["j1"], "second": ["j2"]}
+
+
+def test_two_levers_of_one_job_may_have_two_services() -> None:
+    assert owners(first=(wish(),), second=(limit(),)) == {"first": ["j1"], "second": ["j1"]}
+
+
+def test_a_service_that_was_not_asked_keeps_its_lever_from_those_after_it() -> None:
+    held = {(Lever.ORDER, "j1"): "first"}
+    assert owners(held, first=(), second=(wish(),)) == {"first": [], "second": []}
+
+
+def test_a_service_configured_first_takes_a_lever_over() -> None:
+    held = {(Lever.ORDER, "j1"): "second"}
+    assert owners(held, first=(wish(),), second=()) == {"first": ["j1"], "second": []}
+
+
+def test_what_a_service_holds_that_is_gone_is_free() -> None:
+    assert owners({(Lever.ORDER, "j1"): "gone"}, first=(wish(),)) == {"first": ["j1"]}
+
+
+def queue(**users: int) -> dict[str, PendingJob]:
+    rows = [{"job_id": f"{user}{number}", "user": user} for user, count in users.items() for number in range(count)]
+    return jobs_of(*rows)
+
+
+def preferred(wishes: list[Wish], jobs: dict[str, PendingJob]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for item in wishes:
+        if item.value > 0:
+            found.setdefault(jobs[item.job_id].user, []).append(item.job_id)
+    return found
+
+
+def test_one_user_has_no_more_than_the_share_of_the_preferred_jobs() -> None:
+    jobs = queue(alice=8, bob=2)
+    kept = capped([wish(job, 0.5) for job in jobs], jobs=jobs, share=0.5)
+    assert preferred(kept, jobs) == {"alice": ["alice0", "alice1"], "bob": ["bob0", "bob1"]}
+
+
+def test_the_least_urgent_are_made_neutral_first_and_say_why() -> None:
+    jobs = queue(alice=3, bob=1)
+    kept = capped(
+        [wish("alice0", 0.1), wish("alice1", 0.9), wish("alice2", 0.2), wish("bob0", 0.3)], jobs=jobs, share=0.5
+    )
+    assert {item.job_id: item.value for item in kept} == {"alice0": 0.0, "alice1": 0.9, "alice2": 0.0, "bob0": 0.3}
+    assert kept[0].reason == "short; neutral: no more than 50% of the preferred jobs of partition gpu may be alice's"
+
+
+def test_where_only_one_user_queues_there_is_no_cap() -> None:
+    jobs = queue(alice=8)
+    assert len(preferred(capped([wish(job) for job in jobs], jobs=jobs, share=0.5), jobs)["alice"]) == 8
+
+
+def test_everybody_keeps_one_preferred_job_so_that_waiting_comes_to_an_end() -> None:
+    jobs = queue(alice=5, bob=3)
+    kept = capped([wish(f"alice{n}", 1.0) for n in range(5)], jobs=jobs, share=0.5)
+    assert preferred(kept, jobs) == {"alice": ["alice0"]}
+
+
+def test_jobs_that_are_not_preferred_are_not_capped() -> None:
+    jobs = queue(alice=5, bob=1)
+    wishes = [wish(job, -0.5) for job in jobs]
+    assert capped(wishes, jobs=jobs, share=0.1) == wishes
+
+
+def test_each_partition_has_its_own_cap() -> None:
+    jobs = jobs_of(
+        {"job_id": "a", "user": "alice"},
+        {"job_id": "b", "user": "alice"},
+        {"job_id": "c", "user": "alice", "partition": "big"},
+        {"job_id": "d", "user": "alice", "partition": "big"},
+        {"job_id": "e", "user": "bob", "partition": "big"},
+    )
+    wishes = [wish("a"), wish("b"), wish("c", partition="big"), wish("d", partition="big")]
+    assert [item.value for item in capped(wishes, jobs=jobs, share=0.5)] == [0.5, 0.5, 0.5, 0.0]
+
+
+@given(
+    counts=st.dictionaries(st.sampled_from(["alice", "bob", "carol", "dave"]), st.integers(0, 12), min_size=2),
+    share=st.sampled_from([0.1, 0.25, 1 / 3, 0.5, 0.75, 1.0]),
+)
+def test_whoever_queues_the_cap_holds_for_what_is_left(counts: dict[str, int], share: float) -> None:
+    jobs = queue(**counts)
+    kept = preferred(capped([wish(job) for job in jobs], jobs=jobs, share=share), jobs)
+    total = sum(map(len, kept.values()))
+    if sum(count > 0 for count in counts.values()) > 1:
+        assert all(len(jobs_kept) <= max(1, share * total + 1e-6) for jobs_kept in kept.values())
+        assert set(kept) == {user for user, count in counts.items() if count}
+
+
+@given(
+    counts=st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 7)), share=st.sampled_from([0.3, 0.5, 0.8])
+)
+def test_the_cap_takes_away_no_more_than_it_must(counts: tuple[int, int, int], share: float) -> None:
+    jobs = queue(**dict(zip(("alice", "bob", "carol"), counts, strict=True)))
+    if sum(count > 0 for count in counts) < 2:
+        return
+    kept = preferred(capped([wish(job) for job in jobs], jobs=jobs, share=share), jobs)
+
+    def holds(chosen: tuple[int, ...]) -> bool:
+        return all(number <= max(1, share * sum(chosen) + 1e-9) for number in chosen)
+
+    best = max(sum(chosen) for chosen in product(*(range(count + 1) for count in counts)) if holds(chosen))
+    assert sum(map(len, kept.values())) == best

@@ -1,0 +1,39 @@
+"""The memory of a turn goes through text and back, and damage is not taken for an empty memory."""
+
+from datetime import timedelta
+
+import pytest
+
+from helios.config import Control
+from helios.control import Bench, Breaker, TurnMemory
+from helios.errors import MemoryDamaged
+from helios.testing import NOON
+
+FULL = TurnMemory(
+    asked_at={"qssf": NOON},
+    breaker=Breaker().after_a_bad_turn(now=NOON, settings=Control(mismatches_to_open=1)),
+    bench=Bench().after_a_failure("ces", what="ÄÖ\n'x'", now=NOON),
+    controller="ctl1",
+    pending=12,
+    nodes=3,
+    still=("paused: by alice",),
+    said={"qssf": frozenset({"a1", "b2"})},
+)
+
+
+@pytest.mark.parametrize("memory", [TurnMemory(), FULL])
+def test_a_memory_survives_its_text(memory: TurnMemory) -> None:
+    assert TurnMemory.from_json(memory.to_json()) == memory
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "null", "[]", FULL.to_json()[:-10], FULL.to_json().replace("2026-01-05", "yesterday")]
+)
+def test_a_damaged_memory_is_said_to_be_damaged(text: str) -> None:
+    with pytest.raises(MemoryDamaged, match="cannot be read"):
+        TurnMemory.from_json(text)
+
+
+def test_a_clock_set_back_makes_a_service_due() -> None:
+    assert FULL.is_due("qssf", every=timedelta(hours=1), now=NOON - timedelta(hours=2))
+    assert not FULL.is_due("qssf", every=timedelta(hours=1), now=NOON + timedelta(minutes=1))

@@ -1,0 +1,234 @@
+"""Whatever services propose, whoever interrupts, wherever it crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.actions import Action, Place, Reorder, Restore, SoftLimit
+from helios.control import Seat, release
+from helios.control.pending import carried, pending_jobs
+from helios.testing import Crash, FakeCluster, FakeLedger
+from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, all_is_well, canary, order, seat, soft_limit
+
+FEW = settings(max_examples=40)
+FREE = ("j1", "j2", "j3")
+OTHERS = ("held", "reserved", "foreign", "theirs", "running")
+EVERY_ID = (*FREE, *OTHERS, "nobody")
+
+job_ids = st.sampled_from(EVERY_ID)
+urgencies = st.floats(-1, 1)
+partitions = st.sampled_from(["gpu", "debug"])
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Reorder:
+    chosen = draw(st.dictionaries(job_ids, urgencies))
+    ranked = sorted(chosen.items(), key=lambda item: -item[1])
+    places = tuple(Place(job_id=job, urgency=urgency, reason="so") for job, urgency in ranked)
+    return Reorder(partition=draw(partitions), order=places, reason="so")
+
+
+limits = st.builds(
+    SoftLimit, job_id=job_ids, run_time=st.timedeltas(timedelta(seconds=1), timedelta(hours=3)), reason=st.just("so")
+)
+restores = st.builds(
+    Restore, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer")
+)
+proposals = st.lists(orders() | limits | restores, max_size=4)
+modes = st.sampled_from([ACTIVE, SHADOW, OFF, canary("gpu"), canary(percent=50)])
+
+
+def a_table_with_others_jobs() -> Table:
+    """Beside free jobs: held, reserved, foreign, twice changed by an admin, and running ones."""
+    table = Table()
+    table.submit(*FREE, "held", "reserved", "foreign", "running")
+    table.submit("theirs", urgency=0.3)
+    table.cluster.hold("held")
+    table.cluster.admin_sets_priority("reserved", 5)
+    table.cluster.admin_sets_site_factor("foreign", 500)
+    table.cluster.start("running")
+    service = Says(order(theirs=0.3))
+    table.turn(seat(service))
+    for _ in range(2):
+        table.cluster.admin_sets_site_factor("theirs", 9037)
+        table.turn(seat(service))
+    assert (table.ledger.standings()["admins"] == 1).any()
+    return table
+
+
+def set_on(cluster: FakeCluster, names: Sequence[str], *, only_order: Sequence[str] = ()) -> dict[str, Any]:
+    return {
+        name: cluster.site_factor_of(name)
+        if name in only_order
+        else (cluster.site_factor_of(name), cluster.time_min_of(name))
+        for name in names
+    }
+
+
+@FEW
+@given(turns=st.lists(st.tuples(proposals, modes, proposals, modes), min_size=1, max_size=4))
+def test_whatever_is_proposed_no_job_of_others_and_no_running_job_is_written(
+    turns: list[tuple[list[Action], Any, list[Action], Any]],
+) -> None:
+    table = a_table_with_others_jobs()
+    before = set_on(table.cluster, OTHERS, only_order=["theirs"])
+    for first, mode, second, other_mode in turns:
+        table.turn(seat(Says(*first), mode=mode), seat(Says(*second), name="other", mode=other_mode))
+        assert set_on(table.cluster, OTHERS, only_order=["theirs"]) == before
+
+
+@FEW
+@given(turns=st.lists(st.tuples(proposals, modes), min_size=1, max_size=4))
+def test_whatever_is_proposed_the_book_names_every_mark_on_the_cluster(turns: list[tuple[list[Action], Any]]) -> None:
+    table = Table()
+    table.submit(*FREE)
+    for proposal, mode in turns:
+        table.turn(seat(Says(*proposal), mode=mode))
+        frame = table.ledger.standings()
+        real = frame[frame["mode"] != "shadow"]
+        assert {(str(lever), job) for lever, job in zip(real["lever"], real["job_id"], strict=True)} == {
+            (lever.value, job) for lever, job in carried(list(pending_jobs(table.cluster.snapshot()).values()))
+        }
+
+
+@FEW
+@given(turns=st.lists(st.tuples(proposals, proposals), min_size=1, max_size=3))
+def test_whatever_is_proposed_asking_again_writes_nothing_more(
+    turns: list[tuple[list[Action], list[Action]]],
+) -> None:
+    table = Table()
+    table.submit(*FREE)
+    for first, second in turns:
+        seats = (seat(Says(*first)), seat(Says(*second), name="other"))
+        table.turn(*seats)
+        writes, records = table.cluster.writes, table.ledger.records
+        table.turn(*seats)
+        assert (table.cluster.writes, table.ledger.records) == (writes, records)
+
+
+class Watched(FakeLedger):
+    """A ledger that lets somebody else come in at any of its calls, before it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interruptions: dict[int, Callable[[], None]] = {}
+        self.calls = 0
+
+    def _answer(self) -> None:
+        self.calls += 1
+        interruption = self.interruptions.pop(self.calls, None)
+        if interruption is not None:
+            interruption()
+        super()._answer()
+
+
+class Eyed:
+    """A cluster as one holder sees it, that keeps who had the lease when that holder wrote."""
+
+    def __init__(
+        self, cluster: FakeCluster, ledger: FakeLedger, holder: str, writers: list[tuple[str, str | None]]
+    ) -> None:
+        self._cluster, self._ledger, self._holder, self._writers = cluster, ledger, holder, writers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    def apply(self, actions: Sequence[Action]) -> Any:
+        self._writers.append((self._holder, self._ledger.holder))
+        return self._cluster.apply(actions)
+
+
+@FEW
+@given(
+    at=st.integers(1, 12),
+    slept_s=st.sampled_from([0, 100, 179, 181, 400]),
+    later_s=st.sampled_from([0, 60, 200]),
+)
+def test_two_holders_never_both_write(at: int, slept_s: int, later_s: int) -> None:
+    ledger, cluster = Watched(), FakeCluster()
+    writers: list[tuple[str, str | None]] = []
+    first, second = (
+        Table(cluster=Eyed(cluster, ledger, name, writers), ledger=ledger, holder=name)  # type: ignore[arg-type]
+        for name in ("helios-1", "helios-2")
+    )
+    first.submit("j1")
+
+    def overtake() -> None:
+        second.turn(seat(Says(order(j1=-0.5))), after=timedelta(seconds=slept_s))
+        cluster.tick(timedelta(seconds=-slept_s))
+
+    ledger.interruptions[at] = overtake
+    first.turn(seat(Says(order(j1=0.5))))
+    first.turn(seat(Says(order(j1=0.6))), after=timedelta(seconds=later_s))
+    second.turn(seat(Says(order(j1=-0.6))))
+    assert writers
+    assert all(writer == holder for writer, holder in writers)
+
+
+def crash_at_call(ledger: FakeLedger, number: int) -> None:
+    """Let the process die in the number-th call of the ledger's ``record``."""
+    left, record = [number], ledger.record
+
+    def dying(**arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Crash("died writing down")
+        record(**arguments)
+
+    ledger.record = dying  # type: ignore[method-assign]
+
+
+def is_clean(table: Table) -> bool:
+    return not carried(list(pending_jobs(table.cluster.snapshot()).values()))
+
+
+SEATS: list[list[Seat]] = [
+    [seat(Says(order(j1=0.5, j2=-0.5)), name="a"), seat(Says(soft_limit("j3", minutes=20)), name="b")],
+    [seat(Says(order(j1=-0.9, j3=0.4)), name="a"), seat(Says(soft_limit("j2", minutes=30)), name="b")],
+]
+
+
+@FEW
+@given(
+    dies_recording=st.none() | st.integers(1, 4),
+    dies_writing=st.none() | st.integers(0, 7),
+    how=st.sampled_from(["next turn", "release", "pause"]),
+)
+def test_after_a_crash_anywhere_everything_can_be_taken_back(
+    dies_recording: int | None, dies_writing: int | None, how: str
+) -> None:
+    table = Table()
+    table.submit(*FREE)
+    table.submit("user", user_soft_limit_s=600.0)
+    if dies_recording is not None:
+        crash_at_call(table.ledger, dies_recording)
+    if dies_writing is not None:
+        table.cluster.crash_after(writes=dies_writing)
+    for seats in SEATS:
+        try:
+            table.turn(*seats)
+        except Crash:
+            break
+    table.cluster._faults.crash_after = None
+    table.ledger.record = FakeLedger.record.__get__(table.ledger)  # type: ignore[method-assign]
+    take_back(table, how)
+    assert is_clean(table)
+    assert table.cluster.time_min_of("user") == 10
+    assert table.ledger.standings().empty
+
+
+def take_back(table: Table, how: str) -> None:
+    if how == "next turn":
+        table.turn(*(seat(Says(), name=name, mode=SHADOW) for name in "ab"))
+    elif how == "pause":
+        table.world = lambda now: replace(all_is_well(now), paused="enough")
+        table.turn()
+    else:
+        now = table.cluster.now
+        release(cluster=table.cluster, ledger=table.ledger, now=now, holder="helios-1", reason="enough")

@@ -1,0 +1,197 @@
+"""The kill switch: everything back, verified, with or without lease and database."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from helios.actions import Result
+from helios.control import TurnReport, release
+from helios.testing import FakeCluster
+from tests.unit.control.table import SHADOW, Says, Table, all_is_well, order, seat, soft_limit
+
+
+def a_table_where_much_stands(cluster: FakeCluster | None = None) -> Table:
+    table = Table(cluster=cluster or FakeCluster())
+    table.submit("j1", "j2", "j3")
+    table.turn(seat(Says(order(j1=0.5, j2=-0.5), soft_limit("j3", minutes=20))))
+    return table
+
+
+def let_go(table: Table, *, holder: str = "helios-1") -> TurnReport:
+    return release(
+        cluster=table.cluster, ledger=table.ledger, now=table.cluster.now, holder=holder, reason="alice said so"
+    )
+
+
+def what_stands(table: Table, *job_ids: str) -> list[int]:
+    return [table.cluster.site_factor_of(job) + table.cluster.time_min_of(job) for job in job_ids]
+
+
+def pause(table: Table, why: str = "by alice: maintenance") -> None:
+    table.world = lambda now: replace(all_is_well(now), paused=why)
+
+
+def test_a_release_takes_back_everything_verifies_and_writes_it_down() -> None:
+    table = a_table_where_much_stands()
+    looks = table.cluster.looks
+    report = let_go(table)
+    assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
+    assert (report.acted, report.clean, report.recorded) == (3, True, True)
+    assert table.cluster.looks == looks + 1
+    assert table.standing() == {}
+    last = table.lines(mode="paused")
+    assert [line["target"] for line in last] == ["j1", "j2", "j3", "venus"]
+    assert last[-1]["outcome"] == "done: looked again, no job carries anything that Helios set"
+    assert last[-1]["reason"] == "alice said so"
+
+
+def test_a_release_leaves_what_users_and_admins_set() -> None:
+    table = a_table_where_much_stands()
+    table.submit("j4", user_soft_limit_s=600.0)
+    table.cluster.admin_sets_site_factor("j2", 500)
+    report = let_go(table)
+    assert table.cluster.site_factor_of("j2") == 500
+    assert table.cluster.time_min_of("j4") == 10
+    assert report.clean
+
+
+def test_a_release_finds_what_no_book_knows() -> None:
+    table = Table()
+    table.submit("j1", urgency=0.5, soft_limit_s=1020.0)
+    assert let_go(table).acted == 1
+    assert what_stands(table, "j1") == [0]
+
+
+def test_a_release_takes_back_from_held_jobs_too() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.hold("j1")
+    assert let_go(table).clean
+    assert table.cluster.site_factor_of("j1") == 0
+
+
+def test_a_release_goes_on_where_the_cluster_postpones() -> None:
+    table = a_table_where_much_stands(FakeCluster())
+    table.cluster.writes_per_turn = 1
+    report = let_go(table)
+    assert report.clean
+    assert report.counts == {"helios": {Result.DONE: 3}}
+
+
+def test_a_release_works_while_another_holds_the_lease_and_says_that_the_audit_has_no_line() -> None:
+    table = a_table_where_much_stands()
+    report = let_go(table, holder="a person")
+    assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
+    assert report.clean
+    assert not report.recorded
+    assert any("another Helios holds the lease" in note for note in report.notes)
+
+
+def test_a_release_gives_the_lease_back() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.tick(timedelta(hours=1))
+    assert let_go(table, holder="a person").recorded
+    assert table.ledger.acquire(holder="helios-2", now=table.cluster.now, lasts=timedelta(1)) is not None
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_release_works_when_the_ledger_fails(after: int) -> None:
+    table = a_table_where_much_stands()
+    table.ledger.fail_next(times=9, after=after)
+    report = let_go(table)
+    assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
+    assert report.clean
+    assert not report.recorded
+    assert any("the audit failed" in note for note in report.notes)
+
+
+def test_a_release_says_which_jobs_are_left() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.refuse_writes("j2")
+    report = let_go(table)
+    assert report.remaining == ("j2",)
+    assert not report.clean
+    assert table.standing() == {"j2": -0.5}
+    assert table.lines(action="Turn")[-1]["outcome"] == "mismatch: 1 jobs still carry what Helios set: j2"
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_release_without_a_cluster_does_not_claim_to_be_clean(answers: int) -> None:
+    table = a_table_where_much_stands()
+    if answers:
+        table.cluster.snapshot = table.cluster._answer  # type: ignore[method-assign, assignment]
+        table.cluster.apply = lambda actions: table.cluster.fail_next() or []  # type: ignore[method-assign, assignment, func-returns-value]
+    else:
+        table.cluster.fail_next(times=9)
+    report = let_go(table)
+    assert report.remaining is None
+    assert not report.clean
+    assert "taking everything back was broken off" in report.still[1]
+    assert len(table.standing()) == 3
+
+
+def test_a_release_keeps_in_mind_what_is_an_admins() -> None:
+    table = a_table_where_much_stands()
+    for _ in range(2):
+        table.cluster.admin_sets_site_factor("j1", 0)
+        table.turn(seat(Says(order(j1=0.5))))
+    let_go(table)
+    assert list(table.ledger.standings()["job_id"]) == ["j1"]
+
+
+def test_a_pause_takes_everything_back_once_and_then_is_still() -> None:
+    table = a_table_where_much_stands()
+    pause(table)
+    service = Says(order(j1=0.5))
+    report = table.turn(seat(service))
+    assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
+    assert report.still == ("paused: by alice: maintenance",)
+    assert (report.acted, report.clean, service.asked) == (3, True, 0)
+    calls, lines = len(table.cluster.applied), len(table.lines())
+    table.turn(seat(service))
+    assert (len(table.cluster.applied), len(table.lines())) == (calls, lines)
+
+
+def test_a_pause_takes_back_what_the_hook_goes_on_to_write() -> None:
+    table = Table()
+    pause(table)
+    table.submit("j1", urgency=0.5)
+    table.turn()
+    assert table.cluster.site_factor_of("j1") == 0
+
+
+def test_a_pause_works_without_the_database() -> None:
+    table = a_table_where_much_stands()
+    pause(table)
+    table.ledger.fail_next(times=99)
+    report = table.turn()
+    assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
+    assert report.clean
+    assert not report.recorded
+
+
+def test_a_pause_leaves_a_cluster_to_whoever_holds_the_lease() -> None:
+    table = a_table_where_much_stands()
+    pause(table)
+    table.holder = "helios-2"
+    assert table.turn().still == ("another Helios holds the lease of this cluster: standing by",)
+    assert table.cluster.urgency_of("j1") > 0
+
+
+def test_after_a_pause_a_service_begins_anew() -> None:
+    table = a_table_where_much_stands()
+    pause(table)
+    table.turn()
+    table.world = all_is_well
+    report = table.turn(seat(Says(order(j1=0.5))))
+    assert report.acted == 1
+    assert table.standing() == {"j1": 0.5}
+
+
+def test_a_pause_ends_what_shadows_would_have() -> None:
+    table = a_table_where_much_stands()
+    table.turn(seat(Says(order(j1=0.5)), mode=SHADOW))
+    table.submit("j9", urgency=0.5)
+    pause(table)
+    table.turn()
+    assert table.standing("shadow") == {}

@@ -1,0 +1,94 @@
+"""Toys for the daemon: clocks that are set by hand, chores that do as they are told."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from helios.app.clockwork import Chores, TurnSummary
+from helios.daemon.times import Times
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+PATIENCE_S = 30.0
+"""How long a test waits for a thread that does its work in milliseconds."""
+
+
+def a_turn(**changes: Any) -> TurnSummary:
+    facts: dict[str, Any] = {"pending": 3, "running": 2, "acted": 0, "seconds": 0.5}
+    return TurnSummary(**{**facts, **changes})
+
+
+class HandSet:
+    """Both clocks, moved by hand."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def move(self, seconds: float) -> None:
+        self.passed_s += seconds
+
+    @property
+    def times(self) -> Times:
+        return Times(now=lambda: NOON + timedelta(seconds=self.passed_s), monotonic_s=lambda: 1000 + self.passed_s)
+
+
+@dataclass
+class ToyChores:
+    """Chores that are written down when called, and raise or wait where a test says so."""
+
+    called: list[str] = field(default_factory=list)
+    raises: dict[str, Exception] = field(default_factory=dict)
+    does: dict[str, Callable[[], None]] = field(default_factory=dict)
+    turn: TurnSummary = field(default_factory=a_turn)
+
+    def chores(self) -> Chores:
+        return Chores(
+            ingest=lambda: self._do("ingest"),
+            turn=self._turn,
+            hook=lambda: self._do("hook"),
+            nightly=lambda: self._do("nightly"),
+            release=lambda why: self._do("release", f"release {why}"),
+        )
+
+    def count(self, name: str) -> int:
+        return sum(call.split()[0] == name for call in self.called)
+
+    def _turn(self) -> TurnSummary:
+        self._do("turn")
+        return self.turn
+
+    def _do(self, name: str, call: str = "") -> str:
+        self.called.append(call or name)
+        if name in self.does:
+            self.does[name]()
+        if name in self.raises:
+            raise self.raises[name]
+        return f"{name} done"
+
+
+class Blocked:
+    """Work that is entered and stays until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self._go = threading.Event()
+        self.left = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        assert self._go.wait(PATIENCE_S)
+        self.left.set()
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def eventually(holds: Callable[[], bool], *, within_s: float = PATIENCE_S) -> bool:
+    """Ask again and again until it holds; False: it did not in time."""
+    pause = threading.Event()
+    for _ in range(int(within_s / 0.01)):
+        if holds():
+            return True
+        pause.wait(0.01)
+    return holds()

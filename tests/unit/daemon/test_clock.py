@@ -1,0 +1,233 @@
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from helios.actions import Result
+from helios.app.clockwork import Tally
+from helios.daemon.clock import Clock, Rhythm
+from helios.daemon.health import Health
+from helios.daemon.metrics import Metrics
+from helios.daemon.times import Times
+from helios.errors import ClusterUnavailable, HeliosError
+from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
+
+OFTEN_S = 0.03
+
+
+class Ticking:
+    """A clock over toy chores; not started."""
+
+    def __init__(self, toys: ToyChores, *, times: Times | None = None, **rhythm: Any) -> None:
+        self.times = times or Times()
+        facts: dict[str, Any] = {
+            "turn_s": OFTEN_S,
+            "ingest_s": OFTEN_S,
+            "nightly": None,
+            "heartbeat_s": OFTEN_S,
+        }
+        self.rhythm = Rhythm(**{**facts, **rhythm})
+        self.metrics = Metrics(times=self.times)
+        self.health = Health(lately_s=self.rhythm.lately_s(), times=self.times)
+        self.beats = 0
+        self.clock = Clock(
+            chores=toys.chores(),
+            rhythm=self.rhythm,
+            beat=self._beat,
+            health=self.health,
+            metrics=self.metrics,
+            times=self.times,
+        )
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+    def left_out(self, chore: str) -> float:
+        return self.metrics.registry.get_sample_value("helios_chore_left_out_total", {"chore": chore}) or 0
+
+
+@contextmanager
+def started(toys: ToyChores, **rhythm: Any) -> Iterator[Ticking]:
+    ticking = Ticking(toys, **rhythm)
+    ticking.clock.start()
+    try:
+        yield ticking
+    finally:
+        ticking.clock.stop()
+
+
+def test_the_first_turn_and_the_first_reading_come_at_once() -> None:
+    toys = ToyChores()
+    with started(toys, turn_s=3600, ingest_s=3600):
+        assert eventually(lambda: {"turn", "ingest"} <= set(toys.called))
+
+
+def test_chores_come_again_and_again() -> None:
+    toys = ToyChores()
+    with started(toys) as ticking:
+        assert eventually(lambda: min(toys.count("turn"), toys.count("ingest"), ticking.beats) >= 4)
+
+
+def test_after_a_stop_nothing_is_called_any_more() -> None:
+    toys = ToyChores()
+    with started(toys) as ticking:
+        assert eventually(lambda: toys.count("turn") >= 2)
+    ticking.clock.writing.shut(within_s=PATIENCE_S)
+    before = toys.count("turn")
+    ticking.clock.turn.tick()
+    assert toys.count("turn") == before
+
+
+def test_a_chore_that_raises_is_called_again_and_the_others_go_on() -> None:
+    toys = ToyChores(raises={"turn": ClusterUnavailable("away"), "ingest": RuntimeError("defect")})
+    with started(toys) as ticking:
+        assert eventually(lambda: toys.count("turn") >= 3 and toys.count("ingest") >= 3)
+        toys.raises.clear()
+        assert eventually(lambda: not ticking.health.reasons())
+
+
+def test_a_slow_turn_is_never_doubled_and_the_reading_goes_on_beside_it() -> None:
+    slow = Blocked()
+    toys = ToyChores(does={"turn": slow})
+    with started(toys) as ticking:
+        assert slow.entered.wait(PATIENCE_S)
+        readings = toys.count("ingest")
+        assert eventually(lambda: ticking.left_out("turn") >= 3 and toys.count("ingest") >= readings + 3)
+        assert toys.count("turn") == 1
+        assert eventually(lambda: ticking.beats > 3)
+        slow.let_go()
+        assert eventually(lambda: toys.count("turn") > 1)
+
+
+def test_the_hook_s_table_is_published_after_a_reading() -> None:
+    toys = ToyChores()
+    with started(toys):
+        assert eventually(lambda: toys.count("hook") >= 2)
+    assert toys.called.index("ingest") < toys.called.index("hook")
+
+
+def test_after_a_failed_reading_the_table_is_left_to_expire() -> None:
+    toys = ToyChores(raises={"ingest": HeliosError("slurmdbd is away")})
+    with started(toys):
+        assert eventually(lambda: toys.count("ingest") >= 3)
+    assert toys.count("hook") == 0
+
+
+@pytest.mark.parametrize(("raises", "published"), [({}, True), ({"nightly": HeliosError("too little history")}, False)])
+def test_a_night_that_went_well_is_published_too(raises: dict[str, Exception], published: bool) -> None:
+    toys = ToyChores(raises={"ingest": HeliosError("no reading, for once"), **raises})
+    with started(toys) as ticking:
+        ticking.clock.think()
+        turns = toys.count("turn")
+        assert eventually(lambda: toys.count("turn") >= turns + 3)
+    assert (toys.count("hook") == 1) is published
+
+
+def test_the_hook_waits_for_a_turn_and_a_wait_too_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Blocked()
+    toys = ToyChores(does={"turn": slow})
+    with started(toys, turn_s=0.1) as ticking:
+        assert slow.entered.wait(PATIENCE_S)
+        assert eventually(lambda: ticking.left_out("turn") >= 15)
+        assert toys.count("hook") == 0
+        slow.let_go()
+        assert eventually(lambda: ticking.left_out("hook") >= 1 and toys.count("hook") >= 1)
+    assert any("its time passed" in record.getMessage() for record in caplog.records)
+
+
+def test_a_long_night_holds_up_no_reading() -> None:
+    night = Blocked()
+    toys = ToyChores(does={"nightly": night})
+    with started(toys) as ticking:
+        training = threading.Thread(target=ticking.clock.nightly.tick)
+        training.start()
+        assert night.entered.wait(PATIENCE_S)
+        readings = toys.count("ingest")
+        assert eventually(lambda: toys.count("ingest") > readings)
+        assert not ticking.clock.readers_left(within_s=0.01)
+        night.let_go()
+        training.join(PATIENCE_S)
+
+
+def test_the_night_is_local() -> None:
+    with started(ToyChores(), nightly="02:30", zone=ZoneInfo("Asia/Kolkata")) as ticking:
+        due = ticking.clock.due()["nightly"]
+    assert (due.hour, due.minute, due.utcoffset()) == (2, 30, ZoneInfo("Asia/Kolkata").utcoffset(due))
+
+
+def test_a_night_that_is_somebody_else_s_is_not_planned() -> None:
+    with started(ToyChores(), nightly=None) as ticking:
+        assert "nightly" not in ticking.clock.due()
+
+
+def test_two_half_past_twos_in_one_night_are_one_analysis() -> None:
+    hand, toys = HandSet(), ToyChores()
+    clock = Ticking(toys, times=hand.times).clock
+    for hours in (0, 1, 24):
+        hand.passed_s = hours * 3600
+        clock.nightly.tick()
+    assert toys.count("nightly") == 2
+
+
+def test_turns_that_fail_are_progress_and_turns_that_hang_are_not() -> None:
+    hand = HandSet()
+    toys = ToyChores(raises={"turn": ClusterUnavailable("away")})
+    ticking = Ticking(toys, times=hand.times, turn_s=60)
+    for _ in range(60):
+        hand.move(60)
+        ticking.clock.turn.tick()
+        assert ticking.clock.makes_progress()
+    hand.move(299)
+    assert ticking.clock.makes_progress()
+    hand.move(1)
+    assert not ticking.clock.makes_progress()
+
+
+def test_a_turn_that_could_not_look_counts_as_failed_and_is_shown_all_the_same() -> None:
+    ticking = Ticking(ToyChores(turn=a_turn(trouble="slurmctld is away")))
+    assert ticking.clock.turn.tick() is False
+    assert ticking.health.of("turn").trouble == "slurmctld is away"
+    assert ticking.health.last_turn is not None
+
+
+def test_a_turn_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogCaptureFixture) -> None:
+    def refused(jobs: int) -> tuple[Tally, ...]:
+        return (Tally(service="qssf", mode="active", result=Result.REFUSED, jobs=jobs),)
+
+    toys = ToyChores()
+    clock = Ticking(toys).clock
+    with caplog.at_level(logging.INFO):
+        for turn in (
+            a_turn(),
+            a_turn(tallies=refused(4)),
+            a_turn(tallies=refused(5)),
+            a_turn(acted=2, tallies=refused(5)),
+            a_turn(still=("paused",), tallies=()),
+            a_turn(),
+        ):
+            toys.turn = turn
+            clock.turn.tick()
+    lines = [record.getMessage() for record in caplog.records if "pending" in record.getMessage()]
+    assert len(lines) == 2
+    assert "qssf (active) refused 4" in lines[0]
+
+
+def test_health_and_metrics_hear_of_a_turn() -> None:
+    ticking = Ticking(ToyChores(turn=a_turn(predictions=9)))
+    ticking.clock.turn.tick()
+    assert ticking.health.last_turn == a_turn(predictions=9)
+    assert ticking.metrics.registry.get_sample_value("helios_predictions_total") == 9
+
+
+def test_the_health_rests_on_turns_and_readings() -> None:
+    rhythm = Rhythm(turn_s=60, ingest_s=300, nightly=None)
+    assert rhythm.lately_s() == {"turn": 240, "ingest": 960}
+
+
+@pytest.mark.parametrize(("turn_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])
+def test_turns_are_stuck_only_after_several_of_them(turn_s: float, stuck_s: float) -> None:
+    assert Rhythm(turn_s=turn_s, ingest_s=300, nightly=None).stuck_s() == stuck_s

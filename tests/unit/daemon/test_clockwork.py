@@ -1,0 +1,32 @@
+import pytest
+
+from helios.actions import Result
+from helios.app.clockwork import Tally, TurnSummary
+from tests.unit.daemon.builders import a_turn
+
+
+@pytest.mark.parametrize(
+    ("turn", "line"),
+    [
+        (a_turn(), "3 pending, 2 running, 0.5 s; nothing proposed"),
+        (
+            a_turn(
+                acted=2,
+                tallies=(
+                    Tally(service="qssf", mode="active", result=Result.DONE, jobs=2),
+                    Tally(service="qssf", mode="active", result=Result.FAILED, jobs=0),
+                ),
+            ),
+            "3 pending, 2 running, 0.5 s; qssf (active) done 2",
+        ),
+        (a_turn(still=("paused", "old")), "3 pending, 2 running, 0.5 s; nothing is done: paused; old"),
+        (a_turn(trouble="slurmctld is away"), "no turn: slurmctld is away"),
+    ],
+)
+def test_a_turn_is_told_in_one_line(turn: TurnSummary, line: str) -> None:
+    assert turn.line() == line
+
+
+def test_a_tally_does_not_count_below_zero() -> None:
+    with pytest.raises(ValueError, match="counts -1 jobs"):
+        Tally(service="qssf", mode="active", result=Result.DONE, jobs=-1)

@@ -1,0 +1,118 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from helios.daemon.health import Health
+from helios.daemon.health_file import HealthFile
+from tests.unit.daemon.builders import HandSet, a_turn
+
+LATELY = {"turn": 240.0, "ingest": 960.0}
+
+
+def well(hand: HandSet) -> Health:
+    health = Health(lately_s=LATELY, times=hand.times)
+    for name in LATELY:
+        health.began(name, at=hand.times.now())
+        health.succeeded(name, at=hand.times.now(), line="done")
+    return health
+
+
+def test_before_the_first_success_it_is_not_well() -> None:
+    reasons = Health(lately_s=LATELY, times=HandSet().times).reasons()
+    assert [reason.split()[0] for reason in reasons] == ["turn", "ingest"]
+
+
+def test_lately_is_different_for_each_chore() -> None:
+    hand = HandSet()
+    health = well(hand)
+    hand.move(240)
+    assert health.reasons() == []
+    hand.move(1)
+    assert health.reasons() == ["turn has not succeeded for 241 s"]
+
+
+def test_the_reason_names_the_trouble() -> None:
+    hand = HandSet()
+    health = well(hand)
+    health.failed("ingest", at=hand.times.now(), trouble="slurmdbd is away")
+    assert health.reasons() == []
+    hand.move(961)
+    assert "ingest has not succeeded for 961 s: slurmdbd is away" in health.reasons()
+
+
+def test_a_long_first_reading_says_that_it_is_at_work() -> None:
+    hand = HandSet()
+    health = Health(lately_s=LATELY, times=hand.times)
+    health.began("ingest", at=hand.times.now())
+    hand.move(2000)
+    assert "ingest has not succeeded for 2000 s: at work" in health.reasons()
+
+
+def test_failures_are_counted_in_a_row() -> None:
+    hand = HandSet()
+    health = well(hand)
+    for _ in range(3):
+        health.failed("turn", at=hand.times.now(), trouble="no")
+    assert health.of("turn").failures == 3
+    health.succeeded("turn", at=hand.times.now(), line="")
+    assert (health.of("turn").failures, health.of("turn").line) == (0, "done")
+
+
+@pytest.mark.parametrize(
+    ("turn", "state"),
+    [
+        (a_turn(), "at work"),
+        (a_turn(still=("paused",)), "still"),
+        (a_turn(still=("the lease is another's",), lease_held=False), "standby"),
+    ],
+)
+def test_a_daemon_that_is_well_says_what_it_does(turn: object, state: str) -> None:
+    health = well(HandSet())
+    health.turned(turn)  # type: ignore[arg-type]  # because parametrize loses the type
+    assert health.report()["state"] == state
+    assert health.report()["healthy"]
+
+
+def test_one_that_ends_is_not_well() -> None:
+    health = well(HandSet())
+    health.ending("stopping")
+    assert (health.report()["healthy"], health.report()["state"]) == (False, "stopping")
+
+
+def test_the_report_is_plain_json() -> None:
+    health = well(HandSet())
+    health.turned(a_turn(still=("paused",)))
+    report = json.loads(json.dumps(health.report()))
+    assert report["pid"] == os.getpid()
+    assert report["turn"]["still"] == ["paused"]
+    assert report["chores"]["turn"]["succeeded_at"] == "2026-11-20T12:00:00+00:00"
+
+
+def test_the_file_holds_the_report_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    HealthFile(tmp_path / "state").write(lambda: {"healthy": True})
+    assert json.loads((tmp_path / "state" / "health.json").read_text()) == {"healthy": True}
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["health.json"]
+
+
+def test_a_reader_who_has_the_file_open_never_sees_half_of_the_next(tmp_path: Path) -> None:
+    file = HealthFile(tmp_path)
+    file.write(lambda: {"a": 1})
+    with (tmp_path / "health.json").open() as opened:
+        file.write(lambda: {"b": 2})
+        assert json.loads(opened.read()) == {"a": 1}
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_its_end_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "state"
+    in_the_way.write_text("a file where the folder should be")
+    file = HealthFile(in_the_way)
+    for _ in range(3):
+        file.write(dict)
+    in_the_way.unlink()
+    for _ in range(3):
+        file.write(dict)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]

@@ -1,0 +1,275 @@
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helios.config import Control, Daemon, Settings
+from helios.daemon import life
+from helios.daemon.times import Times
+from helios.errors import ClusterUnavailable, ConfigurationInvalid
+from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
+
+
+class Manager:
+    """A service manager that listens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ear.bind(str(folder / "notify"))
+        self.environment = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "60000"}
+        self.words: list[str] = []
+
+    def hears(self, word: str) -> bool:
+        """Wait until a word is said that begins so."""
+        self._ear.settimeout(PATIENCE_S)
+        while not any(said.startswith(word) for said in self.words):
+            try:
+                self.words.append(self._ear.recv(4096).decode())
+            except TimeoutError:
+                return False
+        return True
+
+    def all_words(self) -> list[str]:
+        self._ear.setblocking(False)
+        try:
+            while True:
+                self.words.append(self._ear.recv(4096).decode())
+        except BlockingIOError:
+            return self.words
+
+    def close(self) -> None:
+        self._ear.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    listening = Manager(tmp_path)
+    yield listening
+    listening.close()
+
+
+def settings(folder: Path, **daemon: Any) -> Settings:
+    return Settings(control=Control(state_folder=str(folder)), daemon=Daemon(**{"listen": "", **daemon}))
+
+
+def a_daemon(
+    toys: ToyChores,
+    folder: Path,
+    *,
+    manager: Manager | None = None,
+    times: Times | None = None,
+    **daemon: Any,
+) -> life.Daemon:
+    return life.Daemon(
+        chores=toys.chores(),
+        settings=settings(folder, **daemon),
+        nightly=False,
+        environment={} if manager is None else manager.environment,
+        times=times,
+    )
+
+
+def lived(toys: ToyChores, folder: Path, **daemon: Any) -> life.Ending:
+    """Start, wait for the first turn, stop."""
+    living = a_daemon(toys, folder, **daemon)
+    living.start()
+    assert eventually(lambda: toys.count("turn") > 0)
+    return living.stop(why="SIGTERM")
+
+
+def test_a_stop_takes_everything_back_and_nothing_comes_after(tmp_path: Path) -> None:
+    toys = ToyChores()
+    ending = lived(toys, tmp_path)
+    assert (ending.code, ending.stuck) == (0, False)
+    assert toys.called[-1] == "release SIGTERM"
+
+
+def test_a_stop_waits_for_the_turn_that_runs(tmp_path: Path) -> None:
+    slow = Blocked()
+    toys = ToyChores(does={"turn": slow, "release": lambda: toys.called.append(f"turn was over: {slow.left.is_set()}")})
+    living = a_daemon(toys, tmp_path)
+    living.start()
+    assert slow.entered.wait(PATIENCE_S)
+    threading.Timer(0.05, slow.let_go).start()
+    assert living.stop(why="SIGTERM").code == 0
+    assert toys.called[-1] == "turn was over: True"
+
+
+def test_a_turn_that_never_ends_is_left_and_nothing_is_written_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(life, "WRITER_S", 0.05)
+    slow = Blocked()
+    toys = ToyChores(does={"turn": slow})
+    living = a_daemon(toys, tmp_path)
+    living.start()
+    assert slow.entered.wait(PATIENCE_S)
+    ending = living.stop(why="SIGTERM")
+    slow.let_go()
+    assert (ending.code, ending.stuck) == (1, True)
+    assert toys.count("release") == 0
+    assert any("helios-release.sh" in record.getMessage() for record in caplog.records)
+
+
+def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "READER_S", 0.05)
+    slow = Blocked()
+    toys = ToyChores(does={"ingest": slow})
+    living = a_daemon(toys, tmp_path)
+    living.start()
+    assert slow.entered.wait(PATIENCE_S)
+    ending = living.stop(why="SIGTERM")
+    slow.let_go()
+    assert (ending.code, ending.stuck) == (0, True)
+    assert toys.count("release") == 1
+
+
+def test_a_release_that_fails_is_said_and_shown_in_the_exit_status(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    toys = ToyChores(raises={"release": ClusterUnavailable("slurmctld is away", remedy="run helios-release.sh")})
+    assert lived(toys, tmp_path).code == 1
+    assert any("not all is taken back: slurmctld is away" in record.getMessage() for record in caplog.records)
+
+
+def test_a_release_that_hangs_does_not_keep_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "RELEASE_S", 0.05)
+    hanging = Blocked()
+    ending = lived(ToyChores(does={"release": hanging}), tmp_path)
+    hanging.let_go()
+    assert (ending.code, ending.stuck) == (1, True)
+
+
+def test_a_site_may_keep_what_was_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    toys = ToyChores()
+    assert lived(toys, tmp_path, release_on_stop=False).code == 0
+    assert toys.count("release") == 0
+    assert any("what Helios set stands" in record.getMessage() for record in caplog.records)
+
+
+def test_a_standby_does_not_take_back_what_another_set(tmp_path: Path) -> None:
+    toys = ToyChores(turn=a_turn(lease_held=False))
+    living = a_daemon(toys, tmp_path)
+    living.start()
+    assert eventually(lambda: (tmp_path / "health.json").exists() and toys.count("turn") > 0)
+    assert living.stop(why="SIGTERM").code == 0
+    assert toys.count("release") == 0
+
+
+def test_a_daemon_that_never_had_a_good_turn_takes_back_all_the_same(tmp_path: Path) -> None:
+    toys = ToyChores(raises={"turn": ClusterUnavailable("away")})
+    lived(toys, tmp_path)
+    assert toys.count("release") == 1
+
+
+def test_the_service_manager_hears_of_start_life_and_end(tmp_path: Path, manager: Manager) -> None:
+    living = a_daemon(ToyChores(), tmp_path, manager=manager)
+    living.start()
+    assert manager.hears("READY=1")
+    assert manager.hears("WATCHDOG=1")
+    assert manager.hears("STATUS=")
+    living.stop(why="SIGTERM")
+    assert manager.hears("STOPPING=1")
+
+
+def test_a_cluster_that_is_away_does_not_keep_the_daemon_from_starting(tmp_path: Path, manager: Manager) -> None:
+    toys = ToyChores(raises={"turn": ClusterUnavailable("away"), "ingest": ClusterUnavailable("away")})
+    living = a_daemon(toys, tmp_path, manager=manager)
+    living.start()
+    assert manager.hears("READY=1")
+    living.stop(why="SIGTERM")
+
+
+def test_the_watchdog_is_fed_only_while_turns_make_progress(
+    tmp_path: Path, manager: Manager, caplog: pytest.LogCaptureFixture
+) -> None:
+    hand = HandSet()
+    living = a_daemon(ToyChores(), tmp_path, manager=manager, times=hand.times, turn_s=60)
+    living.beat()
+    assert manager.all_words().count("WATCHDOG=1") == 1
+    hand.move(301)
+    living.beat()
+    living.beat()
+    assert manager.all_words().count("WATCHDOG=1") == 1
+    assert len([record for record in caplog.records if "watchdog is no longer fed" in record.getMessage()]) == 1
+
+
+def test_a_scheduler_without_a_heartbeat_is_dead(tmp_path: Path) -> None:
+    hand = HandSet()
+    living = a_daemon(ToyChores(), tmp_path, times=hand.times)
+    hand.move(89)
+    assert not living.is_dead()
+    hand.move(2)
+    assert living.is_dead()
+    living.beat()
+    assert not living.is_dead()
+
+
+def test_the_health_file_tells_of_life_and_of_the_end(tmp_path: Path) -> None:
+    def state() -> Any:
+        file = tmp_path / "health.json"
+        return json.loads(file.read_text())["state"] if file.exists() else None
+
+    living = a_daemon(ToyChores(), tmp_path)
+    living.beat()
+    assert state() == "waiting"
+    living.start()
+    living.stop(why="SIGTERM")
+    assert state() == "stopped"
+
+
+def test_health_is_served_where_the_settings_say(tmp_path: Path) -> None:
+    toys = ToyChores()
+    living = a_daemon(toys, tmp_path, listen="127.0.0.1:0")
+    living.start()
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{living.port}/healthz", timeout=5) as answer:
+                return bool(json.load(answer)["healthy"])
+        except urllib.error.HTTPError:
+            return False
+
+    assert eventually(answers)
+    living.stop(why="SIGTERM")
+
+
+def test_an_address_that_is_taken_ends_the_start_before_any_chore(tmp_path: Path) -> None:
+    toys = ToyChores()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        living = a_daemon(toys, tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigurationInvalid):
+            living.start()
+    assert toys.called == []
+
+
+def test_hangup_changes_nothing_and_sigterm_ends(
+    tmp_path: Path, manager: Manager, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def operator() -> None:
+        if manager.hears("READY=1"):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    toys = ToyChores()
+    typing = threading.Thread(target=operator)
+    typing.start()
+    with caplog.at_level(logging.INFO):
+        ending = life.run(toys.chores(), settings=settings(tmp_path), nightly=False, environment=manager.environment)
+    typing.join(PATIENCE_S)
+    assert ending.code == 0
+    assert toys.called[-1] == "release SIGTERM"
+    assert any("SIGHUP changes nothing" in record.getMessage() for record in caplog.records)
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,54 @@
+import logging
+
+import pytest
+
+from helios.app.clockwork import TurnSummary
+from helios.daemon.stillness import Stillness
+from tests.unit.daemon.builders import a_turn
+
+
+def said(caplog: pytest.LogCaptureFixture, *turns: TurnSummary) -> list[str]:
+    stillness = Stillness()
+    with caplog.at_level(logging.WARNING):
+        for turn in turns:
+            stillness.hear(turn)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_turn_that_acts_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    assert said(caplog, a_turn(), a_turn(acted=3)) == []
+
+
+def test_the_same_reason_is_said_once_though_its_figures_grow(caplog: pytest.LogCaptureFixture) -> None:
+    turns = [a_turn(still=(f"the history was read {age} s ago",)) for age in (3601, 3661, 3721.5)]
+    assert said(caplog, *turns) == ["nothing is done: the history was read 3601 s ago"]
+
+
+def test_another_reason_is_said_and_so_is_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    turns = [a_turn(still=("the model is old",)), a_turn(still=("the breaker is open",)), a_turn(), a_turn()]
+    assert said(caplog, *turns) == [
+        "nothing is done: the model is old",
+        "nothing is done: the breaker is open",
+        "acts again",
+    ]
+
+
+def test_a_second_daemon_says_once_that_it_stands_by_and_once_that_it_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away = a_turn(still=("node2 holds the lease for 170 s",), lease_held=False)
+    later = a_turn(still=("node2 holds the lease for 110 s",), lease_held=False)
+    standby, why, ours, again = said(caplog, away, later, a_turn(), a_turn())
+    assert standby.startswith("standby: another Helios writes to this cluster")
+    assert why == "nothing is done: node2 holds the lease for 170 s"
+    assert ours == "the lease is ours: no longer standby"
+    assert again == "acts again"
+
+
+def test_a_note_is_said_once_while_it_lasts_and_again_when_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    noted = a_turn(notes=("3 jobs are an admin's now",))
+    assert len(said(caplog, noted, noted, a_turn(), noted)) == 2
+
+
+def test_why_a_turn_failed_is_left_to_whoever_counts_failures(caplog: pytest.LogCaptureFixture) -> None:
+    assert said(caplog, a_turn(trouble="slurmctld is away", still=("slurmctld is away",))) == []

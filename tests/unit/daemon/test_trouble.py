@@ -1,0 +1,78 @@
+import errno
+
+import pytest
+
+from helios.daemon.trouble import MOST_WAIT_S, Pace, Trouble, trouble_of
+from helios.errors import ClusterUnavailable
+
+
+def waits_after(failures: int, *, interval_s: float) -> float:
+    pace = Pace(interval_s=interval_s)
+    for _ in range(failures):
+        pace = pace.failed(Trouble(fact="no"), began_s=0)
+    return pace.not_before_s
+
+
+def test_after_one_failure_the_next_time_is_taken() -> None:
+    assert waits_after(1, interval_s=60) < 60
+
+
+@pytest.mark.parametrize(("failures", "runs_at_s", "too_early_s"), [(2, 120, 60), (3, 240, 180)])
+def test_repeated_failures_wait_twice_as_long_each(failures: int, runs_at_s: float, too_early_s: float) -> None:
+    assert too_early_s < waits_after(failures, interval_s=60) <= runs_at_s
+
+
+def test_the_wait_is_bounded_however_often_it_failed() -> None:
+    assert waits_after(10_000, interval_s=60) <= MOST_WAIT_S
+
+
+def test_a_chore_with_a_long_interval_never_loses_its_next_time() -> None:
+    assert waits_after(50, interval_s=86_400) < 86_400
+
+
+def test_a_success_forgets_the_failures() -> None:
+    pace = Pace(interval_s=60).failed(Trouble(fact="no"), began_s=0).succeeded(began_s=60)
+    assert (pace.failures, pace.trouble) == (0, None)
+    assert pace.not_before_s <= 60
+
+
+def test_failures_in_a_row_remember_when_the_first_was() -> None:
+    pace = Pace(interval_s=60)
+    for began_s in (100.0, 160.0, 280.0):
+        pace = pace.failed(Trouble(fact="no"), began_s=began_s)
+    assert pace.failing_since_s == 100
+
+
+def test_the_same_trouble_with_other_figures_is_no_news() -> None:
+    pace = Pace(interval_s=60).failed(Trouble(fact="no answer in 30.1 s"), began_s=0)
+    assert not pace.is_news(Trouble(fact="no answer in 31 s"))
+    assert pace.is_news(Trouble(fact="refused"))
+
+
+def test_an_error_of_helios_keeps_its_fact_and_remedy() -> None:
+    trouble = trouble_of(ClusterUnavailable("slurmctld does not answer", remedy="scontrol ping"))
+    assert trouble.line() == "slurmctld does not answer What to do: scontrol ping"
+    assert not trouble.defect
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_as_one(number: int) -> None:
+    trouble = trouble_of(OSError(number, "no room", "/var/lib/helios/helios.db"))
+    assert "disk is full" in trouble.fact
+    assert "/var/lib/helios/helios.db" in trouble.fact
+    assert not trouble.defect
+
+
+def test_another_error_of_the_system_is_not_taken_for_a_full_disk() -> None:
+    assert trouble_of(OSError(errno.EACCES, "denied")).defect
+
+
+def test_lack_of_memory_is_no_defect() -> None:
+    assert "Memory" in trouble_of(MemoryError()).fact
+    assert not trouble_of(MemoryError()).defect
+
+
+def test_what_nobody_foresaw_is_a_defect_to_report() -> None:
+    trouble = trouble_of(KeyError("job_id"))
+    assert trouble.defect
+    assert "KeyError: 'job_id'" in trouble.fact

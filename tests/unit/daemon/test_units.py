@@ -1,0 +1,136 @@
+"""The systemd units agree with the daemon they start."""
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+from helios.cli.application import application
+from helios.config import Daemon
+from helios.daemon import life
+
+UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
+ANALYZE = shutil.which("systemd-analyze")
+
+
+class Unit(configparser.RawConfigParser):
+    def __init__(self, name: str) -> None:
+        super().__init__(strict=False, delimiters=("=",))
+        self.read(UNITS / name)
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+    def seconds(self, key: str) -> float:
+        return float(self["Service"][key])
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("name", ["helios.service", "helios-nightly.service", "helios-nightly.timer"])
+def test_systemd_understands_every_line(tmp_path: Path, name: str) -> None:
+    for path in [*UNITS.glob("*.service"), *UNITS.glob("*.timer")]:
+        text = re.sub(r"^(Exec\w+=)-?/opt/.*", r"\1/bin/true", path.read_text(), flags=re.MULTILINE)
+        (tmp_path / path.name).write_text(text)
+    done = subprocess.run(
+        [str(ANALYZE), "verify", "--man=no", str(tmp_path / name)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert str(tmp_path) not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["helios.service", "helios-nightly.service"])
+def test_what_a_unit_starts_is_a_command_of_helios(name: str) -> None:
+    program, command, *options = Unit(name)["Service"]["ExecStart"].split()
+    known = typer.main.get_command(application).commands[command]  # type: ignore[attr-defined]  # because it is a group
+    assert program == "/opt/helios/bin/helios"
+    with known.make_context(command, options):
+        pass
+
+
+def test_the_daemon_leaves_the_night_to_the_timer() -> None:
+    assert "--no-nightly" in Unit("helios.service")["Service"]["ExecStart"]
+
+
+def test_systemd_waits_longer_than_the_daemon_takes_to_stop() -> None:
+    longest_s = life.WRITER_S + life.RELEASE_S + 2 * life.READER_S
+    assert Unit("helios.service").seconds("TimeoutStopSec") > longest_s
+
+
+def test_the_watchdog_outlasts_the_stop_and_several_heartbeats() -> None:
+    watchdog_s = Unit("helios.service").seconds("WatchdogSec")
+    assert watchdog_s > life.WRITER_S + life.RELEASE_S + 2 * life.READER_S
+    assert watchdog_s >= 3 * 10
+
+
+def test_the_timer_keeps_the_hour_that_the_settings_promise() -> None:
+    assert Unit("helios-nightly.timer")["Timer"]["OnCalendar"] == f"*-*-* {Daemon().nightly}:00"
+
+
+def test_the_power_unit_cannot_start_in_this_version() -> None:
+    unit = Unit("helios-power.service")
+    assert "Install" not in unit
+    assert unit["Unit"]["ConditionPathExists"] == "/opt/helios/bin/helios-power"
+    assert unit["Service"]["User"] != Unit("helios.service")["Service"]["User"]
+
+
+def test_numba_may_compile() -> None:
+    assert "MemoryDenyWriteExecute" not in Unit("helios.service")["Service"]
+
+
+class Crash:
+    """What runs after the daemon's end, with a release script that only writes down that it ran."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "state"
+        self.state.mkdir()
+        self.paused = self.state / "PAUSED"
+        self._script = folder / "helios-after-crash.sh"
+        shutil.copy(UNITS / self._script.name, self._script)
+        self._release = folder / "helios-release.sh"
+        self.release_answers(0)
+
+    def release_answers(self, code: int) -> None:
+        self._release.write_text(f'#!/bin/sh\ntouch "{self.paused}" "{self.state}/released"\nexit {code}\n')
+        self._release.chmod(0o755)
+
+    def after(self, result: str) -> int:
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HELIOS_CONTROL_STATE_FOLDER": str(self.state),
+            "SERVICE_RESULT": result,
+        }
+        return subprocess.run([str(self._script)], env=environment, capture_output=True, check=False).returncode
+
+    def released(self) -> bool:
+        return (self.state / "released").exists()
+
+
+def test_after_a_clean_stop_nothing_is_touched(tmp_path: Path) -> None:
+    crash = Crash(tmp_path)
+    assert crash.after("success") == 0
+    assert not crash.released()
+
+
+@pytest.mark.parametrize("result", ["signal", "watchdog", "oom-kill", "exit-code", "timeout"])
+def test_after_any_other_end_everything_is_taken_back_and_helios_may_go_on(tmp_path: Path, result: str) -> None:
+    crash = Crash(tmp_path)
+    assert crash.after(result) == 0
+    assert crash.released()
+    assert not crash.paused.exists()
+
+
+def test_a_crash_does_not_end_an_admin_s_pause(tmp_path: Path) -> None:
+    crash = Crash(tmp_path)
+    crash.paused.touch()
+    crash.after("signal")
+    assert crash.paused.exists()
+
+
+def test_a_release_that_failed_is_seen_in_the_unit_s_result(tmp_path: Path) -> None:
+    crash = Crash(tmp_path)
+    crash.release_answers(1)
+    assert crash.after("signal") == 1

@@ -1,0 +1,177 @@
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helios.errors import Misuse
+from helios.report.admin import accuracy, audit, people, queue, shadow
+from helios.report.admin.answer import (
+    Answer,
+    Field,
+    Kind,
+    as_json,
+    as_lines,
+    as_parsable,
+    chosen_fields,
+    declared,
+    listing,
+    slurm_length,
+    written,
+)
+
+FIELDS = declared(
+    ("User", "user", Kind.TEXT, 8, "Who"),
+    ("Jobs", "jobs", Kind.COUNT, 5, "How many"),
+    ("MeanWait", "mean_wait_s", Kind.LENGTH, 8, "How long"),
+    ("Failed", "failed_share", Kind.SHARE, 6, "How often"),
+)
+
+
+def an_answer(**overrides: object) -> Answer:
+    rows = pd.DataFrame(
+        {
+            "user": ["alice", "bartholomew"],
+            "jobs": [12, 3],
+            "mean_wait_s": [3661.0, np.nan],
+            "failed_share": [0.25, 0.0],
+        }
+    )
+    answer = {"title": "Users", "fields": FIELDS, "shown": ("User", "Jobs", "MeanWait"), "rows": rows}
+    return Answer(**{**answer, **overrides})  # type: ignore[arg-type]
+
+
+def lines(answer: Answer, asked: str | None = None, *, header: bool = True) -> list[str]:
+    return list(as_lines(answer, chosen_fields(answer, asked), header=header))
+
+
+def test_a_report_looks_as_sacct_s() -> None:
+    assert lines(an_answer()) == [
+        "User      Jobs MeanWait",
+        "-------- ----- --------",
+        "alice       12 01:01:01",
+        "barthol+     3",
+    ]
+
+
+def test_without_header_only_rows_are_printed() -> None:
+    assert lines(an_answer(), header=False) == ["alice       12 01:01:01", "barthol+     3"]
+
+
+def test_a_total_stands_below_a_rule() -> None:
+    answer = an_answer(total={"user": "Total", "jobs": 15, "mean_wait_s": 60.0})
+    assert lines(answer)[-2:] == ["-------- ----- --------", "Total       15 00:01:00"]
+
+
+def test_fields_are_chosen_by_name_without_regard_to_case() -> None:
+    assert lines(an_answer(), "failed,USER")[:3] == ["Failed User", "------ --------", " 25.0% alice"]
+
+
+def test_a_width_widens_a_text_and_a_minus_puts_numbers_to_the_left() -> None:
+    assert lines(an_answer(), "user%12,jobs%-6,failed")[2:] == [
+        "alice        12      25.0%",
+        "bartholomew  3        0.0%",
+    ]
+
+
+def test_a_number_is_never_cut_unless_a_width_was_asked_for() -> None:
+    answer = an_answer(rows=an_answer().rows.assign(jobs=[1_234_567, 1]))
+    assert lines(answer, "jobs")[2:] == ["1234567", "      1"]
+    assert lines(answer, "jobs%4")[2:] == ["123+", "   1"]
+
+
+@pytest.mark.parametrize("asked", ["nodes", "user,nodes", "user%", "user%0", "user%x", "user%-", ",", ""])
+def test_a_field_or_width_that_makes_no_sense_is_refused(asked: str) -> None:
+    with pytest.raises(Misuse):
+        chosen_fields(an_answer(), asked)
+
+
+def test_a_wrong_field_names_those_there_are() -> None:
+    with pytest.raises(Misuse, match="User, Jobs, MeanWait, Failed"):
+        chosen_fields(an_answer(), "usr")
+
+
+def test_parsable_forms_are_uncut_and_differ_in_the_last_bar() -> None:
+    answer = an_answer(total={"user": "Total", "jobs": 15})
+    fields = chosen_fields(answer, "user,jobs")
+    assert list(as_parsable(answer, fields)) == ["User|Jobs", "alice|12", "bartholomew|3"]
+    assert list(as_parsable(answer, fields, header=False, trailing=True)) == ["alice|12|", "bartholomew|3|"]
+
+
+def test_json_has_every_field_of_every_row_as_plain_values() -> None:
+    answer = an_answer(total={"user": "Total", "jobs": np.int64(15), "mean_wait_s": np.nan}, notes=("a note",))
+    read = json.loads(json.dumps(as_json(answer), allow_nan=False))
+    assert read["rows"][1] == {"user": "bartholomew", "jobs": 3, "mean_wait_s": None, "failed_share": 0.0}
+    assert read["total"] == {"user": "Total", "jobs": 15, "mean_wait_s": None}
+    assert read["notes"] == ["a note"]
+
+
+def test_moments_are_written_on_the_cluster_s_clock() -> None:
+    moment = pd.Timestamp("2026-11-20T20:00:00Z")
+    assert written(moment, Kind.MOMENT, timezone="Asia/Shanghai") == "2026-11-21T04:00:00"
+    assert written(pd.NaT, Kind.MOMENT) == ""
+
+
+def test_a_line_break_in_a_reason_does_not_break_the_row() -> None:
+    assert written("first\nsecond\x1b[31m", Kind.TEXT) == "first second [31m"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (0.1234, Kind.SHARE, "12.3%"),
+        (2.34, Kind.FACTOR, "2.3x"),
+        (123_456.0, Kind.FACTOR, "123456x"),
+        (3.0, Kind.COUNT, "3"),
+        (12.345, Kind.DECIMAL, "12.3"),
+        (None, Kind.TEXT, ""),
+    ],
+)
+def test_each_kind_is_written_in_its_way(value: object, kind: Kind, text: str) -> None:
+    assert written(value, kind) == text
+
+
+@given(st.integers(0, 10**9))
+def test_a_length_reads_back_as_the_seconds_it_was(seconds: int) -> None:
+    found = re.fullmatch(r"(?:(\d+)-)?(\d\d):([0-5]\d):([0-5]\d)", slurm_length(seconds))
+    assert found is not None
+    days, hours, minutes, left = (int(part or 0) for part in found.groups())
+    assert hours < 24
+    assert ((days * 24 + hours) * 60 + minutes) * 60 + left == seconds
+
+
+REPORTS = {
+    "users": (people.fields_by("user"), ("User", *people.SHOWN_GPU)),
+    "users without GPUs": (people.fields_by("user"), ("User", *people.SHOWN_CPU)),
+    "queue over time": (queue.OVER_TIME, tuple(field.name for field in queue.OVER_TIME)),
+    "shadow": (shadow.FIELDS, tuple(field.name for field in shadow.FIELDS)),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_default_columns_fit_100_characters(name: str) -> None:
+    fields, shown = REPORTS[name]
+    widths = [abs(field.width) for field in fields if field.name in shown]
+    assert len(widths) == len(shown)
+    assert sum(widths) + len(widths) - 1 <= 100
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        people.fields_by("user"),
+        queue.NOW,
+        queue.OVER_TIME,
+        accuracy.FIELDS,
+        audit.LINES,
+        audit.BY_SERVICE,
+        shadow.FIELDS,
+    ],
+)
+def test_every_field_is_explained_in_a_line_and_has_a_name_of_its_own(fields: tuple[Field, ...]) -> None:
+    assert len({field.name.lower() for field in fields}) == len(fields)
+    assert len({field.column for field in fields}) == len(fields)
+    assert all(line.split(maxsplit=1)[1] and len(line) <= 100 for line in listing(fields))

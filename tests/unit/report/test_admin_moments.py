@@ -1,0 +1,58 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helios.errors import Misuse
+from helios.report.admin.moments import local_day, moment_in_words
+
+NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
+SHANGHAI = "Asia/Shanghai"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("now", NOW),
+        ("now-1days", NOW - timedelta(days=1)),
+        ("now-1day", NOW - timedelta(days=1)),
+        ("NOW-2hours", NOW - timedelta(hours=2)),
+        ("now-90", NOW - timedelta(seconds=90)),
+        ("now+30minutes", NOW + timedelta(minutes=30)),
+        ("now-4weeks", NOW - timedelta(weeks=4)),
+        ("now-5min", NOW - timedelta(minutes=5)),
+        ("today", datetime(2026, 11, 21, tzinfo=UTC)),
+        ("midnight", datetime(2026, 11, 21, tzinfo=UTC)),
+        ("noon", datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        ("yesterday", datetime(2026, 11, 20, tzinfo=UTC)),
+        ("8:05", datetime(2026, 11, 21, 8, 5, tzinfo=UTC)),
+        ("08:05:10", datetime(2026, 11, 21, 8, 5, 10, tzinfo=UTC)),
+        ("2026-11-01", datetime(2026, 11, 1, tzinfo=UTC)),
+        ("2026-11-01T08:00", datetime(2026, 11, 1, 8, tzinfo=UTC)),
+        ("2026-11-01T08:00:05", datetime(2026, 11, 1, 8, 0, 5, tzinfo=UTC)),
+        ("2026-11-01T08:00+08:00", datetime(2026, 11, 1, 0, tzinfo=UTC)),
+    ],
+)
+def test_moments_are_read_as_sacct_reads_them(words: str, meant: datetime) -> None:
+    assert moment_in_words(words, now=NOW, timezone="UTC") == meant
+
+
+def test_words_mean_the_cluster_s_clock_not_ours() -> None:
+    # 09:30 UTC is 17:30 in Shanghai: its day began at 16:00 UTC the day before.
+    assert moment_in_words("today", now=NOW, timezone=SHANGHAI) == datetime(2026, 11, 20, 16, tzinfo=UTC)
+    assert moment_in_words("2026-11-01", now=NOW, timezone=SHANGHAI) == datetime(2026, 10, 31, 16, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "tomorrowish", "now-", "now-3moons", "now-1m0", "2026-13-01", "25:00", "20261101", "11/01", "8"]
+)
+def test_what_is_no_moment_is_refused_with_examples(words: str) -> None:
+    with pytest.raises(Misuse, match=r"not a moment(.|\n)*now-1days"):
+        moment_in_words(words, now=NOW, timezone="UTC")
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-11-20", 24)])
+def test_a_day_is_as_long_as_the_clock_says(day: str, hours: int) -> None:
+    named = moment_in_words(day, now=NOW, timezone="Europe/Berlin")
+    begin, end = local_day(named + timedelta(hours=11), timezone="Europe/Berlin")
+    assert begin == named
+    assert end - begin == timedelta(hours=hours)

@@ -1,0 +1,346 @@
+"""The order of QSSF: the shortest first, nobody moved by a neighbour, and a bound on the wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.actions import Place, Reorder, Result
+from helios.model import Snapshot
+from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, shortest_service_first
+from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
+
+HOUR = timedelta(hours=1)
+
+run_times_s = st.floats(1, 1e8)
+gpu_counts = st.integers(0, 512)
+
+
+def qssf(**options: Any) -> Qssf:
+    return Qssf(Qssf.Options(**options))
+
+
+def places(*jobs: dict[str, Any], service: Qssf | None = None) -> dict[str, Place]:
+    orders = (service or qssf()).decide(a_snapshot(pending=jobs))
+    return {place.job_id: place for order in orders for place in order.order}
+
+
+def urgency(service: Qssf | None = None, **job: Any) -> float:
+    (place,) = places(a_pending_job(**job), service=service).values()
+    return place.urgency
+
+
+def waiting(time: timedelta, **job: Any) -> dict[str, Any]:
+    return a_pending_job(submitted_at=NOON - time, **job)
+
+
+# The order.
+
+
+@given(run_time_s=run_times_s, longer=st.floats(1, 1e4), gpus=gpu_counts, more=st.integers(0, 512))
+def test_more_service_is_never_more_urgent(run_time_s: float, longer: float, gpus: int, more: int) -> None:
+    assert urgency(p50_s=run_time_s * longer, gpus=gpus + more) <= urgency(p50_s=run_time_s, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("p50_s", "gpus", "expected"),
+    [(1, 1, 0.9), (10, 1, 0.9), (100, 1, 0.6), (1_000, 1, 0.3), (1_250, 8, 0.0), (1e5, 10, -0.6), (1e9, 1, -0.9)],
+)
+def test_the_scale_is_fixed(p50_s: float, gpus: int, expected: float) -> None:
+    assert urgency(p50_s=p50_s, gpus=gpus) == pytest.approx(expected)
+
+
+def test_service_is_what_the_paper_says() -> None:
+    service = shortest_service_first(
+        submitted_s=np.array([0, 1]), gpus=np.array([2, 1], dtype=np.int32), run_time_s=np.array([100.0, 150.0])
+    )
+    assert list(service) == [200.0, 150.0]
+
+
+@given(
+    jobs=st.lists(st.tuples(run_times_s, gpu_counts, st.integers(0, 20_000)), min_size=1, max_size=8),
+    arrival=st.tuples(run_times_s, gpu_counts, st.integers(0, 20_000)),
+)
+def test_an_arrival_moves_nobody(jobs: list[tuple[float, int, int]], arrival: tuple[float, int, int]) -> None:
+    def a_row(job_id: int, job: tuple[float, int, int]) -> dict[str, Any]:
+        run_time_s, gpus, waited_s = job
+        return waiting(timedelta(seconds=waited_s), job_id=str(job_id), p50_s=run_time_s, gpus=gpus)
+
+    rows = [a_row(number, job) for number, job in enumerate(jobs)]
+    before, after = places(*rows), places(*rows, a_row(len(rows), arrival))
+    assert {job_id: after[job_id].urgency for job_id in before} == {
+        job_id: place.urgency for job_id, place in before.items()
+    }
+
+
+def test_equal_urgencies_are_named_by_submission_then_id() -> None:
+    same = [waiting(HOUR, job_id=job_id, p50_s=60.0) for job_id in ("10", "9")]
+    assert list(places(*same, waiting(2 * HOUR, job_id="11", p50_s=60.0))) == ["11", "9", "10"]
+
+
+def test_the_order_of_rows_in_the_snapshot_does_not_matter() -> None:
+    rows = [waiting(HOUR * n, job_id=str(n), p50_s=10.0**n) for n in range(6)]
+    assert list(places(*rows).values()) == list(places(*reversed(rows)).values())
+
+
+def test_a_job_without_a_prediction_is_neutral_and_said_to_be() -> None:
+    (place,) = places(a_pending_job()).values()
+    assert place.urgency == 0
+    assert "no prediction" in place.reason
+
+
+def test_a_cpu_job_counts_as_one_gpu() -> None:
+    assert urgency(p50_s=1_000, gpus=0) == urgency(p50_s=1_000, gpus=1)
+
+
+def test_a_smaller_exponent_prefers_large_jobs() -> None:
+    small, large = (urgency(qssf(gpu_exponent=-0.5), p50_s=10_000, gpus=gpus) for gpus in (1, 64))
+    assert large > small
+
+
+def test_each_partition_has_its_own_order_and_several_by_comma_are_one() -> None:
+    jobs = [a_pending_job(job_id=str(n), partition=name) for n, name in enumerate(["b", "a", "a,b", "a"])]
+    orders = qssf().decide(a_snapshot(pending=jobs))
+    assert {order.partition: {place.job_id for place in order.order} for order in orders} == {
+        "a": {"1", "3"},
+        "a,b": {"2"},
+        "b": {"0"},
+    }
+
+
+@pytest.mark.parametrize(
+    "job",
+    [{"hands_off": "held"}, {"eligible_at": None}, {"eligible_at": NOON + HOUR}],
+    ids=["hands off", "a dependency", "a begin time"],
+)
+def test_a_job_that_is_untouchable_or_could_not_start_is_not_named(job: dict[str, Any]) -> None:
+    assert list(places(a_pending_job(**job), a_pending_job(job_id="free"))) == ["free"]
+
+
+def test_nothing_pending_means_nothing_to_say() -> None:
+    assert qssf().decide(a_snapshot()) == []
+
+
+def test_reasons_are_for_a_person() -> None:
+    five = timedelta(minutes=5)
+    (place,) = places(waiting(five, p10_s=240.0, p50_s=720.0, p90_s=2400.0, gpus=2)).values()
+    assert place.reason == "predicted 12 min (4 min to 40 min) on 2 GPUs: 24 GPU-minutes; waited 5 min"
+    (place,) = places(waiting(5 * HOUR, p50_s=30.0, gpus=0)).values()
+    assert place.reason == "waited 5 h, long enough to go first; predicted 30 s (10 s to 2 min) without GPUs"
+
+
+# Hysteresis.
+
+
+@given(run_time_s=run_times_s, wobble=st.floats(0.8, 1.25))
+def test_a_prediction_that_wobbles_by_a_quarter_rewrites_nothing(run_time_s: float, wobble: float) -> None:
+    first = urgency(p50_s=run_time_s)
+    cluster = FakeCluster()  # which rounds what it holds
+    job_id = cluster.submit(urgency=first)
+    again = urgency(p50_s=run_time_s * wobble, urgency=cluster.urgency_of(job_id))
+    assert again == pytest.approx(first, abs=1e-9) or (first == 0 and abs(again) <= 0.1 + 1e-9)
+
+
+def test_a_clearly_new_prediction_moves_the_job() -> None:
+    assert urgency(p50_s=1e5, urgency=0.6) == pytest.approx(-0.3)
+
+
+@given(run_time_s=run_times_s, levels=st.integers(1, 40))
+def test_urgencies_lie_on_the_grid(run_time_s: float, levels: int) -> None:
+    value = urgency(qssf(levels=levels), p50_s=run_time_s)
+    steps = value / (MOST_URGENT / levels)
+    assert steps == pytest.approx(round(steps), abs=1e-6)
+    assert abs(value) <= MOST_URGENT + 1e-9
+
+
+def test_a_promotion_is_no_level_to_stick_to() -> None:
+    assert urgency(p50_s=10.0, urgency=PROMOTED) == pytest.approx(MOST_URGENT)
+
+
+# Promotion, and the bound on the wait.
+
+
+def test_a_job_that_waited_long_goes_before_every_other() -> None:
+    rows = [waiting(4 * HOUR, job_id="old", p50_s=1e9, gpus=512), a_pending_job(job_id="new", p50_s=1.0)]
+    assert list(places(*rows)) == ["old", "new"]
+    assert places(*rows)["old"].urgency == PROMOTED
+
+
+def test_waiting_counts_from_eligibility() -> None:
+    row = waiting(9 * HOUR, eligible_at=NOON - HOUR, p50_s=1e9)
+    assert urgency(**row) < 0
+
+
+def test_a_job_without_a_prediction_is_promoted_too() -> None:
+    assert urgency(**waiting(4 * HOUR)) == PROMOTED
+
+
+@given(waited_s=st.integers(0, 100_000), patience_s=st.floats(1, 100_000), run_time_s=run_times_s)
+def test_promotion_depends_on_the_wait_alone(waited_s: int, patience_s: float, run_time_s: float) -> None:
+    promoted = urgency(qssf(promote_after_s=patience_s), **waiting(timedelta(seconds=waited_s), p50_s=run_time_s)) == 1
+    assert promoted == (waited_s > patience_s)
+
+
+def test_a_factor_makes_longer_jobs_wait_longer_for_promotion() -> None:
+    service = qssf(promote_factor=2.0)
+    long, short = (urgency(service, **waiting(4 * HOUR, p50_s=p50_s)) for p50_s in (3 * 3600.0, 1800.0))
+    assert (long < 1, short) == (True, 1)
+
+
+def test_promotion_survives_a_coarse_site_factor() -> None:
+    cluster = FakeCluster(site_factor_most=1_037)
+    assert cluster.site_factor(PROMOTED) > cluster.site_factor(MOST_URGENT)
+
+
+class StrictQueue:
+    """A partition of a few GPUs that starts the head of the queue whenever it fits, and never anybody else."""
+
+    def __init__(self, *, gpus: int, service: Qssf) -> None:
+        self.cluster, self.service = FakeCluster(), service
+        self.free = gpus
+        self.gpus: dict[str, int] = {}
+        self.run_times: dict[str, timedelta] = {}
+        self.predicted_s: dict[str, float] = {}
+        self.came: dict[str, datetime] = {}
+        self.started: dict[str, datetime] = {}
+        self.running: set[str] = set()
+
+    def arrive(self, *, gpus: int, run_time_s: float, predicted_s: float) -> None:
+        job_id = self.cluster.submit(gpus=gpus, job_id=str(len(self.gpus) + 1))
+        self.gpus[job_id], self.predicted_s[job_id] = gpus, predicted_s
+        self.run_times[job_id] = timedelta(seconds=run_time_s)
+        self.came[job_id] = self.cluster.now
+
+    def waits_s(self) -> dict[str, float]:
+        return {job_id: (at - self.came[job_id]).total_seconds() for job_id, at in self.started.items()}
+
+    def pass_a_step(self) -> None:
+        self.cluster.tick(self.service.every)
+        for job_id in [job_id for job_id in self.running if self._ends_at(job_id) <= self.cluster.now]:
+            self.running.remove(job_id)
+            self.cluster.end(job_id)
+            self.free += self.gpus[job_id]
+        if self.cluster.queue:
+            self.cluster.apply(self.service.decide(self._with_predictions(self.cluster.snapshot())))
+            self._start_from_the_head()
+
+    def _ends_at(self, job_id: str) -> datetime:
+        return self.started[job_id] + self.run_times[job_id]
+
+    def _with_predictions(self, seen: Snapshot) -> Snapshot:
+        p50_s = seen.pending["job_id"].map(self.predicted_s).astype("float64")
+        return replace(seen, pending=seen.pending.assign(p50_s=p50_s))
+
+    def _start_from_the_head(self) -> None:
+        for job_id in self.cluster.queue:
+            if self.gpus[job_id] > self.free:
+                return
+            self.free -= self.gpus[job_id]
+            self.cluster.start(job_id)
+            self.started[job_id] = self.cluster.now
+            self.running.add(job_id)
+
+
+arrivals = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 40), st.floats(-3, 3)), min_size=2, max_size=12
+)
+
+
+def play(queue: StrictQueue, jobs: Sequence[tuple[int, int, int, float]]) -> None:
+    """Let jobs of (steps until it comes, GPUs, minutes of run time, decades the prediction is off) come and run."""
+    for steps, gpus, minutes, decades_off in jobs:
+        for _ in range(steps):
+            queue.pass_a_step()
+        queue.arrive(gpus=gpus, run_time_s=60.0 * minutes, predicted_s=60.0 * minutes * 10**decades_off)
+    for _ in range(10 * 40 * len(jobs)):
+        if len(queue.started) == len(jobs):
+            return
+        queue.pass_a_step()
+    raise AssertionError("a job never started")
+
+
+@settings(max_examples=15)
+@given(jobs=arrivals)
+def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, float]]) -> None:
+    queue = StrictQueue(gpus=4, service=qssf(promote_after_s=1800.0, every_s=300))
+    play(queue, jobs)
+    for job_id, waited_s in queue.waits_s().items():
+        its_turn = queue.came[job_id] + timedelta(seconds=1800 + 300)
+        ran_then = [
+            (at + queue.run_times[other] - its_turn).total_seconds()
+            for other, at in queue.started.items()
+            if at <= its_turn < at + queue.run_times[other]
+        ]
+        # At worst one after the other, and each end is seen up to a step late.
+        came_before = [queue.run_times[other].total_seconds() for other in queue.gpus if int(other) < int(job_id)]
+        assert waited_s <= 2100 + max(ran_then, default=0) + 300 + sum(s + 300 for s in came_before)
+
+
+def test_a_stream_of_short_jobs_does_not_starve_a_large_one() -> None:
+    """The queue of the bound at its worst: a job that needs all GPUs, and one-GPU jobs that never stop coming."""
+
+    def wait_of_the_large_job(**options: Any) -> float:
+        queue = StrictQueue(gpus=4, service=qssf(every_s=300, **options))
+        for _ in range(8):
+            queue.arrive(gpus=1, run_time_s=600.0, predicted_s=600.0)
+        queue.arrive(gpus=4, run_time_s=3600.0, predicted_s=3600.0)
+        for _ in range(40):
+            for _ in range(2):
+                queue.arrive(gpus=1, run_time_s=600.0, predicted_s=600.0)
+            queue.pass_a_step()
+        return queue.waits_s().get("9", np.inf)
+
+    assert wait_of_the_large_job(promote_after_s=np.inf) == np.inf
+    assert wait_of_the_large_job(promote_after_s=3600.0) <= 3600 + 300 + 600 + 300
+
+
+@settings(max_examples=15)
+@given(jobs=arrivals)
+def test_promoted_jobs_start_in_the_order_of_submission(jobs: list[tuple[int, int, int, float]]) -> None:
+    queue = StrictQueue(gpus=4, service=qssf(promote_after_s=1.0, every_s=300))
+    play(queue, jobs)
+    promoted = [int(job_id) for job_id, waited_s in queue.waits_s().items() if waited_s > 300]
+    assert all(earlier < later for earlier, later in pairwise(promoted))
+
+
+# The rest.
+
+
+def test_a_quiet_queue_is_written_once() -> None:
+    cluster, service = FakeCluster(), qssf()
+    for _ in range(5):
+        cluster.submit()
+    cluster.apply(service.decide(cluster.snapshot()))
+    written = cluster.writes
+    outcomes = cluster.apply(service.decide(cluster.snapshot()))
+    assert {outcome.result for outcome in outcomes} == {Result.UNCHANGED}
+    assert cluster.writes == written
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every_s": 0}, {"gpu_exponent": 3.0}, {"promote_after_s": 0.0}, {"promote_factor": -1.0}, {"levels": 0}],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        qssf(**wrong)
+
+
+@pytest.mark.parametrize("options", [{}, {"gpu_exponent": -0.5, "promote_factor": 3.0, "levels": 40}], ids=str)
+def test_it_is_a_service(options: dict[str, Any]) -> None:
+    check_service(qssf(**options))
+
+
+def test_every_order_is_a_reorder_with_a_reason() -> None:
+    (order,) = qssf().decide(a_snapshot(pending=[waiting(4 * HOUR)]))
+    assert isinstance(order, Reorder)
+    assert order.reason == "least predicted service first; 1 promoted for their wait"

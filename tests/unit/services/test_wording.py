@@ -1,0 +1,28 @@
+"""Numbers in reasons read as a person would say them."""
+
+import pytest
+
+from helios.services.wording import counted, duration, gpu_time
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        *[(0, "0 s"), (89, "89 s"), (90, "2 min"), (5_399, "90 min"), (5_400, "1.5 h"), (36_000, "10 h")],
+        *[(7_200, "2 h"), (172_799, "48 h"), (172_800, "2 days"), (200_000, "2.3 days"), (1e7, "116 days")],
+    ],
+)
+def test_a_length_of_time(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(50, "50 GPU-seconds"), (1440, "24 GPU-minutes"), (23_400, "6.5 GPU-hours"), (1_036_800, "12 GPU-days")],
+)
+def test_gpu_time(seconds: float, said: str) -> None:
+    assert gpu_time(seconds) == said
+
+
+def test_one_is_singular() -> None:
+    assert [counted(number, "GPU") for number in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]

@@ -1,0 +1,306 @@
+"""The simulated cluster: the same timeline as a replay, and the same door as a real cluster."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.actions import Lever, Place, Reorder, Restore, Result, SoftLimit
+from helios.errors import JobLargerThanPartition, Misuse, WorkloadInvalid
+from helios.simulate import Backfill, Predictions, SimCluster, replay
+from helios.simulate.policies import first_in_first_out
+from helios.testing import check_cluster
+
+from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
+
+
+def an_order(**urgencies):
+    """Build a Reorder of jobs written as job1=0.5."""
+    ranked = sorted(urgencies.items(), key=lambda item: -item[1])
+    places = (Place(job_id=name.removeprefix("job"), urgency=urgency, reason="why") for name, urgency in ranked)
+    return Reorder(partition="a", order=tuple(places), reason="why")
+
+
+def a_soft_limit(job_id, seconds):
+    return SoftLimit(job_id=job_id, run_time=timedelta(seconds=seconds), reason="why")
+
+
+def results(outcomes):
+    return [(outcome.job_id, outcome.result) for outcome in outcomes]
+
+
+def run_out(cluster):
+    """Let everything happen, and return each job's start."""
+    while (moment := cluster.next_event_s()) is not None:
+        cluster.advance(moment)
+    return cluster.started_s.tolist()
+
+
+def pending_ids(cluster):
+    return cluster.snapshot().pending["job_id"].tolist()
+
+
+workloads = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(1, 8), st.integers(0, 1)), max_size=25
+).map(sorted)
+stops = st.lists(st.integers(0, 300), max_size=12).map(sorted)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=workloads, stops=stops, backfill=st.sampled_from(Backfill))
+def test_wherever_the_clock_is_stopped_the_timeline_is_that_of_the_replay(rows, stops, backfill):
+    workload, shape = a_workload(rows), a_shape((1, 8), (2, 4))
+    whole = replay(workload, shape, backfill=backfill, order=first_in_first_out, estimate_s=workload.run_time_s)
+    cluster = a_sim_cluster(rows, shape, backfill=backfill)
+    for stop in stops:
+        if stop >= cluster.now_s:
+            cluster.advance(stop)
+    assert run_out(cluster) == whole.started_s.tolist()
+    assert cluster.ended_s.tolist() == whole.ended_s.tolist()
+    assert sorted(cluster.ended) == list(range(len(rows)))
+
+
+def test_it_keeps_the_contract_of_a_cluster():
+    check_cluster(a_busy_cluster)
+
+
+def test_ends_and_arrivals_of_the_second_have_happened_and_what_they_make_possible_has_not():
+    cluster = a_sim_cluster([(0, 10, 8), (5, 10, 8), (10, 10, 1)])
+    cluster.advance(10)
+    snapshot = cluster.snapshot()
+    assert (snapshot.running.empty, snapshot.pending["job_id"].tolist()) == (True, ["1", "2"])
+    assert cluster.next_event_s() == 20
+    assert cluster.snapshot().running["job_id"].tolist() == ["1"]
+
+
+def test_what_is_done_at_a_moment_counts_for_who_starts_then():
+    cluster = a_sim_cluster([(0, 10, 8), (5, 10, 8), (10, 10, 8)])
+    cluster.advance(10)
+    cluster.apply([an_order(job2=0.5)])
+    assert run_out(cluster) == [0, 20, 10]
+
+
+def test_a_reorder_while_nothing_ends_can_start_a_job_at_once():
+    # Six GPUs run; a job of eight blocks the queue for one that would delay it, until that one goes first.
+    cluster = a_sim_cluster([(0, 100, 6), (1, 10, 8), (2, 500, 2)])
+    cluster.advance(50)
+    assert pending_ids(cluster) == ["1", "2"]
+    cluster.apply([an_order(job2=0.5)])
+    assert run_out(cluster) == [0, 550, 50]
+
+
+def test_jobs_of_equal_urgency_stay_in_order_of_submission():
+    cluster = a_busy_cluster(pending=4)
+    cluster.apply([an_order(job4=0.5, job3=0.5)])
+    assert pending_ids(cluster) == ["3", "4", "1", "2"]
+
+
+def test_a_negative_urgency_goes_behind_those_that_nobody_named():
+    cluster = a_busy_cluster(pending=3)
+    cluster.apply([an_order(job1=-0.2)])
+    assert pending_ids(cluster) == ["2", "3", "1"]
+
+
+def test_urgencies_are_counted_in_the_steps_of_a_site_factor():
+    cluster = a_busy_cluster(resolution=1_037)
+    cluster.apply([an_order(job1=0.57, job2=0.04, job3=-0.96)])
+    seen = cluster.snapshot().pending.set_index("job_id")
+    assert seen["urgency"].loc[["1", "2", "3"]].tolist() == [0.6, 0.0, -1.0]
+    assert (seen["priority"] - seen["priority"]["4"]).loc[["1", "2", "3"]].tolist() == [637, 0, -1037]
+
+
+def test_what_already_is_so_is_unchanged_and_the_rest_is_done():
+    cluster = a_busy_cluster()
+    cluster.apply([an_order(job1=0.5)])
+    outcomes = cluster.apply([an_order(job1=0.5, job2=0.3, job3=0.0)])
+    assert results(outcomes) == [("1", Result.UNCHANGED), ("2", Result.DONE), ("3", Result.UNCHANGED)]
+    assert (outcomes[1].before, outcomes[1].after) == ("urgency 0", "urgency 0.303")
+
+
+@pytest.mark.parametrize("job", ["0", "nobody"])
+def test_jobs_that_run_or_are_not_there_are_gone(job):
+    (outcome,) = a_busy_cluster().apply([a_soft_limit(job, 60)])
+    assert outcome.result is Result.GONE
+
+
+def test_a_job_that_is_submitted_later_is_gone_and_not_in_the_snapshot():
+    cluster = a_sim_cluster([(0, 10, 8), (5, 10, 8)])
+    cluster.advance(4)
+    assert results(cluster.apply([an_order(job1=0.5)])) == [("1", Result.GONE)]
+    assert pending_ids(cluster) == []
+
+
+def test_a_job_that_has_ended_is_gone():
+    cluster = a_sim_cluster([(0, 10, 8)])
+    cluster.advance(10)
+    assert results(cluster.apply([an_order(job0=0.5)])) == [("0", Result.GONE)]
+    assert cluster.snapshot().running.empty
+
+
+def test_a_held_job_is_refused_and_does_not_start_until_it_is_released():
+    cluster = a_sim_cluster([(0, 10, 8), (1, 10, 8), (2, 10, 8)])
+    cluster.advance(2)
+    cluster.hold("1")
+    (outcome,) = cluster.apply([an_order(job1=0.5)])
+    assert (outcome.result, outcome.remark) == (Result.REFUSED, "held")
+    seen = cluster.snapshot().pending
+    assert seen["job_id"].tolist() == ["2", "1"]
+    assert (seen["hands_off"].tolist()[1], seen["priority"].tolist()[1]) == ("held", 0)
+    cluster.advance(15)
+    cluster.release("1")
+    assert cluster.snapshot().pending["hands_off"].isna().all()
+    assert run_out(cluster) == [0, 20, 10]
+
+
+def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released():
+    cluster = a_busy_cluster(pending=3)
+    cluster.apply([an_order(job2=0.5, job3=0.5)])
+    cluster.hold("2")
+    cluster.hold("3")
+    assert results(cluster.apply([Restore(job_ids=("2",), lever=Lever.ORDER, reason="why")])) == [("2", Result.DONE)]
+    cluster.release("2")
+    cluster.release("3")
+    assert pending_ids(cluster) == ["3", "1", "2"]
+
+
+@pytest.mark.parametrize("job", ["0", "nobody"])
+def test_only_pending_jobs_can_be_held(job):
+    with pytest.raises(Misuse, match="not pending"):
+        a_busy_cluster().hold(job)
+
+
+def test_a_job_can_be_held_once_and_released_once():
+    cluster = a_busy_cluster()
+    cluster.hold("1")
+    with pytest.raises(Misuse, match="held already"):
+        cluster.hold("1")
+    cluster.release("1")
+    with pytest.raises(Misuse, match="is not held"):
+        cluster.release("1")
+
+
+def test_a_component_of_a_heterogeneous_job_is_left_alone():
+    cluster = a_busy_cluster(pending=2, columns={"het_job_id": [None, "77", None]})
+    assert results(cluster.apply([an_order(job1=0.5, job2=0.4)])) == [("1", Result.REFUSED), ("2", Result.DONE)]
+
+
+def test_backfill_plans_with_a_soft_limit_and_the_job_runs_as_long_as_it_does():
+    # Job 2 would pass the blocked head if backfill knew that it runs for 50 s and not for its limit of 500 s.
+    rows, limits = [(0, 100, 7), (1, 10, 8), (2, 50, 1)], {"time_limit_s": [100.0, 10.0, 500.0]}
+    alone, helped = (a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500]) for _ in range(2))
+    helped.advance(2)
+    assert results(helped.apply([a_soft_limit("2", 60)])) == [("2", Result.DONE)]
+    assert (run_out(alone), run_out(helped)) == ([0, 100, 110], [0, 100, 2])
+    assert helped.ended_s.tolist()[2] == 52
+
+
+def test_a_soft_limit_taken_back_is_planned_with_no_more():
+    rows, limits = [(0, 100, 7), (1, 10, 8), (2, 50, 1)], {"time_limit_s": [100.0, 10.0, 500.0]}
+    cluster = a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500])
+    cluster.advance(2)
+    cluster.apply([a_soft_limit("2", 60)])
+    cluster.apply([Restore(lever=Lever.SOFT_LIMIT, reason="why")])
+    assert run_out(cluster) == [0, 100, 110]
+
+
+def test_a_soft_limit_that_is_no_shorter_than_the_limit_is_refused():
+    cluster = a_busy_cluster()
+    assert results(cluster.apply([a_soft_limit("1", 7_200)])) == [("1", Result.REFUSED)]
+    assert cluster.snapshot().pending["soft_limit_s"].isna().all()
+
+
+def test_a_restore_of_everything_names_what_was_set_and_leaves_the_site_s_own_order():
+    cluster = a_busy_cluster(pending=4)
+    cluster.apply([an_order(job3=0.5), a_soft_limit("4", 660)])
+    outcomes = cluster.apply([Restore(reason="why")])
+    assert [(o.job_id, o.lever, o.result) for o in outcomes] == [
+        ("3", Lever.ORDER, Result.DONE),
+        ("4", Lever.SOFT_LIMIT, Result.DONE),
+    ]
+    assert pending_ids(cluster) == ["1", "2", "3", "4"]
+
+
+def test_nodes_and_places_show_who_runs_where():
+    cluster = a_sim_cluster([(0, 10, 12), (0, 10, 2)], a_shape((3, 8)))
+    cluster.advance(0)
+    cluster.next_event_s()
+    snapshot = cluster.snapshot()
+    assert snapshot.nodes["state"].tolist() == ["ALLOCATED", "MIXED", "IDLE"]
+    assert snapshot.nodes["gpus_held"].tolist() == [8, 6, 0]
+    assert snapshot.running["node_list"].tolist() == ["a1,a2", "a2"]
+
+
+def test_a_cluster_of_cpus_shows_cpus():
+    workload, shape = a_workload([(0, 10, 3)]), a_shape((1, 8))
+    jobs = jobs_of(workload, shape, gpus=0)
+    cluster = SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s, resource="cpus")
+    cluster.advance(0)
+    cluster.next_event_s()
+    nodes, running = cluster.snapshot().nodes, cluster.snapshot().running
+    assert (nodes["cpus"].tolist(), nodes["cpus_held"].tolist(), nodes["gpus"].tolist()) == ([8], [3], [0])
+    assert (running["cpus"].tolist(), running["gpus"].tolist()) == ([3], [0])
+
+
+def test_predictions_stand_in_the_rows_of_their_jobs():
+    cluster = a_busy_cluster(pending=2)
+    cluster.apply([an_order(job2=0.5)])
+    quantiles_s = np.array([[np.nan] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    told = Predictions(quantiles_s=quantiles_s, source=np.array([-1, 0, 1], dtype=np.int16), sources=["m0", "m1"])
+    seen = cluster.look(told).pending
+    assert seen[["job_id", "p10_s", "p90_s", "source"]].to_numpy().tolist() == [
+        ["2", 4.0, 6.0, "m1"],
+        ["1", 1.0, 3.0, "m0"],
+    ]
+
+
+def test_an_id_that_was_used_again_gets_a_number():
+    workload, shape = a_workload([(0, 10, 8), (1, 10, 8), (2, 10, 8)]), a_shape((1, 8))
+    workload.job_id[:] = "7"
+    cluster = SimCluster(workload, shape, jobs_of(workload, shape), estimates_s=workload.run_time_s)
+    cluster.advance(5)
+    assert cluster.snapshot().running["job_id"].tolist() == ["7"]
+    cluster.apply([Reorder(partition="a", order=(Place(job_id="7-3", urgency=1, reason="why"),), reason="why")])
+    assert run_out(cluster) == [0, 20, 10]
+
+
+def test_there_is_a_choice_only_where_something_may_start_besides_what_came_alone():
+    cluster = a_sim_cluster([(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)])
+    seen = []
+    while (moment := cluster.next_event_s()) is not None:
+        cluster.advance(moment)
+        seen.append((moment, cluster.has_choice()))
+    assert seen == [(0, False), (1, False), (2, False), (10, True), (20, False), (30, False), (40, False)]
+
+
+def test_one_job_that_has_waited_is_a_choice_too_since_its_soft_limit_may_be():
+    cluster = a_sim_cluster([(0, 10, 8), (1, 10, 4)])
+    run = []
+    while (moment := cluster.next_event_s()) is not None:
+        cluster.advance(moment)
+        run.append(cluster.has_choice())
+    assert run == [False, False, True, False]
+
+
+def test_the_clock_does_not_go_back():
+    cluster = a_busy_cluster()
+    with pytest.raises(Misuse, match="cannot go back"):
+        cluster.advance(99)
+
+
+def test_what_cannot_be_simulated_is_refused_at_the_door():
+    workload, shape = a_workload([(0, 10, 9)]), a_shape((1, 8))
+    jobs = jobs_of(workload, shape)
+    with pytest.raises(JobLargerThanPartition):
+        SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s)
+    with pytest.raises(WorkloadInvalid):
+        SimCluster(workload, a_shape((2, 8)), jobs.iloc[:0], estimates_s=workload.run_time_s)
+    with pytest.raises(Misuse, match="resolution"):
+        SimCluster(workload, a_shape((2, 8)), jobs, estimates_s=workload.run_time_s, resolution=100)
+
+
+def test_an_empty_workload_is_an_idle_cluster():
+    cluster = a_sim_cluster([])
+    assert cluster.next_event_s() is None
+    assert (cluster.snapshot().nodes["state"] == "IDLE").all()

@@ -1,0 +1,116 @@
+"""A Slurm in memory: a backend and its ``sprio`` that keep the rules seen on running clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from helios.errors import ClusterUnavailable
+from helios.slurm.backend import Backend, Change, RawJob, RawNode
+from helios.slurm.sprio import SiteFactor
+
+START = 1_795_255_200
+"""2026-11-21 10:00 UTC."""
+
+
+def a_raw_job(job_id: str, **overrides: Any) -> RawJob:
+    """Return a pending job of alice's: one GPU, an hour's limit."""
+    job: dict[str, Any] = dict.fromkeys(RawJob.__annotations__)
+    job |= {"job_id": job_id, "restart": 0, "tasks": 1, "name": "train", "user": "alice", "group": "alice"}
+    job |= {"account": "vision", "qos": "normal", "partition": "gpu", "state": "PENDING", "reason": "Priority"}
+    job |= {"submitted": START, "eligible": START, "time_limit_s": 3600.0, "nodes": 1, "cpus": 4, "gpus": 1}
+    job |= {"memory_mib": 100.0, "priority": 100_000, "cron": False, "nice": 0}
+    unknown = set(overrides) - set(job)
+    assert not unknown, f"a raw job has no {unknown}"
+    return job | overrides  # type: ignore[return-value]  # because the keys were just checked
+
+
+def a_raw_node(name: str, **overrides: Any) -> RawNode:
+    """Return an idle node of eight GPUs."""
+    node: dict[str, Any] = dict.fromkeys(RawNode.__annotations__)
+    node |= {"name": name, "partitions": "gpu", "state": "IDLE", "cpus": 64, "cpus_held": 0, "gpus": 8}
+    node |= {"gpus_held": 0, "gpu_type": "a100", "memory_mib": 512_000.0, "weight": 1}
+    return node | overrides  # type: ignore[return-value]  # because a builder's caller names real keys
+
+
+class MemorySlurm(Backend):
+    """Jobs by id, their site factors, and what goes wrong on demand."""
+
+    name = "memory"
+
+    def __init__(self, *jobs: RawJob, version: str = "25.11.2", parameters: str = "time_min_as_soft_limit") -> None:
+        self.jobs: dict[str, dict[str, Any]] = {job["job_id"]: dict(job) for job in jobs}
+        self.site: dict[str, int] = {}
+        self.direct: set[str] = set()
+        self.settings = {"SLURM_VERSION": version, "SchedulerParameters": parameters, "ClusterName": "venus"}
+        self.changes: list[Change] = []
+        self.answers: dict[str, str] = {}
+        self.swallowed: set[str] = set()
+        self.down_after: int | None = None
+        self.between: list[Any] = []
+        self.closed = False
+
+    def queue(self) -> list[RawJob]:
+        self._answer()
+        return [job | {"priority": self._priority(job)} for job in self.jobs.values()]  # type: ignore[misc]
+
+    def nodes(self) -> list[RawNode]:
+        self._answer()
+        return [a_raw_node("n2"), a_raw_node("n1")]
+
+    def configuration(self) -> dict[str, str]:
+        self._answer()
+        return self.settings
+
+    def sprio(self) -> dict[str, SiteFactor]:
+        self._answer()
+        return {job_id: self._factor(job_id) for job_id, job in self.jobs.items() if self._is_eligible(job)}
+
+    def change(self, changes: Sequence[Change]) -> list[str]:
+        self._answer()
+        answers = [self._changed(change) for change in changes]
+        while self.between and changes:
+            self.between.pop()()
+        return answers
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _changed(self, change: Change) -> str:
+        self.changes.append(change)
+        job = self.jobs.get(change.job_id)
+        if job is None:
+            return f"Invalid job id specified for job {change.job_id}"
+        if change.job_id in self.answers:
+            return self.answers[change.job_id]
+        if (change.time_min or 0) * 60 > (job["time_limit_s"] or 1e12):
+            return "Invalid time-min specification (exceeds job's time or other limits)"
+        if change.job_id not in self.swallowed:
+            self._write(change, job)
+        return ""
+
+    def _write(self, change: Change, job: dict[str, Any]) -> None:
+        family = [other for other in self.jobs.values() if job["tasks"] > 1 and other["array_job_id"] == job["job_id"]]
+        for member in [job, *family]:
+            if change.site_factor is not None:
+                self.site[member["job_id"]] = change.site_factor
+            if change.time_min is not None and member["state"] == "PENDING":
+                member["time_min_s"] = change.time_min * 60.0 or None
+
+    def _factor(self, job_id: str) -> SiteFactor:
+        direct = job_id in self.direct
+        return SiteFactor(value=0 if direct else self.site.get(job_id, 0), direct=direct)
+
+    def _priority(self, job: dict[str, Any]) -> int:
+        own = job["priority"] == 0 or job["job_id"] in self.direct
+        return int(job["priority"]) + (0 if own else self.site.get(job["job_id"], 0))
+
+    @staticmethod
+    def _is_eligible(job: dict[str, Any]) -> bool:
+        return bool(job["state"] == "PENDING" and job["priority"] and (job["eligible"] or 1e12) <= START)
+
+    def _answer(self) -> None:
+        if self.down_after is not None:
+            if self.down_after == 0:
+                raise ClusterUnavailable("slurmctld was told not to answer")
+            self.down_after -= 1

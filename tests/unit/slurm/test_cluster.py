@@ -1,0 +1,301 @@
+"""What of an action is written, what is not, and what is said about it: on a Slurm in memory."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helios.actions import Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.errors import ClusterUnavailable
+from helios.slurm.cluster import SPENT, SlurmCluster
+from helios.slurm.wishes import INELIGIBLE
+from helios.testing import check_cluster
+from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def a_cluster(slurm: MemorySlurm, *, writes_per_turn: int = 100) -> SlurmCluster:
+    return SlurmCluster(
+        slurm,
+        name="venus",
+        site_factor_most=10_000,
+        writes_per_turn=writes_per_turn,
+        sprio=slurm.sprio,
+        clock=lambda: NOON,
+    )
+
+
+def an_order(**urgencies: float) -> Reorder:
+    ranked = sorted(urgencies.items(), key=lambda item: -item[1])
+    places = tuple(Place(job_id=name.strip("j"), urgency=value, reason="short") for name, value in ranked)
+    return Reorder(partition="gpu", order=places, reason="shortest first")
+
+
+def a_limit(job_id: str, minutes: float = 11) -> SoftLimit:
+    return SoftLimit(job_id=job_id, run_time=timedelta(minutes=minutes), reason="p90")
+
+
+def only(outcomes: list[Outcome]) -> Outcome:
+    (outcome,) = outcomes
+    return outcome
+
+
+def test_it_keeps_the_packaged_promises_of_a_cluster() -> None:
+    slurm = MemorySlurm(
+        *(a_raw_job(str(number)) for number in range(1, 6)),
+        a_raw_job("6", state="RUNNING", started=START),
+        a_raw_job("7", priority=0, reason="JobHeldUser"),
+    )
+    check_cluster(lambda: a_cluster(slurm))
+
+
+def test_a_snapshot_shows_the_queue_in_slurms_order_with_the_clock_of_the_looker() -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"), a_raw_job("3", state="RUNNING", started=START))
+    slurm.site["2"] = 4037
+    snapshot = a_cluster(slurm).snapshot()
+    assert (snapshot.taken_at, snapshot.cluster) == (NOON, "venus")
+    assert snapshot.pending["job_id"].tolist() == ["2", "1"]
+    assert snapshot.running["job_id"].tolist() == ["3"]
+    assert snapshot.nodes["name"].tolist() == ["n1", "n2"]
+
+
+def test_one_change_carries_both_levers_of_a_job() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    outcomes = a_cluster(slurm).apply([an_order(j1=0.5), a_limit("1")])
+    assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.DONE]
+    assert [(change.site_factor, change.time_min) for change in slurm.changes] == [(5037, 17)]
+    assert [outcome.after for outcome in outcomes] == ["SiteFactor 5037", "TimeMin 17 min"]
+
+
+def test_an_array_is_one_change() -> None:
+    slurm = MemorySlurm(a_raw_job("1", array_job_id="1", array_tasks="0-99", tasks=100))
+    a_cluster(slurm).apply([an_order(j1=0.5)])
+    assert [change.job_id for change in slurm.changes] == ["1"]
+
+
+def test_an_array_is_written_before_its_tasks_that_left_it() -> None:
+    left = a_raw_job("9", array_job_id="5", array_tasks="3")
+    slurm = MemorySlurm(left, a_raw_job("5", array_job_id="5", array_tasks="4-8", tasks=5))
+    outcomes = a_cluster(slurm).apply([an_order(j9=0.9, j5=0.1)])
+    assert {outcome.result for outcome in outcomes} == {Result.DONE}
+    assert (slurm.site["9"], slurm.site["5"]) == (8937, 1037)
+
+
+def test_what_already_is_so_costs_no_write() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    cluster = a_cluster(slurm)
+    cluster.apply([an_order(j1=0.5), a_limit("1")])
+    again = cluster.apply([an_order(j1=0.5), a_limit("1")])
+    assert {outcome.result for outcome in again} == {Result.UNCHANGED}
+    assert len(slurm.changes) == 1
+
+
+def test_the_largest_changes_are_written_first_and_the_rest_waits() -> None:
+    slurm = MemorySlurm(*(a_raw_job(str(number)) for number in (1, 2, 3)))
+    outcomes = a_cluster(slurm, writes_per_turn=1).apply([an_order(j1=0.2, j2=-0.1, j3=-0.9)])
+    assert [change.job_id for change in slurm.changes] == ["3"]
+    assert [(outcome.result, outcome.remark) for outcome in outcomes[:2]] == [(Result.POSTPONED, SPENT)] * 2
+    assert outcomes[2].result is Result.DONE
+
+
+def test_taking_back_comes_before_anything_new() -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
+    slurm.site["2"] = 137
+    outcomes = a_cluster(slurm, writes_per_turn=1).apply([an_order(j1=1.0), Restore(reason="stop", job_ids=("2",))])
+    assert slurm.site == {"2": 0}
+    assert outcomes[0].result is Result.POSTPONED
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (a_raw_job("1", het_job_id="1", het_job_offset=0), "heterogeneous"),
+        (a_raw_job("1", cron=True), "scrontab"),
+        (a_raw_job("1", reservation="course"), "reservation course"),
+        (a_raw_job("1", priority=0, reason="JobHeldAdmin"), "held"),
+    ],
+)
+def test_a_job_that_is_not_helios_to_touch_is_refused_with_the_reason(job: dict[str, object], why: str) -> None:
+    slurm = MemorySlurm(job)  # type: ignore[arg-type]  # because parametrize forgets the type
+    outcomes = a_cluster(slurm).apply([an_order(j1=0.5), a_limit("1")])
+    assert [outcome.result for outcome in outcomes] == [Result.REFUSED, Result.REFUSED]
+    assert all(why in outcome.remark for outcome in outcomes)
+    assert slurm.changes == []
+
+
+def test_an_admins_site_factor_stays() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.site["1"] = 500
+    cluster = a_cluster(slurm)
+    for action in (an_order(j1=0.5), Restore(reason="stop", job_ids=("1",), lever=Lever.ORDER)):
+        outcome = only(cluster.apply([action]))
+        assert (outcome.result, outcome.before) == (Result.REFUSED, "SiteFactor 500")
+    assert cluster.apply([Restore(reason="stop")]) == []
+    assert slurm.changes == []
+
+
+def test_a_direct_priority_is_left_alone() -> None:
+    slurm = MemorySlurm(a_raw_job("1", priority=5000))
+    slurm.direct.add("1")
+    outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
+    assert outcome.result is Result.REFUSED
+    assert "set directly, to 5000" in outcome.remark
+
+
+def test_a_job_that_is_not_eligible_yet_waits_unwritten() -> None:
+    slurm = MemorySlurm(a_raw_job("1", eligible=None, reason="Dependency"))
+    outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
+    assert (outcome.result, outcome.remark) == (Result.POSTPONED, INELIGIBLE)
+    assert slurm.changes == []
+
+
+@pytest.mark.parametrize(
+    ("version", "parameters"), [("22.05.8", "time_min_as_soft_limit"), ("25.11.2", "bf_interval=30"), ("25.11.2", "")]
+)
+def test_no_time_min_is_written_where_it_would_shorten_the_job(version: str, parameters: str) -> None:
+    slurm = MemorySlurm(a_raw_job("1"), version=version, parameters=parameters)
+    outcome = only(a_cluster(slurm).apply([a_limit("1")]))
+    assert outcome.result is Result.REFUSED
+    assert "time_min_as_soft_limit" in outcome.remark
+    assert slurm.changes == []
+
+
+def test_a_users_own_time_min_stays() -> None:
+    slurm = MemorySlurm(a_raw_job("1", time_min_s=1800.0))
+    cluster = a_cluster(slurm)
+    outcome = only(cluster.apply([a_limit("1")]))
+    assert (outcome.result, outcome.before) == (Result.REFUSED, "TimeMin 30 min")
+    cluster.apply([Restore(reason="stop"), Restore(reason="stop", job_ids=("1",))])
+    assert slurm.jobs["1"]["time_min_s"] == 1800.0
+
+
+def test_before_soft_limits_even_a_marked_time_min_is_the_users() -> None:
+    slurm = MemorySlurm(a_raw_job("1", time_min_s=17 * 60.0), version="22.05.8")
+    cluster = a_cluster(slurm)
+    cluster.apply([Restore(reason="stop"), Restore(reason="stop", job_ids=("1",))])
+    assert slurm.changes == []
+    assert cluster.snapshot().pending["user_soft_limit_s"].tolist() == [17 * 60.0]
+
+
+def test_a_soft_limit_that_is_not_below_the_hard_one_is_refused() -> None:
+    slurm = MemorySlurm(a_raw_job("1", time_limit_s=17 * 60.0))
+    assert only(a_cluster(slurm).apply([a_limit("1", 16)])).remark == "it is not below the time limit"
+
+
+def test_a_restore_takes_back_by_the_marks_alone_even_after_a_new_start() -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2", time_min_s=420.0), a_raw_job("3"))
+    slurm.site |= {"1": -2537, "3": 25}
+    outcomes = a_cluster(slurm).apply([Restore(reason="stop")])
+    assert {(outcome.job_id, outcome.lever, outcome.result) for outcome in outcomes} == {
+        ("1", Lever.ORDER, Result.DONE),
+        ("2", Lever.SOFT_LIMIT, Result.DONE),
+    }
+    assert (slurm.site["1"], slurm.site["3"], slurm.jobs["2"]["time_min_s"]) == (0, 25, None)
+
+
+def test_a_restore_of_one_lever_leaves_the_other() -> None:
+    slurm = MemorySlurm(a_raw_job("1", time_min_s=420.0))
+    slurm.site["1"] = 137
+    a_cluster(slurm).apply([Restore(reason="stop", lever=Lever.SOFT_LIMIT)])
+    assert (slurm.site["1"], slurm.jobs["1"]["time_min_s"]) == (137, None)
+
+
+def test_a_restore_zeroes_once_what_nobody_can_read() -> None:
+    slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
+    slurm.site["1"] = 4037
+    cluster = a_cluster(slurm)
+    outcome = only(cluster.apply([Restore(reason="stop")]))
+    assert (outcome.result, slurm.site["1"]) == (Result.DONE, 0)
+    assert "cannot be read back" in outcome.remark
+    assert cluster.apply([Restore(reason="stop")]) == []
+
+
+def test_what_was_zeroed_unseen_is_zeroed_again_after_it_could_be_seen() -> None:
+    slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
+    cluster = a_cluster(slurm)
+    cluster.apply([Restore(reason="stop")])
+    slurm.jobs["1"] |= {"priority": 100_000, "reason": "Priority"}
+    cluster.apply([an_order(j1=0.5)])
+    slurm.jobs["1"] |= {"priority": 0, "reason": "JobHeldUser"}
+    cluster.apply([Restore(reason="stop")])
+    assert slurm.site["1"] == 0
+
+
+def test_a_job_that_started_or_ended_is_gone() -> None:
+    slurm = MemorySlurm(a_raw_job("1", state="RUNNING", started=START))
+    outcomes = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.1), Restore(reason="stop", job_ids=("1",))])
+    assert {outcome.result for outcome in outcomes} == {Result.GONE}
+    assert slurm.changes == []
+
+
+def test_a_job_that_starts_while_it_is_changed_is_gone() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.between.append(lambda: slurm.jobs["1"].update(state="RUNNING"))
+    assert only(a_cluster(slurm).apply([an_order(j1=0.5)])).result is Result.GONE
+
+
+def test_what_slurm_refuses_for_one_job_does_not_stop_the_others() -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
+    slurm.answers["1"] = "Access/permission denied for job 1"
+    first, second = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.4)])
+    assert (first.result, first.remark) == (Result.FAILED, "Access/permission denied for job 1")
+    assert second.result is Result.DONE
+
+
+def test_a_lost_answer_of_a_change_that_shows_is_done() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.between.append(lambda: slurm.site.update({"1": 5037}))
+    slurm.answers["1"] = "the answer was lost"
+    assert only(a_cluster(slurm).apply([an_order(j1=0.5)])).result is Result.DONE
+
+
+def test_a_change_that_slurm_accepts_and_does_not_make_is_a_mismatch() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.swallowed.add("1")
+    outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
+    assert (outcome.result, outcome.after) == (Result.MISMATCH, "SiteFactor 0")
+
+
+def test_a_job_that_is_held_while_it_is_changed_is_read_next_turn() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.between.append(lambda: slurm.jobs["1"].update(priority=0))
+    assert only(a_cluster(slurm).apply([an_order(j1=0.5)])).result is Result.POSTPONED
+
+
+def test_of_two_wishes_for_one_lever_the_last_counts() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    first, second = a_cluster(slurm).apply([an_order(j1=0.5), an_order(j1=-0.5)])
+    assert (first.result, second.result) == (Result.REFUSED, Result.DONE)
+    assert slurm.site["1"] == -5037
+
+
+def test_a_silent_controller_before_the_write_is_an_error() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.down_after = 1
+    with pytest.raises(ClusterUnavailable):
+        a_cluster(slurm).apply([an_order(j1=0.5)])
+    assert slurm.changes == []
+
+
+def test_a_controller_that_falls_silent_after_the_write_is_told_job_by_job() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.down_after = 4  # configuration, queue, sprio, the write
+    outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
+    assert outcome.result is Result.FAILED
+    assert "could not be read back" in outcome.remark
+
+
+def test_a_controller_that_falls_silent_between_arrays_and_jobs_is_told_job_by_job() -> None:
+    slurm = MemorySlurm(a_raw_job("1", array_job_id="1", array_tasks="0-1", tasks=2), a_raw_job("2"))
+    slurm.between.append(lambda: setattr(slurm, "down_after", 0))
+    outcomes = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.1)])
+    assert {outcome.result for outcome in outcomes} == {Result.FAILED}
+    assert [change.job_id for change in slurm.changes] == ["1"]
+
+
+def test_closing_the_cluster_closes_the_way_in() -> None:
+    slurm = MemorySlurm()
+    a_cluster(slurm).close()
+    assert slurm.closed

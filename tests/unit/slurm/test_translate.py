@@ -1,0 +1,133 @@
+"""Urgency and SiteFactor, soft limit and TimeMin, and who must be left alone."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helios.slurm import translate
+from helios.slurm.sprio import SiteFactor
+from tests.unit.slurm.slurm import START, a_raw_job, a_raw_node
+
+NEW, OLD = (25, 11), (22, 5)
+
+
+@given(urgency=st.floats(-1, 1), most=st.integers(137, 1_000_000_000))
+def test_every_site_factor_bears_the_mark_stays_within_its_bound_and_reads_back(urgency: float, most: int) -> None:
+    written = translate.site_factor(urgency, most=most)
+    assert abs(written) <= most
+    assert written == 0 or abs(written) % 100 == 37
+    assert abs(translate.urgency(written, most=most) - urgency) <= 0.5 / translate.steps(most) + 1e-9
+
+
+@given(first=st.floats(-1, 1), second=st.floats(-1, 1))
+def test_a_more_urgent_job_never_gets_less(first: float, second: float) -> None:
+    low, high = sorted((first, second))
+    assert translate.site_factor(low, most=10_000) <= translate.site_factor(high, most=10_000)
+
+
+@pytest.mark.parametrize("value", [0, 100, 36, 38, -500, 10_000])
+def test_a_site_factor_without_the_mark_is_no_urgency(value: int) -> None:
+    assert translate.urgency(value, most=10_000) == 0
+    assert not translate.is_ours(value)
+
+
+def test_a_site_factor_from_a_wider_bound_is_still_helios_and_reads_as_the_utmost() -> None:
+    assert translate.urgency(-50_037, most=10_000) == -1
+
+
+@given(seconds=st.floats(0.001, 1e7))
+def test_a_time_min_bears_the_mark_and_is_the_next_one_up(seconds: float) -> None:
+    minutes = translate.time_min(timedelta(seconds=seconds))
+    assert minutes % 10 == 7
+    assert 0 <= minutes * 60 - timedelta(seconds=seconds).total_seconds() <= 600
+
+
+def test_the_queue_is_in_slurms_order() -> None:
+    jobs = [
+        a_raw_job("10", priority=5),
+        a_raw_job("9", priority=5),
+        a_raw_job("11", priority=5, submitted=START - 1),
+        a_raw_job("8", priority=6),
+    ]
+    assert translate.pending(jobs, {}, most=10_000, release=NEW)["job_id"].tolist() == ["8", "11", "9", "10"]
+
+
+def test_running_jobs_come_oldest_start_first_and_completing_ones_hold_too() -> None:
+    jobs = [
+        a_raw_job("1", state="SUSPENDED", started=START + 5),
+        a_raw_job("2", state="COMPLETING", started=START + 1),
+        a_raw_job("3", state="COMPLETED", started=START),
+    ]
+    running = translate.running(jobs, release=NEW)
+    assert running["job_id"].tolist() == ["2", "1"]
+    assert running["state"].tolist() == ["RUNNING", "SUSPENDED"]
+    assert running["reason"].tolist() == ["Completing", "Priority"]
+
+
+def test_a_time_min_is_the_users_unless_it_bears_the_mark_on_a_release_with_soft_limits() -> None:
+    jobs = [a_raw_job("1", time_min_s=420.0), a_raw_job("2", time_min_s=1800.0), a_raw_job("3")]
+    new = translate.pending(jobs, {}, most=10_000, release=NEW)
+    assert new["soft_limit_s"].fillna(0).tolist() == [420, 0, 0]
+    assert new["user_soft_limit_s"].fillna(0).tolist() == [0, 1800, 0]
+    old = translate.pending(jobs, {}, most=10_000, release=OLD)
+    assert old["soft_limit_s"].isna().all()
+    assert old["user_soft_limit_s"].fillna(0).tolist() == [420, 1800, 0]
+
+
+def test_the_urgency_of_a_job_that_cannot_be_read_is_0() -> None:
+    queue = translate.pending([a_raw_job("1"), a_raw_job("2")], {"1": SiteFactor(value=9937)}, most=10_000, release=NEW)
+    assert queue["urgency"].tolist() == [1, 0]
+
+
+def test_units_and_missing_values_of_a_job() -> None:
+    job = a_raw_job("1", time_limit_s="UNLIMITED", eligible=None, planned_start=START + 60, memory_mib=None)
+    (row,) = translate.pending([job], {}, most=10_000, release=NEW).to_dict("records")
+    assert row["time_limit_s"] == math.inf
+    assert row["eligible_at"] is pd.NaT
+    assert row["planned_start_at"] == pd.Timestamp(START + 60, unit="s", tz="UTC")
+    assert math.isnan(row["memory_mib"])
+
+
+def test_an_array_is_one_row_that_says_how_many_it_stands_for() -> None:
+    job = a_raw_job("6", array_job_id="6", array_tasks="0-9%2", tasks=10)
+    (row,) = translate.pending([job], {}, most=10_000, release=NEW).to_dict("records")
+    assert (row["array_job_id"], row["array_task_id"], row["tasks"]) == ("6", "0-9%2", 10)
+
+
+def test_bytes_that_are_no_text_are_written_out() -> None:
+    queue = translate.pending([a_raw_job("1", name="caf\udce9\n|")], {}, most=10_000, release=NEW)
+    assert queue["name"].tolist() == ["caf\\xe9\n|"]
+
+
+def test_nothing_makes_frames_of_nothing() -> None:
+    assert len(translate.pending([], {}, most=10_000, release=NEW)) == 0
+    assert len(translate.running([], release=NEW)) == 0
+    assert len(translate.node_states([])) == 0
+
+
+def test_nodes_come_in_the_order_of_their_numbers() -> None:
+    nodes = [a_raw_node("n10"), a_raw_node("n2", idle_since=START), a_raw_node("n1", flags="DRAIN+POWERED_DOWN")]
+    states = translate.node_states(nodes)
+    assert states["name"].tolist() == ["n1", "n2", "n10"]
+    assert states["flags"].fillna("").tolist() == ["DRAIN+POWERED_DOWN", "", ""]
+    assert states["idle_since"].notna().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("factor", "why"),
+    [
+        (None, ""),
+        (SiteFactor(value=0), ""),
+        (SiteFactor(value=-2537), ""),
+        (SiteFactor(value=500), "an admin set SiteFactor 500"),
+        (SiteFactor(value=0, direct=True), "its priority was set directly, to 100000"),
+    ],
+)
+def test_a_hand_on_a_job_is_named(factor: SiteFactor | None, why: str) -> None:
+    assert translate.hands_off(a_raw_job("1"), factor) == why
