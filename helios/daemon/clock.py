@@ -34,6 +34,7 @@ from apscheduler.triggers.interval import (  # type: ignore[import-untyped]  # b
     IntervalTrigger,
 )
 
+from helios.actions import Result
 from helios.app.clockwork import Chores, TurnSummary
 from helios.daemon.chore import Chore
 from helios.daemon.door import Door
@@ -187,9 +188,11 @@ class Clock:
 
         What stays as it is belongs in health and metrics: a line for each turn would bury the others.
         """
-        before, self._outcomes = (
-            self._outcomes,
-            frozenset((t.service, t.result.value) for t in summary.tallies if t.jobs),
+        before = self._outcomes
+        self._outcomes = frozenset(
+            (tally.service, tally.result.value)
+            for tally in summary.tallies
+            if tally.jobs and tally.result is not Result.UNCHANGED
         )
         return not summary.still and (summary.acted > 0 or self._outcomes != before)
 

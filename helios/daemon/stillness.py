@@ -35,6 +35,8 @@ class Stillness:
 
     def _say_still(self, turn: TurnSummary) -> None:
         before, self._still = self._still, _kinds(turn.still)
+        if not turn.lease_held:
+            return  # said as standby
         if self._still and self._still != before:
             _log.warning("nothing is done: %s", "; ".join(turn.still))
         elif before and not self._still:

@@ -36,6 +36,11 @@ Predictions in the timeline
     Before each second in which jobs are submitted, the predictor hears of all that ended earlier and is asked for
     these jobs; answers hold for the rest of the replay.
 
+Acting on it
+    :class:`SimCluster` is a timeline behind the port ``Cluster``. Its own order is first in, first out; a job's key is
+    its urgency, negated. At the moment the clock is moved to, ends and arrivals have happened and the pass is still
+    due, so that what is decided there counts for it; a change to a partition's queue makes a pass due by itself.
+
 The compiled core (:mod:`helios.simulate.engine`) keeps its state in plain arrays and can stop before any moment.
 """
 

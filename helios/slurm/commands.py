@@ -12,6 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 from helios.errors import AnswerNotUnderstood, ClusterUnavailable
 from helios.slurm import values
@@ -242,15 +243,17 @@ def _job(record: str, cron: frozenset[str]) -> RawJob:
 
 def _job_gpus(field: Mapping[str, str]) -> values.Gpus:
     """Return a job's GPUs: counted by TRES where the site accounts for them, else from what was asked for."""
-    counted = values.gpus(field["tres-alloc"])
-    asked = {
-        name: values.gpus(field[f"tres-per-{name}"])
-        for name in ("job", "node", "task")
-        if "gpu" in field[f"tres-per-{name}"]
-    }
-    times = {"job": 1, "node": values.whole(field["NumNodes"]) or 1, "task": values.whole(field["NumTasks"]) or 1}
-    total = max((gpus.count * times[name] for name, gpus in asked.items()), default=0)
-    kinds = {gpus.type for gpus in [counted, *asked.values()]} - {None}
+    nodes, tasks = values.whole(field["NumNodes"]) or 1, values.whole(field["NumTasks"]) or 1
+    asked = ((field["tres-per-job"], 1), (field["tres-per-node"], nodes), (field["tres-per-task"], tasks))
+    return _gpus_of(field["tres-alloc"], tuple(pair for pair in asked if "gpu" in pair[0]))
+
+
+@lru_cache(maxsize=20_000)
+def _gpus_of(counted_text: str, asked: tuple[tuple[str, int], ...]) -> values.Gpus:
+    counted = values.gpus(counted_text)
+    found = [(values.gpus(text), times) for text, times in asked]
+    total = max((gpus.count * times for gpus, times in found), default=0)
+    kinds = {gpus.type for gpus in (counted, *(gpus for gpus, _ in found))} - {None}
     return values.Gpus(count=counted.count or total, type=kinds.pop() if len(kinds) == 1 else None)
 
 

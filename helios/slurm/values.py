@@ -6,7 +6,10 @@ Sources: squeue(1), scontrol(1), and what 22.05 printed on a running cluster.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 from helios.slurm.backend import UNLIMITED, Length
 
@@ -16,6 +19,8 @@ _SIZE = re.compile(r"([\d.]+)([KMGTPE]?)", re.ASCII)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 _COUNT = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5, "E": 1024**6}
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:=(,]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?", re.ASCII)
+_remembered = lru_cache(maxsize=20_000)
+"""A queue says the same few things thousands of times."""
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
 
 
@@ -29,6 +34,7 @@ def time_s(value: str) -> int | None:
     return int(value) if value.isascii() and value.isdigit() and int(value) > 0 else None
 
 
+@_remembered
 def length_s(value: str) -> Length:
     """Return a length as ``1-02:03:04``, ``UNLIMITED`` or ``0:00``, in seconds; None: not set, or 0."""
     if value == UNLIMITED:
@@ -43,21 +49,24 @@ def length_s(value: str) -> Length:
     return seconds or None
 
 
+@_remembered
 def whole(value: str) -> int | None:
     """Return a count as ``12``, ``4-8`` (the least) or ``2K`` (1,024 each); None: none given."""
     found = _SIZE.match(value)
     return round(float(found[1]) * _COUNT[found[2]]) if found and found[1] != "." else None
 
 
+@_remembered
 def memory_mib(value: str) -> float | None:
     """Return an amount of memory as ``100M`` or ``1.5T`` in MiB; None: none given."""
     found = _SIZE.fullmatch(value)
     return float(found[1]) * _MIB[found[2]] if found else None
 
 
-def tres(value: str) -> dict[str, str]:
+@_remembered
+def tres(value: str) -> Mapping[str, str]:
     """Return ``cpu=4,mem=8G,gres/gpu:a100=2`` as a mapping."""
-    return dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+    return MappingProxyType(dict(part.split("=", 1) for part in value.split(",") if "=" in part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,7 @@ class Gpus:
     type: str | None
 
 
+@_remembered
 def gpus(value: str) -> Gpus:
     """Return the GPUs of a list of TRES or GRES: ``gres/gpu=2``, ``gres:gpu:a100:2``, ``gpu:a100:8(S:0-1)``.
 
@@ -86,6 +96,7 @@ def gpus(value: str) -> Gpus:
     return Gpus(count=max(plain, sum(typed.values())), type=kind)
 
 
+@_remembered
 def tasks(value: str) -> int:
     """Return how many tasks ``0,3,6,20-29%2`` names, steps as in ``0-9:3`` included."""
     count = 0

@@ -152,7 +152,8 @@ def raw_job(job: Any, names: Names) -> dict[str, Any]:
     state = _BASE_STATE.get(job.state, job.state)
     pending = state == "PENDING"
     array_tasks = _array_tasks(job)
-    gpus = _job_gpus(job)
+    tres = job.tres  # parsed anew by each access, like the others of this kind
+    gpus = _job_gpus(job, tres)
     return {
         "job_id": str(job.id),
         "restart": job.requeue_count or 0,
@@ -179,7 +180,7 @@ def raw_job(job: Any, names: Names) -> dict[str, Any]:
         "cpus": _number(job.cpus),
         "gpus": gpus["count"],
         "gpu_type": gpus["kind"],
-        "memory_mib": _memory_mib(job),
+        "memory_mib": _memory_mib(job, tres),
         "node_list": None if pending else read(job, "allocated_nodes"),
         "priority": _number(job.priority),
         "reservation": read(job, "reservation"),
@@ -241,20 +242,20 @@ def count_tasks(tasks: str) -> int:
     return max(count, 1)
 
 
-def _job_gpus(job: Any) -> dict[str, Any]:
+def _job_gpus(job: Any, tres: Any) -> dict[str, Any]:
     """Return a job's GPUs: as TRES count them, else, where the site does not account for GPUs, as asked for."""
-    counted = gpus_of(job.tres.gres if job.tres else None)
+    per_task = job.tres_per_task
+    counted = gpus_of(tres.gres if tres else None)
     by_node = gpus_of(job.gres_per_node)
-    by_task = gpus_of(job.tres_per_task.gres if job.tres_per_task else None)
+    by_task = gpus_of(per_task.gres if per_task else None)
     asked = max(by_node["count"] * (_number(job.num_nodes) or 1), by_task["count"] * (_number(job.ntasks) or 1))
     kinds = {gpus["kind"] for gpus in (counted, by_node, by_task)} - {None}
     return {"count": counted["count"] or asked, "kind": kinds.pop() if len(kinds) == 1 else None}
 
 
-def _memory_mib(job: Any) -> float | None:
-    if job.tres and job.tres.mem:
-        return float(job.tres.mem.count)
-    return _number(job.memory)
+def _memory_mib(job: Any, tres: Any) -> float | None:
+    memory = tres.mem if tres else None
+    return float(memory.count) if memory else _number(job.memory)
 
 
 def _array_tasks(job: Any) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.rig import Rig, missing
+from tests.live.rig import Rig, missing, roomy_folder
 
 HERE = Path(__file__).parent
 
@@ -21,15 +21,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def cluster() -> Iterator[Rig]:
     if why := missing():
         # CI installs Slurm: there a skip would hide that nothing was tested.
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
-    rig = Rig(tmp_path_factory.mktemp("slurm"))
-    # Slurm's daemons and users must reach it.
-    for folder in (rig.folder, *rig.folder.parents[:3]):
-        if folder.owner() == "root" and folder != Path("/"):
-            folder.chmod(0o755 if folder != Path("/tmp") else 0o1777)
+    rig = Rig(roomy_folder())
     try:
         rig.control("up")
         yield rig

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -112,6 +113,11 @@ class Rig:
         words = self.run("scontrol", "-o", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def log(self, daemon: str) -> str:
+        """Return the end of a daemon's log."""
+        file = self.folder / "log" / f"{daemon}.log"
+        return "\n".join(file.read_text(errors="replace").splitlines()[-30:]) if file.exists() else ""
+
     def empty(self) -> None:
         """Cancel every job and wait until none is left."""
         if jobs := self.lines("squeue", "-h", "-o", "%A"):
@@ -127,6 +133,13 @@ class Rig:
             time.sleep(0.05)
 
 
+def roomy_folder() -> Path:
+    """Make a folder that Slurm's users can enter; pytest closes its own to everybody else."""
+    folder = Path(tempfile.mkdtemp(prefix="helios-live-"))
+    folder.chmod(0o755)
+    return folder
+
+
 def missing() -> str:
     """Return why no cluster can be brought up here; empty: one can."""
     if os.geteuid() != 0:
@@ -140,7 +153,8 @@ def _found(program: str) -> bool:
 
 
 def _free_ports(wanted: Sequence[int] = (17, 19, 101, 104, 108)) -> int:
-    for base in range(20_000 + os.getpid() % 97 * 150, 60_000, 150):
+    # Below 32768: from there on ports are lent to whoever connects somewhere.
+    for base in range(10_000 + os.getpid() % 97 * 150, 32_000, 150):
         if all(_is_free(base + port) for port in wanted):
             return base
     raise AssertionError("no free ports")

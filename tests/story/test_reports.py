@@ -1,5 +1,6 @@
 """An admin's morning: history and predictions are loaded, decisions were written; every report is asked for."""
 
+import sys
 from datetime import datetime
 from email import message_from_bytes
 from email.policy import default
@@ -9,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from helios.cli import main
 from helios.model import Batch, in_submission_order
 from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame, rejects_frame
@@ -46,7 +48,8 @@ def a_day() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def helios(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of one day."""
     folder = tmp_path_factory.mktemp("reports")
     jobs = a_day()
     load(
@@ -58,7 +61,30 @@ def helios(tmp_path_factory: pytest.TempPathFactory) -> Helios:
             {"target": "19", "outcome": "refused: the job is held", "decided_at": at("19:01")},
         ),
     )
-    return shell(folder)
+    return folder / "helios.db"
+
+
+@pytest.fixture
+def helios(warehouse: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Helios:
+    """Type a command in this very process: the same door, without the seconds that Python takes to start."""
+    return _typed_here(f"sqlite:///{warehouse}", monkeypatch, capfd)
+
+
+def _typed_here(url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Helios:
+    monkeypatch.setenv("HELIOS_DATABASE_URL", url)
+
+    def helios(*arguments: object, code: int = 0) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["helios", *map(str, arguments)])
+        ended = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            ended = int(leaving.code or 0)
+        said = capfd.readouterr()
+        assert ended == code, f"exit {ended}\n{said.out}\n{said.err}"
+        return Answer(code=ended, out=said.out, err=said.err)
+
+    return helios
 
 
 def rows(answer: Answer) -> list[list[str]]:
@@ -115,8 +141,11 @@ def test_who_is_shown_nothing_learns_what_the_history_spans(helios: Helios) -> N
 
 
 @pytest.mark.parametrize("report", REPORTS)
-def test_fields_are_listed_without_a_database(tmp_path: Path, report: str) -> None:
-    lines = shell(tmp_path)("report", report, "--helpformat").out.splitlines()
+def test_fields_are_listed_without_a_database(
+    tmp_path: Path, report: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    typed = _typed_here(f"sqlite:///{tmp_path / 'helios.db'}", monkeypatch, capfd)
+    lines = typed("report", report, "--helpformat").out.splitlines()
     assert len(lines) >= 9
     assert not (tmp_path / "helios.db").exists()
 
@@ -183,13 +212,13 @@ def test_a_night_is_written_as_page_text_and_mail_and_old_ones_are_thinned_out(h
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_only_so_many_nights_are_kept(helios: Helios, tmp_path: Path) -> None:
+def test_only_so_many_nights_are_kept(warehouse: Path, tmp_path: Path) -> None:
     for name in ("venus-2019-01-01", "venus-2019-01-02"):
         for ending in (".html", ".txt", ".eml"):
             (tmp_path / f"{name}{ending}").write_text("old")
     (tmp_path / "earth-2019-01-01.html").write_text("another cluster's")
     (tmp_path / "helios.toml").write_text("[report]\nkeep = 2\n")
-    (tmp_path / "helios.db").symlink_to(_database(helios))
+    (tmp_path / "helios.db").symlink_to(warehouse)
     shell(tmp_path)("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.html")) == [
         "earth-2019-01-01.html",
@@ -204,12 +233,6 @@ def test_a_folder_that_cannot_be_written_is_told(helios: Helios, tmp_path: Path)
     assert "cannot be written" in answer.err
 
 
-def _database(helios: Helios) -> str:
-    listing = helios("config", "show", "--json").json
-    url = next(setting["value"] for setting in listing if setting["key"] == "database.url")
-    return str(url).removeprefix("sqlite:///")
-
-
 TRACE_REPORTS = {
     "philly_vc_aug-oct2017.csv.gz": ("2017-10-02", "2017-10-09"),
     "sacct_graham_may-jun2021.txt.gz": ("2021-05-10", "2021-05-17"),
@@ -219,14 +242,16 @@ TRACE_REPORTS = {
 
 @needs_traces
 @pytest.mark.parametrize("trace", TRACE_REPORTS)
-def test_reports_of_real_traces_add_up(trace: str, tmp_path: Path) -> None:
-    helios = shell(tmp_path)
+def test_reports_of_real_traces_add_up(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    helios = _typed_here(f"sqlite:///{tmp_path / 'helios.db'}", monkeypatch, capfd)
     helios("trace", "load", TRACES / trace)
     since, until = TRACE_REPORTS[trace]
-    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as warehouse:
-        name = warehouse.clusters()["name"].iloc[0]
+    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as opened:
+        name = opened.clusters()["name"].iloc[0]
         begin, end = (datetime.fromisoformat(f"{day}T00:00:00+00:00") for day in (since, until))
-        jobs = warehouse.jobs(name, since=begin, until=end)
+        jobs = opened.jobs(name, since=begin, until=end)
     for report in ("users", "accounts", "partitions"):
         found = helios("report", report, "-S", since, "-E", until, "--json").json
         assert sum(row["jobs"] for row in found["rows"]) == found["total"]["jobs"] == len(jobs)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
@@ -119,6 +119,7 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
+@settings(max_examples=50)
 @given(
     urgency=st.floats(-1, 1),
     most=st.integers(137, 1_000_000),

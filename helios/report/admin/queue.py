@@ -75,7 +75,8 @@ def queue_at(
         Columns of ``JOBS``: all submitted by ``at`` that may still have waited or run then.
     """
     jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
-    table = _held_at(with_first_prediction(jobs, predictions), at)
+    held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
+    table = _held_at(with_first_prediction(held, predictions), at)
     rows = _by_partition_and_user(table)
     gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
     size = ("GPUs",) if gpus else ("CPUs",)
@@ -173,10 +174,9 @@ def _anything(rows: pd.DataFrame) -> bool:
     return bool(rows[["submitted", "started", "waiting", "running"]].to_numpy().any())
 
 
-def _held_at(jobs: pd.DataFrame, at: datetime) -> pd.DataFrame:
-    waiting, running = waiting_at(jobs, at), running_at(jobs, at)
-    held = jobs[waiting | running]
-    waits, runs = waiting[waiting | running], running[waiting | running]
+def _held_at(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
+    """Return what is counted, a row for each job that waits or runs."""
+    waits, runs = waiting_at(held, at), running_at(held, at)
     gpus = held["gpus"].to_numpy(dtype=np.float64)
     p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600
     return pd.DataFrame(

@@ -16,7 +16,7 @@ from helios.control.pending import carried, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, all_is_well, canary, order, seat, soft_limit
 
-FEW = settings(max_examples=40)
+FEW = settings(max_examples=25)
 FREE = ("j1", "j2", "j3")
 OTHERS = ("held", "reserved", "foreign", "theirs", "running")
 EVERY_ID = (*FREE, *OTHERS, "nobody")

@@ -131,6 +131,8 @@ def test_rail_one_writer_the_second_stands_by() -> None:
     report = second.turn(seat(Says(order(j1=-0.5))))
     assert report.still == ("another Helios holds the lease of this cluster: standing by",)
     assert not report.leads
+    assert report.recorded  # there was nothing to write down
+    assert report.notes == ()
     assert report.memory == TurnMemory()  # what it remembers is not what counts
     assert table.cluster.urgency_of("j1") > 0
 

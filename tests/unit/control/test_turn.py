@@ -335,3 +335,25 @@ def test_expectations_that_fail_keep_helios_still() -> None:
     report = table.turn(seat(Says(order(j1=0.5))))
     assert "there are no predictions: no database" in report.still
     assert table.cluster.applied == []
+
+
+def test_a_change_that_the_cluster_postpones_leaves_the_book_as_it_was() -> None:
+    table = Table()
+    table.submit("j1", "j2")
+    service = Says(order(j1=0.5))
+    table.turn(seat(service))
+    table.cluster.writes_per_turn = 0
+    service.actions = [order(j1=0.9, j2=0.9)]
+    report = table.turn(seat(service))
+    assert report.counts == {"qssf": {Result.POSTPONED: 2}}
+    assert table.standing() == {"j1": 0.5}
+
+
+def test_a_job_that_is_made_neutral_leaves_the_book() -> None:
+    table = Table()
+    table.submit("j1")
+    service = Says(order(j1=0.5))
+    table.turn(seat(service))
+    service.actions = [order(j1=0.0)]
+    assert table.turn(seat(service)).acted == 1
+    assert table.standing() == {}

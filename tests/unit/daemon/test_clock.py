@@ -195,8 +195,11 @@ def test_a_turn_that_could_not_look_counts_as_failed_and_is_shown_all_the_same()
 
 
 def test_a_turn_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogCaptureFixture) -> None:
-    def refused(jobs: int) -> tuple[Tally, ...]:
-        return (Tally(service="qssf", mode="active", result=Result.REFUSED, jobs=jobs),)
+    def refused(jobs: int, *, unchanged: int = 0) -> tuple[Tally, ...]:
+        return (
+            Tally(service="qssf", mode="active", result=Result.REFUSED, jobs=jobs),
+            Tally(service="qssf", mode="active", result=Result.UNCHANGED, jobs=unchanged),
+        )
 
     toys = ToyChores()
     clock = Ticking(toys).clock
@@ -204,7 +207,7 @@ def test_a_turn_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogC
         for turn in (
             a_turn(),
             a_turn(tallies=refused(4)),
-            a_turn(tallies=refused(5)),
+            a_turn(tallies=refused(5, unchanged=7)),
             a_turn(acted=2, tallies=refused(5)),
             a_turn(still=("paused",), tallies=()),
             a_turn(),

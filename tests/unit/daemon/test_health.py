@@ -57,7 +57,8 @@ def test_failures_are_counted_in_a_row() -> None:
         health.failed("turn", at=hand.times.now(), trouble="no")
     assert health.of("turn").failures == 3
     health.succeeded("turn", at=hand.times.now(), line="")
-    assert (health.of("turn").failures, health.of("turn").line) == (0, "done")
+    fares = health.of("turn")
+    assert (fares.failures, fares.trouble, fares.line) == (0, "", "done")
 
 
 @pytest.mark.parametrize(

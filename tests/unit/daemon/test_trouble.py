@@ -36,6 +36,10 @@ def test_a_success_forgets_the_failures() -> None:
     assert pace.not_before_s <= 60
 
 
+def test_after_a_success_it_rests_as_long_as_it_should() -> None:
+    assert Pace(interval_s=60, rest_s=500).succeeded(began_s=100).not_before_s == 600
+
+
 def test_failures_in_a_row_remember_when_the_first_was() -> None:
     pace = Pace(interval_s=60)
     for began_s in (100.0, 160.0, 280.0):

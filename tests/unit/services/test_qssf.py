@@ -45,6 +45,7 @@ def waiting(time: timedelta, **job: Any) -> dict[str, Any]:
 # The order.
 
 
+@settings(max_examples=40)
 @given(run_time_s=run_times_s, longer=st.floats(1, 1e4), gpus=gpu_counts, more=st.integers(0, 512))
 def test_more_service_is_never_more_urgent(run_time_s: float, longer: float, gpus: int, more: int) -> None:
     assert urgency(p50_s=run_time_s * longer, gpus=gpus + more) <= urgency(p50_s=run_time_s, gpus=gpus)
@@ -65,6 +66,7 @@ def test_service_is_what_the_paper_says() -> None:
     assert list(service) == [200.0, 150.0]
 
 
+@settings(max_examples=40)
 @given(
     jobs=st.lists(st.tuples(run_times_s, gpu_counts, st.integers(0, 20_000)), min_size=1, max_size=8),
     arrival=st.tuples(run_times_s, gpu_counts, st.integers(0, 20_000)),
@@ -140,6 +142,7 @@ def test_reasons_are_for_a_person() -> None:
 # Hysteresis.
 
 
+@settings(max_examples=40)
 @given(run_time_s=run_times_s, wobble=st.floats(0.8, 1.25))
 def test_a_prediction_that_wobbles_by_a_quarter_rewrites_nothing(run_time_s: float, wobble: float) -> None:
     first = urgency(p50_s=run_time_s)
@@ -153,6 +156,7 @@ def test_a_clearly_new_prediction_moves_the_job() -> None:
     assert urgency(p50_s=1e5, urgency=0.6) == pytest.approx(-0.3)
 
 
+@settings(max_examples=40)
 @given(run_time_s=run_times_s, levels=st.integers(1, 40))
 def test_urgencies_lie_on_the_grid(run_time_s: float, levels: int) -> None:
     value = urgency(qssf(levels=levels), p50_s=run_time_s)
@@ -183,6 +187,7 @@ def test_a_job_without_a_prediction_is_promoted_too() -> None:
     assert urgency(**waiting(4 * HOUR)) == PROMOTED
 
 
+@settings(max_examples=40)
 @given(waited_s=st.integers(0, 100_000), patience_s=st.floats(1, 100_000), run_time_s=run_times_s)
 def test_promotion_depends_on_the_wait_alone(waited_s: int, patience_s: float, run_time_s: float) -> None:
     promoted = urgency(qssf(promote_after_s=patience_s), **waiting(timedelta(seconds=waited_s), p50_s=run_time_s)) == 1
@@ -267,7 +272,7 @@ def play(queue: StrictQueue, jobs: Sequence[tuple[int, int, int, float]]) -> Non
     raise AssertionError("a job never started")
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(jobs=arrivals)
 def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, float]]) -> None:
     queue = StrictQueue(gpus=4, service=qssf(promote_after_s=1800.0, every_s=300))
@@ -302,7 +307,7 @@ def test_a_stream_of_short_jobs_does_not_starve_a_large_one() -> None:
     assert wait_of_the_large_job(promote_after_s=3600.0) <= 3600 + 300 + 600 + 300
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(jobs=arrivals)
 def test_promoted_jobs_start_in_the_order_of_submission(jobs: list[tuple[int, int, int, float]]) -> None:
     queue = StrictQueue(gpus=4, service=qssf(promote_after_s=1.0, every_s=300))

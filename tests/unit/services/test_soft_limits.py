@@ -36,6 +36,7 @@ def test_the_bound_is_the_upper_quantile_with_its_margin_in_whole_steps(p90_s: f
     assert bound_s(**predicted(p90_s)) == expected_s
 
 
+@settings(max_examples=40)
 @given(p90_s=run_times_s, limit_s=st.floats(60, 1e7))
 def test_a_bound_is_above_the_prediction_and_well_below_the_limit(p90_s: float, limit_s: float) -> None:
     bound = bound_s(**predicted(p90_s), time_limit_s=limit_s)

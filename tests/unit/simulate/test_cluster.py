@@ -274,6 +274,12 @@ def test_there_is_a_choice_only_where_something_may_start_besides_what_came_alon
     assert seen == [(0, False), (1, False), (2, False), (10, True), (20, False), (30, False), (40, False)]
 
 
+def test_two_jobs_that_come_in_one_second_are_a_choice_though_neither_has_waited():
+    cluster = a_sim_cluster([(0, 10, 8), (0, 10, 8)])
+    cluster.advance(0)
+    assert cluster.has_choice()
+
+
 def test_one_job_that_has_waited_is_a_choice_too_since_its_soft_limit_may_be():
     cluster = a_sim_cluster([(0, 10, 8), (1, 10, 4)])
     run = []

@@ -49,6 +49,7 @@ class MemorySlurm(Backend):
         self.down_after: int | None = None
         self.between: list[Any] = []
         self.closed = False
+        self.now = START
 
     def queue(self) -> list[RawJob]:
         self._answer()
@@ -83,7 +84,7 @@ class MemorySlurm(Backend):
             return f"Invalid job id specified for job {change.job_id}"
         if change.job_id in self.answers:
             return self.answers[change.job_id]
-        if (change.time_min or 0) * 60 > (job["time_limit_s"] or 1e12):
+        if (change.time_min or 0) * 60 > float(str(job["time_limit_s"] or "inf").replace("UNLIMITED", "inf")):
             return "Invalid time-min specification (exceeds job's time or other limits)"
         if change.job_id not in self.swallowed:
             self._write(change, job)
@@ -105,9 +106,8 @@ class MemorySlurm(Backend):
         own = job["priority"] == 0 or job["job_id"] in self.direct
         return int(job["priority"]) + (0 if own else self.site.get(job["job_id"], 0))
 
-    @staticmethod
-    def _is_eligible(job: dict[str, Any]) -> bool:
-        return bool(job["state"] == "PENDING" and job["priority"] and (job["eligible"] or 1e12) <= START)
+    def _is_eligible(self, job: dict[str, Any]) -> bool:
+        return bool(job["state"] == "PENDING" and job["priority"] and (job["eligible"] or 1e12) <= self.now)
 
     def _answer(self) -> None:
         if self.down_after is not None:

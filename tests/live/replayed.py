@@ -1,0 +1,222 @@
+"""A stretch of a real trace, compressed in time, run as sleeping jobs under two Slurms at once, one of them helped."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from helios.app.history import read_file
+from helios.model import JOBS, REJECTS, Batch, in_submission_order
+from helios.warehouse import Warehouse
+from tests.live.rig import Rig
+from tests.traces import TRACES
+
+TRACE = TRACES / "KTH-SP2-1996-2.1-cln.swf.gz"
+# A busy day and a half of KTH, chosen with the simulator among others for its load of 1.5; 600 s become one.
+FIRST, JOBS_REPLAYED, FASTER = 10_900, 130, 600
+PROCESSORS, GPUS, GPUS_PER_NODE = 100, 32, 8
+PROMOTE_AFTER_S = 90
+CONFIGURATION = f"""
+[daemon]
+turn_s = 1
+ingest_s = 30
+listen = ""
+[services.qssf]
+every_s = 1
+promote_after_s = {PROMOTE_AFTER_S}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """One job of the stretch, in compressed time."""
+
+    after_s: float
+    user: str
+    nodes: int
+    gpus_per_node: int
+    run_time_s: int
+    limit_min: int
+
+    def submit(self, rig: Rig) -> None:
+        rig.run(
+            "sbatch",
+            f"--uid={self.user}",
+            "--chdir=/tmp",
+            "--output=/dev/null",
+            "--mem=100",
+            f"--nodes={self.nodes}",
+            f"--gres=gpu:{self.gpus_per_node}",
+            f"--time={self.limit_min}",
+            "--job-name=replayed",
+            f"--wrap=sleep {self.run_time_s}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Waits of one cluster's jobs, s."""
+
+    name: str
+    waits_s: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.waits_s))
+
+    @property
+    def longest(self) -> float:
+        return max(self.waits_s)
+
+    def line(self) -> str:
+        p50, p99 = np.percentile(self.waits_s, [50, 99])
+        return (
+            f"{self.name:<22} {len(self.waits_s):>5} jobs   mean {self.mean:6.1f} s   median {p50:6.1f} s   "
+            f"p99 {p99:6.1f} s   longest {self.longest:6.1f} s"
+        )
+
+
+class Stretch:
+    """The stretch, who submits it, and what came before it."""
+
+    def __init__(self) -> None:
+        jobs = read_file(TRACE).jobs
+        jobs = jobs[jobs["run_time_s"].notna()].reset_index(drop=True)
+        self.chosen = jobs.iloc[FIRST : FIRST + JOBS_REPLAYED]
+        self.earlier = jobs.iloc[:FIRST]
+        self.names = {user: f"helios{n:02}" for n, user in enumerate(self.chosen["user"].unique())}
+
+    @property
+    def users(self) -> list[str]:
+        return list(self.names.values())
+
+    def arrivals(self) -> list[Arrival]:
+        began = self.chosen["submitted_at"].iloc[0]
+        return [self._arrival((job.submitted_at - began).total_seconds(), job) for job in self.chosen.itertuples()]
+
+    def _arrival(self, after_s: float, job: object) -> Arrival:
+        size = _scaled(job.cpus)  # type: ignore[attr-defined]  # because rows of a frame have no type
+        nodes = math.ceil(size / GPUS_PER_NODE)
+        return Arrival(
+            after_s=after_s / FASTER,
+            user=self.names[job.user],  # type: ignore[attr-defined]  # as above
+            nodes=nodes,
+            gpus_per_node=math.ceil(size / nodes),
+            run_time_s=_run_time_s(job.run_time_s),  # type: ignore[attr-defined]  # as above
+            limit_min=_limit_min(job.time_limit_s),  # type: ignore[attr-defined]  # as above
+        )
+
+    def history(self, now: datetime) -> pd.DataFrame:
+        """Return what came before, compressed, as if it had just ended."""
+        past = self.earlier
+        ago = (self.chosen["submitted_at"].iloc[0] - past["submitted_at"]) / FASTER
+        submitted_at = (pd.Timestamp(now) - timedelta(minutes=2) - ago).dt.floor("us")
+        run_time_s = past["run_time_s"].map(_run_time_s).astype("float64")
+        return in_submission_order(
+            JOBS.conform(
+                past.assign(
+                    job_id="past" + past["job_id"],
+                    user=past["user"].astype("str").map(lambda user: self.names.get(user, f"other {user}")),
+                    partition="gpu",
+                    submitted_at=submitted_at,
+                    eligible_at=submitted_at,
+                    started_at=submitted_at,
+                    ended_at=submitted_at + pd.to_timedelta(run_time_s, unit="s"),
+                    run_time_s=run_time_s,
+                    time_limit_s=past["time_limit_s"].map(_limit_min) * 60.0,
+                    gpus=past["cpus"].map(_scaled).astype("int32"),
+                )
+            )
+        )
+
+
+def replay(stretch: Stretch, rigs: Sequence[Rig]) -> None:
+    """Submit every arrival to all clusters at its time, and wait until every job is over."""
+    began = time.monotonic()
+    for arrival in stretch.arrivals():
+        pause_s = began + arrival.after_s - time.monotonic()
+        if pause_s > 0:
+            time.sleep(pause_s)  # the arrivals of a trace come at their time: that is the replay
+        for rig in rigs:
+            arrival.submit(rig)
+    for rig in rigs:
+        rig.until(lambda rig=rig: not rig.lines("squeue", "-h", "-o", "%i"), longest_s=600)
+
+
+def waits(rig: Rig, name: str) -> Waits:
+    """Return how long the replayed jobs waited, from the accounting."""
+    fields = "JobIDRaw,State,Submit,Start"
+    asked = ("sacct", "--allusers", "-X", "-n", "-P", "--name=replayed", "-S", "now-1hour", f"--format={fields}")
+    rig.until(lambda: len([row for row in rig.lines(*asked) if "|COMPLETED|" in row]) >= JOBS_REPLAYED)
+    rows = [row.split("|") for row in rig.lines(*asked)]
+    return Waits(name=name, waits_s=tuple((_moment(row[3]) - _moment(row[2])).total_seconds() for row in rows))
+
+
+@contextmanager
+def helped(rig: Rig, stretch: Stretch, folder: Path) -> Iterator[None]:
+    """Run ``helios daemon`` on a cluster, qssf active, with a history; at the end stop it and see that it ends well."""
+    environment = rig.environment | {
+        "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
+        "HELIOS_CONTROL_STATE_FOLDER": str(folder / "state"),
+        "HELIOS_REPORT_FOLDER": str(folder / "reports"),
+        "HELIOS_CONFIG": str(folder / "helios.toml"),
+    }
+    (folder / "helios.toml").write_text(CONFIGURATION)
+    _remember(folder, stretch, rig.name)
+    for words in (["model", "train"], ["trace", "sync"], ["mode", "qssf", "active", "--reason", "a replay"]):
+        _helios(*words, environment=environment)
+    log = (folder / "daemon.log").open("w")
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "helios", "daemon", "--no-nightly"], env=environment, stderr=log, stdout=log, cwd=folder
+    )
+    try:
+        rig.until(lambda: "pending" in (folder / "daemon.log").read_text() or daemon.poll() is not None, longest_s=240)
+        assert daemon.poll() is None, (folder / "daemon.log").read_text()
+        yield
+        assert daemon.poll() is None, (folder / "daemon.log").read_text()
+    finally:
+        daemon.terminate()
+        code = daemon.wait(timeout=120)
+        log.close()
+    assert code == 0, (folder / "daemon.log").read_text()
+
+
+def _remember(folder: Path, stretch: Stretch, cluster: str) -> None:
+    jobs = stretch.history(datetime.now(UTC))
+    batch = Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0)
+    with Warehouse.open(f"sqlite:///{folder / 'helios.db'}") as warehouse:
+        warehouse.load([batch], cluster=cluster, path="kth", sha256="kth", format="swf", timezone="UTC")
+
+
+def _helios(*words: str, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "helios", *words], env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _scaled(cpus: float) -> int:
+    return max(1, min(GPUS, math.ceil(cpus * GPUS / PROCESSORS)))
+
+
+def _run_time_s(run_time_s: float) -> int:
+    return max(1, round(run_time_s / FASTER))
+
+
+def _limit_min(limit_s: float) -> int:
+    # Slurm counts limits in minutes; a job must not be killed for the compression's sake.
+    return max(1, math.ceil(limit_s / FASTER / 60)) + 1
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)

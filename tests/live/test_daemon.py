@@ -1,0 +1,125 @@
+"""The daemon on a real Slurm: it acts, and however it ends, nothing of it is left."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.live.rig import Rig
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+LONGEST_S = 120.0
+"""A daemon that imports all of Helios, reads a first history and takes a turn, on a machine that does much else."""
+
+
+class Site:
+    """A daemon with an active service on the rig's cluster."""
+
+    def __init__(self, rig: Rig, folder: Path) -> None:
+        self.rig, self.folder = rig, folder
+        self.environment = rig.environment | {
+            "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
+            "HELIOS_CONTROL_STATE_FOLDER": str(folder / "state"),
+            "HELIOS_HISTORY_START": f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}",
+            "HELIOS_DAEMON_LISTEN": "",
+            "HELIOS_DAEMON_TURN_S": "5",
+            "HELIOS_DAEMON_INGEST_S": "30",
+            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(folder / "numba")),
+        }
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def helios(self, *words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "helios", *words],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "log").open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [sys.executable, "-m", "helios", "daemon", "--no-nightly"],
+                cwd=self.folder,
+                env=self.environment,
+                stderr=log,
+            )
+        return self.daemon
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def until_all_are_set(self) -> None:
+        self.rig.until(lambda: (factors := self.rig.site_factors()) and all(factors.values()), longest_s=LONGEST_S)
+
+    def end(self) -> None:
+        if self.daemon is not None:
+            self.daemon.kill()
+            self.daemon.wait()
+
+
+@pytest.fixture
+def site(rig: Rig, tmp_path: Path) -> Iterator[Site]:
+    """A full cluster, three jobs waiting, and qssf active."""
+    rig.fill()
+    for user in ("alice", "bob", "carol"):
+        rig.submit(user=user)
+    made = Site(rig, tmp_path)
+    made.helios("trace", "sync")
+    made.helios("mode", "qssf", "active", "--reason", "a test")
+    yield made
+    made.end()
+
+
+def test_a_stopped_daemon_leaves_the_cluster_as_if_it_had_never_been(site: Site) -> None:
+    daemon = site.start()
+    site.until_all_are_set()
+    daemon.terminate()
+    assert daemon.wait(LONGEST_S) == 0, site.log()
+    assert set(site.rig.site_factors().values()) == {0}
+    assert "nothing is left" in site.log()
+
+
+def test_after_a_killed_daemon_the_unit_s_script_takes_back_and_helios_may_go_on(site: Site) -> None:
+    daemon = site.start()
+    site.until_all_are_set()
+    daemon.send_signal(signal.SIGKILL)
+    daemon.wait(LONGEST_S)
+    assert all(site.rig.site_factors().values())
+    for script in (DEPLOY / "systemd" / "helios-after-crash.sh", DEPLOY / "slurm" / "helios-release.sh"):
+        shutil.copy(script, site.folder)
+    done = subprocess.run(
+        [str(site.folder / "helios-after-crash.sh")],
+        env=site.environment | {"SERVICE_RESULT": "signal"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(site.rig.site_factors().values()) == {0}
+    assert not (site.folder / "state" / "PAUSED").exists()
+
+
+def test_a_controller_that_goes_away_and_comes_back_ends_nothing(site: Site) -> None:
+    daemon = site.start()
+    site.until_all_are_set()
+    site.rig.control("stop", "slurmctld")
+    site.rig.until(lambda: "Unable to contact" in site.log(), longest_s=LONGEST_S)
+    site.rig.control("start", "slurmctld")
+    known = len(site.log())
+    site.rig.until(
+        lambda: "acts again" in site.log()[known:] or "works again" in site.log()[known:], longest_s=LONGEST_S
+    )
+    site.until_all_are_set()
+    daemon.terminate()
+    assert daemon.wait(LONGEST_S) == 0, site.log()
+    assert set(site.rig.site_factors().values()) == {0}

@@ -1,0 +1,50 @@
+"""The proof: the same arrivals under plain Slurm and under Slurm with Helios, at the same time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.replayed import Stretch, helped, replay, waits
+from tests.live.rig import Rig, roomy_folder
+from tests.traces import needs_traces
+
+
+@pytest.fixture(scope="module")
+def stretch() -> Stretch:
+    return Stretch()
+
+
+@pytest.fixture
+def pair(cluster: Rig, stretch: Stretch) -> Iterator[tuple[Rig, Rig]]:
+    """Two clusters alike, apart from the session's; that one only says that Slurm can be had here."""
+    del cluster
+    settings = {"USERS": " ".join(stretch.users)}
+    rigs: list[Rig] = []
+    try:
+        for name in ("plain", "helped"):
+            rigs.append(Rig(roomy_folder(), settings=settings | {"NAME": name}))
+            rigs[-1].control("up")
+        yield rigs[0], rigs[1]
+    finally:
+        for rig in rigs:
+            rig.control("wipe")
+
+
+@needs_traces
+def test_helios_shortens_the_mean_wait_and_not_by_a_longer_longest(
+    pair: tuple[Rig, Rig], stretch: Stretch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, with_helios = pair
+    (tmp_path / "helios").mkdir()
+    with helped(with_helios, stretch, tmp_path / "helios"):
+        replay(stretch, pair)
+        assert not any(with_helios.site_factors().values())
+    without, with_it = waits(plain, "plain Slurm"), waits(with_helios, "Slurm and Helios")
+    with capsys.disabled():
+        sys.stdout.write(f"\n{without.line()}\n{with_it.line()}\n")
+    assert with_it.mean < without.mean
+    assert with_it.longest <= without.longest

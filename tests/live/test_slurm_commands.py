@@ -1,0 +1,236 @@
+"""Slurm through its own commands, on a real cluster: the contract, and each fact that the room rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from helios.actions import Lever, Place, Reorder, Restore, Result, SoftLimit
+from helios.config import Slurm
+from helios.errors import ClusterUnavailable
+from helios.ingest import open_trace
+from helios.slurm.accounting import Accounting
+from helios.slurm.backend import Change
+from helios.slurm.cluster import SlurmCluster
+from helios.slurm.commands import CommandsBackend
+from helios.slurm.opening import open_cluster
+from helios.slurm.preflight import Level, examine
+from helios.slurm.shell import Shell
+from helios.slurm.sprio import Sprio
+from helios.slurm.values import release
+from tests.contract.cluster_suite import ClusterContract, World
+from tests.live.rig import Rig
+
+SETTINGS = Slurm(backend="commands", site_factor_most=10_000, writes_per_turn=500)
+
+
+@pytest.fixture
+def cluster_of_slurm(rig: Rig) -> Iterator[SlurmCluster]:
+    cluster = open_cluster(SETTINGS, environment=rig.environment)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def backend(rig: Rig) -> CommandsBackend:
+    return CommandsBackend(environment=rig.environment)
+
+
+def busy(rig: Rig, jobs: int = 5) -> list[str]:
+    """Fill the cluster, and queue jobs behind; wait until all of them are ranked."""
+    rig.fill()
+    waiting = [rig.submit(limit="120") for _ in range(jobs)]
+    rig.until(lambda: set(waiting) <= set(rig.site_factors()))
+    return waiting
+
+
+def an_order(urgencies: dict[str, float]) -> Reorder:
+    ranked = sorted(urgencies.items(), key=lambda item: -item[1])
+    places = tuple(Place(job_id=job_id, urgency=urgency, reason="short") for job_id, urgency in ranked)
+    return Reorder(partition="gpu", order=places, reason="shortest first")
+
+
+def update(rig: Rig, field: str) -> Callable[[str, int], None]:
+    return lambda job_id, value: print(rig.run("scontrol", "update", f"JobId={job_id}", f"{field}={value}"))  # noqa: T201
+
+
+class TestCommands(ClusterContract):
+    """The contract of every cluster, on a running one."""
+
+    @pytest.fixture
+    def world(self, rig: Rig, cluster_of_slurm: SlurmCluster) -> World:
+        busy(rig)
+        return World(
+            cluster=cluster_of_slurm,
+            hold=lambda job_id: print(rig.run("scontrol", "hold", job_id)),  # noqa: T201 - for its effect
+            set_site_factor=update(rig, "SiteFactor"),
+            set_priority=update(rig, "Priority"),
+            set_time_min=update(rig, "TimeMin"),
+        )
+
+
+def test_a_site_factor_moves_the_priority_at_once_and_0_takes_it_back(rig: Rig, backend: CommandsBackend) -> None:
+    job, *_ = busy(rig, 1)
+    before = int(rig.show_job(job)["Priority"])
+    assert backend.change([Change(job_id=job, site_factor=777)]) == [""]
+    assert int(rig.show_job(job)["Priority"]) == before + 777
+    assert Sprio(shell=backend.shell)()[job].value == 777
+    backend.change([Change(job_id=job, site_factor=0)])
+    assert int(rig.show_job(job)["Priority"]) == before
+
+
+def test_a_site_factor_survives_hold_and_release_and_cannot_be_read_between(rig: Rig, backend: CommandsBackend) -> None:
+    job, *_ = busy(rig, 1)
+    backend.change([Change(job_id=job, site_factor=4037)])
+    rig.run("scontrol", "hold", job)
+    assert job not in Sprio(shell=backend.shell)()
+    rig.run("scontrol", "release", job)
+    rig.until(lambda: job in rig.site_factors())
+    assert Sprio(shell=backend.shell)()[job].value == 4037
+
+
+def test_a_restore_reaches_a_job_that_was_held_after_it_was_ordered(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+    job, *_ = busy(rig, 1)
+    cluster_of_slurm.apply([an_order({job: 0.9})])
+    rig.run("scontrol", "hold", job)
+    cluster_of_slurm.apply([Restore(reason="stop")])
+    rig.run("scontrol", "release", job)
+    rig.until(lambda: job in rig.site_factors())
+    assert rig.site_factors()[job] == 0
+
+
+def test_one_change_of_an_array_reaches_all_its_pending_tasks(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+    rig.fill()
+    array = rig.submit("--array=0-9")
+    rig.until(lambda: array in rig.site_factors())
+    (outcome,) = cluster_of_slurm.apply([an_order({array: 0.5})])
+    assert outcome.result is Result.DONE
+    assert cluster_of_slurm.snapshot().pending["tasks"].tolist() == [10]
+    priorities = rig.lines("squeue", "-h", "-r", "-j", array, "-o", "%Q")
+    assert (len(priorities), set(priorities)) == (10, {priorities[0]})
+
+
+def test_a_direct_priority_is_told_by_sprio_and_hides_the_site_factor(rig: Rig, backend: CommandsBackend) -> None:
+    job, *_ = busy(rig, 1)
+    backend.change([Change(job_id=job, site_factor=4037)])
+    rig.run("scontrol", "update", f"JobId={job}", "Priority=5000")
+    factor = Sprio(shell=backend.shell)()[job]
+    assert (factor.direct, factor.value) == (True, 0)
+    backend.change([Change(job_id=job, site_factor=137)])
+    assert rig.show_job(job)["Priority"] == "5000"
+
+
+def test_a_change_of_one_component_reaches_the_whole_heterogeneous_job(rig: Rig, backend: CommandsBackend) -> None:
+    rig.fill()
+    words = ["sbatch", "--parsable", "--output=/dev/null", "--mem=100", "--gres=gpu:1", "-t10", ":", "--gres=gpu:2"]
+    leader = rig.run(*words, "--wrap=sleep 1", user="alice").strip()
+    rig.until(lambda: leader in rig.site_factors())
+    backend.change([Change(job_id=leader, site_factor=137)])
+    assert sorted(
+        Sprio(shell=backend.shell)()[job["job_id"]].value for job in backend.queue() if job["het_job_id"]
+    ) == [
+        137,
+        137,
+    ]
+
+
+def test_a_time_min_above_the_limit_is_refused_by_name(rig: Rig, backend: CommandsBackend) -> None:
+    job, other = busy(rig, 2)
+    refused, taken = backend.change([Change(job_id=job, time_min=9_999), Change(job_id=other, time_min=17)])
+    assert "time-min" in refused
+    assert taken == ""
+    minutes = {job["job_id"]: job["time_min_s"] for job in backend.queue()}
+    assert (minutes[job], minutes[other]) == (None, 1020.0)
+
+
+def test_a_time_min_on_a_running_job_is_accepted_and_does_nothing(rig: Rig, backend: CommandsBackend) -> None:
+    running = rig.fill()[0]
+    assert backend.change([Change(job_id=running, time_min=17)]) == [""]
+    assert rig.show_job(running)["TimeMin"] == "N/A"
+
+
+def test_where_there_are_no_soft_limits_helios_writes_none(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+    job, *_ = busy(rig, 1)
+    (outcome,) = cluster_of_slurm.apply(
+        [SoftLimit(job_id=job, run_time=timedelta(minutes=11), reason="p90")],
+    )
+    if release(cluster_of_slurm.backend.configuration()["SLURM_VERSION"]) < (23, 11):
+        assert outcome.result is Result.REFUSED
+        assert rig.show_job(job)["TimeMin"] == "N/A"
+
+
+def test_an_operator_may_order_and_anybody_else_is_refused_job_by_job(rig: Rig) -> None:
+    job, *_ = busy(rig, 1)
+    script = f"echo update JobId={job} SiteFactor=137 | scontrol 2>&1 >/dev/null || true"
+    assert "denied" in rig.run("sh", "-c", script, user="bob").lower()
+    assert rig.site_factors()[job] == 0
+
+
+def test_names_of_any_bytes_come_through(rig: Rig, backend: CommandsBackend) -> None:
+    name = "two\nlines|bar\x1f\x1e JobId=1"
+    job = rig.submit(name=name)
+    assert {raw["job_id"]: raw["name"] for raw in backend.queue()}[job] == name
+
+
+def test_a_stopped_controller_is_unavailable_and_comes_back(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+    rig.control("stop", "slurmctld")
+    try:
+        with pytest.raises(ClusterUnavailable):
+            cluster_of_slurm.snapshot()
+    finally:
+        rig.control("start", "slurmctld")
+    rig.until(lambda: "UP" in rig.run("scontrol", "ping", check=False))
+    assert cluster_of_slurm.snapshot().cluster == rig.name
+
+
+def test_a_window_of_the_accounting_lists_every_job_that_was_alive_in_it(rig: Rig, tmp_path: Path) -> None:
+    started = datetime.now(UTC)
+    job = rig.submit(seconds=0, user="bob", name="two\nlines|bar")
+    rig.until(lambda: rig.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "State") == "COMPLETED\n")
+    accounting = Accounting(shell=Shell(environment=rig.environment))
+
+    def ids(start: datetime, end: datetime) -> list[str]:
+        path = tmp_path / "window.txt"
+        accounting.sacct_window(start, end, path=path)
+        return [job_id for batch in open_trace(path).read() for job_id in batch.jobs["job_id"]]
+
+    ended = datetime.now(UTC) + timedelta(seconds=2)
+    assert job in ids(started - timedelta(seconds=5), ended)
+    assert job not in ids(started - timedelta(hours=2), started - timedelta(hours=1))
+    assert accounting.cluster_name() == rig.name
+
+
+def test_a_drain_is_an_event_of_its_node(rig: Rig) -> None:
+    began = datetime.now(UTC) - timedelta(seconds=5)
+    accounting = Accounting(shell=Shell(environment=rig.environment))
+    rig.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a fan|is loud")
+    try:
+
+        def drains() -> list[str]:
+            events = accounting.node_events(began, datetime.now(UTC) + timedelta(seconds=5))
+            return list(events.loc[(events["node"] == "n2") & events["ended_at"].isna(), "reason"])
+
+        rig.until(lambda: drains() == ["a fan|is loud"])
+    finally:
+        rig.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+
+
+def test_the_doctor_finds_a_development_cluster_fit(rig: Rig, backend: CommandsBackend) -> None:
+    findings = examine(shell=backend.shell, configuration=backend.configuration, user="root", site_factor_most=10_000)
+    assert [finding for finding in findings if finding.verdict is Level.FAIL] == []
+    assert {"controller", "clock", "accounting", "privileges"} <= {finding.check for finding in findings}
+
+
+def test_an_order_stands_is_left_alone_the_second_time_and_is_taken_back(
+    rig: Rig, cluster_of_slurm: SlurmCluster
+) -> None:
+    jobs = busy(rig, 8)
+    order = an_order({job_id: 1 - place / 8 for place, job_id in enumerate(jobs)})
+    assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.DONE}
+    assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.UNCHANGED}
+    restored = cluster_of_slurm.apply([Restore(reason="stop", lever=Lever.ORDER)])
+    assert {outcome.result for outcome in restored} == {Result.DONE}
+    assert set(rig.site_factors().values()) == {0}

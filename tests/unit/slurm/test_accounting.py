@@ -1,0 +1,92 @@
+"""Bounded windows of the accounting, whole or not at all."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from helios.errors import ClusterUnavailable, Misuse
+from helios.ingest import open_trace
+from helios.model import NODE_EVENTS
+from helios.slurm.accounting import LONGEST_WINDOW, Accounting
+from helios.slurm.shell import Shell
+from tests.unit.slurm.test_commands import Program, program
+
+__all__ = ["program"]  # a fixture
+
+START = datetime(2026, 11, 21, 9, tzinfo=UTC)
+END = START + timedelta(hours=2)
+LINES = (
+    "JobIDRaw|JobID|User|State|Submit|Start|End|Elapsed|JobName\\n"
+    "1|1|alice|COMPLETED|1795255120|1795255121|1795255181|00:01:00|two\\nlines|bar\\n"
+)
+
+
+def test_a_window_is_asked_for_in_utc_and_read_by_ingest(program: Program, tmp_path: Path) -> None:
+    folder = program("sacct", f'echo "$@" > {tmp_path}/asked; printf "{LINES}"')
+    path = tmp_path / "window.txt"
+    berlin = timezone(timedelta(hours=1))
+    Accounting(shell=Shell(folder=str(folder))).sacct_window(START.astimezone(berlin), END, path=path)
+    asked = (tmp_path / "asked").read_text()
+    assert "--starttime=2026-11-21T09:00:00 --endtime=2026-11-21T11:00:00" in asked
+    assert "--duplicates" in asked
+    assert asked.strip().endswith("JobName")
+    (batch,) = open_trace(path, timezone="Asia/Shanghai").read()
+    assert batch.jobs["started_at"].tolist() == [datetime.fromtimestamp(1_795_255_121, UTC)]
+
+
+def test_a_window_that_fails_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:
+    folder = program("sacct", f'printf "{LINES}"; echo "Unable to connect" >&2; exit 1')
+    target = tmp_path / "windows"
+    target.mkdir()
+    with pytest.raises(ClusterUnavailable):
+        Accounting(shell=Shell(folder=str(folder))).sacct_window(START, END, path=target / "window.txt")
+    assert list(target.iterdir()) == []
+
+
+def test_a_window_that_takes_too_long_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:
+    folder = program("sacct", f'printf "{LINES}"; exec sleep 600')
+    target = tmp_path / "windows"
+    target.mkdir()
+    with pytest.raises(ClusterUnavailable, match=r"within 0\.3 s"):
+        Accounting(shell=Shell(folder=str(folder)), timeout_s=0.3).sacct_window(START, END, path=target / "w.txt")
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize("end", [START, START - timedelta(hours=1), START + LONGEST_WINDOW + timedelta(seconds=1)])
+def test_a_window_without_or_beyond_bounds_is_not_asked_for(end: datetime, tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="window"):
+        Accounting(shell=Shell(folder=str(tmp_path))).sacct_window(START, end, path=tmp_path / "w.txt")
+
+
+def test_node_events_are_read_with_reasons_of_several_lines(program: Program) -> None:
+    events = "|1795255035|Unknown||Cluster Registered TRES\\nn3|1795256457|1795256500|DRAIN|a fan|is\\nloud\\n"
+    folder = program("sacctmgr", f'printf "{events}n1|1795255100|Unknown|DOWN*|Not responding\\n"')
+    program("scontrol", "echo 'ClusterName             = lab'")
+    found = NODE_EVENTS.check(Accounting(shell=Shell(folder=str(folder))).node_events(START, END))
+    assert found["node"].tolist() == ["n1", "n3"]
+    assert found["reason"].tolist() == ["Not responding", "a fan|is\nloud"]
+    assert found["ended_at"].isna().tolist() == [True, False]
+
+
+def test_no_events_are_a_frame_of_none(program: Program) -> None:
+    folder = program("sacctmgr", "true")
+    program("scontrol", "echo 'ClusterName             = lab'")
+    assert len(NODE_EVENTS.check(Accounting(shell=Shell(folder=str(folder))).node_events(START, END))) == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("NONE", None),
+        ("12 months", timedelta(days=360)),
+        ("30 days*", timedelta(days=30)),
+        ("48 hours", timedelta(hours=48)),
+        ("2", timedelta(days=60)),
+    ],
+)
+def test_the_purge_window_is_read(program: Program, said: str, kept: timedelta | None) -> None:
+    folder = program("sacctmgr", f"echo 'PurgeJobAfter          = {said}'")
+    assert Accounting(shell=Shell(folder=str(folder))).keeps_jobs() == kept

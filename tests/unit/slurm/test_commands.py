@@ -1,0 +1,159 @@
+"""Slurm's programs as processes: what they are given, how long they may take, what their complaints mean."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
+from helios.slurm.backend import Change
+from helios.slurm.commands import UNANSWERED, CommandsBackend, cron_jobs
+from helios.slurm.shell import Shell
+from helios.slurm.sprio import SiteFactor, Sprio
+
+Program = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Make a program that is a shell script; the folder is where Slurm's commands are looked for."""
+
+    def make(name: str, script: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return tmp_path
+
+    return make
+
+
+SCONTROL = """
+[ "$1" = show ] && { echo "Configuration data as of 1795255200"; echo "SLURM_VERSION = 22.05.8"; exit 0; }
+while read -r word job rest; do
+  case $word in
+    update) case $job in *=404) echo "Invalid job id specified for job 404" >&2;; *=9) kill -9 $$;; esac
+            echo "$job $rest" >> "$HOME/written";;
+    *) echo "invalid keyword: $word" >&2;;
+  esac
+done
+exit 1
+"""
+
+
+def test_each_answer_of_many_changes_is_told_apart(program: Program, tmp_path: Path) -> None:
+    folder = program("scontrol", SCONTROL)
+    backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
+    ids = ["1", "404", "2", "3", "5", "404", "6", "7", "8", "10", "11"]
+    answers = backend.change([Change(job_id=job_id, site_factor=137) for job_id in ids])
+    assert [bool(answer) for answer in answers] == [job_id == "404" for job_id in ids]
+    assert answers[1] == "Invalid job id specified for job 404"
+    assert len((tmp_path / "written").read_text().splitlines()) == len(ids)
+
+
+def test_a_change_names_only_the_levers_it_changes(program: Program, tmp_path: Path) -> None:
+    folder = program("scontrol", SCONTROL)
+    backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
+    backend.change([Change(job_id="1", site_factor=0)])
+    backend.change([Change(job_id="1", time_min=17)])
+    assert (tmp_path / "written").read_text() == "JobId=1 SiteFactor=0\nJobId=1 TimeMin=17\n"
+
+
+def test_a_change_that_scontrol_did_not_come_to_is_not_called_accepted(program: Program, tmp_path: Path) -> None:
+    folder = program("scontrol", SCONTROL)
+    backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
+    answers = backend.change([Change(job_id=job_id, site_factor=137) for job_id in ("9", "1", "2", "3", "4")])
+    assert answers == [UNANSWERED, "", "", "", UNANSWERED]  # the fifth waits behind the first
+
+
+def test_no_changes_start_no_process() -> None:
+    assert CommandsBackend(commands_folder="/nowhere").change([]) == []
+
+
+def test_a_silent_program_is_killed_with_what_it_started(program: Program, tmp_path: Path) -> None:
+    folder = program("squeue", f"sh -c 'echo $$ > {tmp_path}/child; exec sleep 600' & wait")
+    with pytest.raises(ClusterUnavailable, match="did not answer within"):
+        Shell(folder=str(folder), timeout_s=0.5).run("squeue")
+    child = int((tmp_path / "child").read_text())
+    until = time.monotonic() + 5
+    while _lives(child) and time.monotonic() < until:
+        os.sched_yield()
+    assert not _lives(child)
+
+
+def test_slurms_own_variables_do_not_reach_the_programs(program: Program) -> None:
+    folder = program("squeue", "env")
+    given = {"PATH": os.defpath, "SQUEUE_FORMAT": "x", "SLURM_TIME_FORMAT": "relative", "SLURM_CLUSTERS": "other"}
+    given |= {"SLURM_CONF": "/etc/slurm/slurm.conf", "LANG": "de_DE", "TZ": "Asia/Shanghai", "SINFO_FORMAT": "y"}
+    seen = set(Shell(folder=str(folder), environment=given).run("squeue").decode().split())
+    assert {"SLURM_CONF=/etc/slurm/slurm.conf", "TZ=UTC", "LC_ALL=C.UTF-8", "SLURM_TIME_FORMAT=%s"} <= seen
+    assert not any(line.startswith(("SQUEUE_", "SINFO_", "SLURM_CLUSTERS", "LANG")) for line in seen)
+
+
+@pytest.mark.parametrize(
+    ("complaint", "error"),
+    [
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", ClusterUnavailable),
+        ("squeue: fatal: Unable to process configuration file", ClusterUnavailable),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", ClusterUnavailable),
+        ("slurm_load_jobs error: Access/permission denied", ClusterRefused),
+        ("squeue: error: Invalid job format specification: Nope", AnswerNotUnderstood),
+    ],
+)
+def test_a_complaint_becomes_the_error_that_it_means(program: Program, complaint: str, error: type[Exception]) -> None:
+    folder = program("squeue", f"echo '{complaint}' >&2; exit 1")
+    with pytest.raises(error, match=complaint.rsplit(maxsplit=1)[-1].strip("()")) as raised:
+        Shell(folder=str(folder)).run("squeue")
+    assert getattr(raised.value, "remedy", "")
+
+
+def test_a_missing_program_is_told_with_where_to_say_where_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ClusterUnavailable, match=r"\[slurm\] commands"):
+        Shell(folder=str(tmp_path)).run("squeue")
+
+
+def test_an_answer_that_breaks_off_is_not_taken_for_a_shorter_queue(program: Program) -> None:
+    folder = program("squeue", "printf '1\\0371\\037'")
+    program("scontrol", SCONTROL)
+    with pytest.raises(AnswerNotUnderstood, match="middle of a job"):
+        CommandsBackend(commands_folder=str(folder)).queue()
+
+
+def test_a_job_name_cannot_make_another_job_look_like_scrontabs() -> None:
+    forged = (
+        "JobId=5 JobName=x\nJobId=6 JobName=y CronJob=Yes CrontabSpec=* UserId=eve(1)\nJobId=6 JobName=real UserId=a"
+    )
+    assert cron_jobs(forged) == frozenset()
+    assert cron_jobs("JobId=7 JobName=/bin/true UserId=bob(1002) CronJob=Yes CrontabSpec=x\n") == {"7"}
+
+
+def test_a_direct_priority_is_told_from_a_sum_of_nothing(program: Program) -> None:
+    rows = "4|5000|0|0|0|0|0|0|0|0|\n5|104037|4037|0|0|0|0|100000|0|0|\n6|1|0|0|0|0|0|0|0|0|\n7|50|0|0|0|0|0|0|0|-50|"
+    folder = program("sprio", f"cat <<'X'\n{rows}\nX")
+    assert Sprio(shell=Shell(folder=str(folder)))() == {
+        "4": SiteFactor(value=0, direct=True),
+        "5": SiteFactor(value=4037),
+        "6": SiteFactor(value=0),
+        "7": SiteFactor(value=0),
+    }
+
+
+def test_an_empty_queue_has_no_site_factors(program: Program) -> None:
+    folder = program("sprio", "echo 'Unable to find jobs matching user/id(s) specified'")
+    assert Sprio(shell=Shell(folder=str(folder)))() == {}
+
+
+def test_a_cluster_without_priority_factors_is_told_what_to_set(program: Program) -> None:
+    folder = program("sprio", "echo \"sprio: error: Only 'priority/multifactor' is supported.\" >&2; exit 1")
+    with pytest.raises(ClusterRefused, match="PriorityType=priority/multifactor"):
+        Sprio(shell=Shell(folder=str(folder)))()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,98 @@
+"""What the doctor is told about a cluster's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from helios.errors import ClusterUnavailable
+from helios.slurm.preflight import Finding, Level, examine
+from helios.slurm.shell import Shell
+from tests.unit.slurm.test_commands import Program, program
+
+__all__ = ["program"]  # a fixture
+
+GOOD = {
+    "SLURM_VERSION": "25.11.2",
+    "ClusterName": "venus",
+    "PriorityType": "priority/multifactor",
+    "PriorityFlags": "",
+    "PriorityWeightPartition": "100000",
+    "SchedulerParameters": "bf_interval=30,time_min_as_soft_limit",
+    "SlurmctldParameters": "(null)",
+    "SlurmUser": "slurm(64030)",
+    "SuspendProgram": "(null)",
+    "SuspendTime": "INFINITE",
+}
+NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+Examine = Callable[..., dict[str, Finding]]
+
+
+@pytest.fixture
+def examined(program: Program) -> Examine:
+    def run(*, user: str = "helios", level: str = "Operator", skew_s: int = 0, **settings: str) -> dict[str, Finding]:
+        folder = program("sdiag", f"echo 'sdiag output at Sat ({int(NOW.timestamp()) + skew_s})'")
+        program("sacctmgr", f"case $* in *config) echo 'PurgeJobAfter = 12 months';; *) echo '{level}';; esac")
+        findings = examine(
+            shell=Shell(folder=str(folder)),
+            configuration=lambda: GOOD | settings,
+            user=user,
+            site_factor_most=10_000,
+            clock=lambda: NOW,
+        )
+        return {finding.check: finding for finding in findings}
+
+    return run
+
+
+def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> None:
+    findings = examined()
+    assert {finding.verdict for finding in findings.values()} == {Level.OK}
+    assert len(findings) == 9
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict", "settings"),
+    [
+        ("controller", Level.WARN, {"SLURM_VERSION": "21.08.8"}),
+        ("priority", Level.FAIL, {"PriorityType": "priority/basic"}),
+        ("priority", Level.FAIL, {"PriorityFlags": "CALCULATE_RUNNING,INCR_ONLY"}),
+        ("weights", Level.WARN, {"PriorityWeightPartition": "0"}),
+        ("weights", Level.WARN, {"PriorityWeightPartition": "9999"}),
+        ("soft limits", Level.WARN, {"SchedulerParameters": "bf_interval=30"}),
+        ("soft limits", Level.WARN, {"SLURM_VERSION": "23.02.7"}),
+        ("rate limit", Level.WARN, {"SlurmctldParameters": "rl_enable,rl_log_freq=60"}),
+        ("rate limit", Level.OK, {"SlurmctldParameters": "rl_enable", "user": "root"}),
+        ("clock", Level.FAIL, {"skew_s": -31}),
+        ("clock", Level.OK, {"skew_s": 29}),
+        ("privileges", Level.FAIL, {"level": "None"}),
+        ("privileges", Level.FAIL, {"level": ""}),
+        ("privileges", Level.OK, {"level": "", "user": "slurm"}),
+    ],
+)
+def test_a_setting_is_judged(examined: Examine, check: str, verdict: Level, settings: dict[str, str]) -> None:
+    found = examined(**settings)[check]
+    assert found.verdict is verdict, found
+    assert bool(found.remedy) == (verdict is not Level.OK)
+
+
+def test_a_silent_controller_is_the_only_finding() -> None:
+    def silent() -> dict[str, str]:
+        raise ClusterUnavailable("slurmctld does not answer", remedy="scontrol ping")
+
+    (finding,) = examine(shell=Shell(), configuration=silent, user="root", site_factor_most=1000)
+    assert (finding.check, finding.verdict, finding.remedy) == ("controller", Level.FAIL, "scontrol ping")
+
+
+def test_a_check_that_cannot_be_made_does_not_hide_the_others(program: Program, examined: Examine) -> None:
+    examined()
+    folder = program("sacctmgr", "echo 'Unable to connect to slurmdbd' >&2; exit 1")
+    found = examine(
+        shell=Shell(folder=str(folder)), configuration=lambda: GOOD, user="root", site_factor_most=10, clock=lambda: NOW
+    )
+    by_check = {finding.check: finding.verdict for finding in found}
+    assert by_check["accounting"] is Level.WARN
+    assert by_check["clock"] is Level.OK

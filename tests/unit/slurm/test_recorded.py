@@ -1,0 +1,79 @@
+"""What is made of answers recorded from real clusters; a difference is a change to look at, not to overwrite."""
+
+from __future__ import annotations
+
+import difflib
+import json
+
+import pytest
+
+from helios.slurm.cluster import SlurmCluster
+from helios.slurm.commands import CommandsBackend
+from helios.slurm.sprio import Sprio
+from tests.unit.slurm.recorded import GOLDEN, RELEASES, recorded
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def backend(release: str) -> CommandsBackend:
+    backend = CommandsBackend()
+    backend.shell = recorded(release)
+    return backend
+
+
+def test_the_oldest_and_the_newest_release_are_recorded() -> None:
+    assert {"slurm-22.05", "slurm-26.05"} <= set(RELEASES)
+
+
+def test_a_recording_is_read_as_it_was(release: str, backend: CommandsBackend) -> None:
+    factors = Sprio(shell=backend.shell)()
+    read = {
+        "jobs": sorted(backend.queue(), key=lambda job: int(job["job_id"])),
+        "nodes": sorted(backend.nodes(), key=lambda node: node["name"]),
+        "site_factors": {job_id: [factor.value, factor.direct] for job_id, factor in factors.items()},
+    }
+    now = json.dumps(read, indent=1).splitlines()
+    then = (GOLDEN / release / "read-as.json").read_text(encoding="utf-8").splitlines()
+    assert now == then, "\n".join(difflib.unified_diff(then, now, "recorded", "read now", lineterm=""))
+
+
+def test_a_name_with_line_breaks_bars_and_bad_bytes_is_one_name(backend: CommandsBackend) -> None:
+    names = {job["job_id"]: job["name"] for job in backend.queue()}
+    assert "two\nlines|bar\x1f\udcff" in names.values()
+
+
+def test_a_pending_array_is_one_record(backend: CommandsBackend) -> None:
+    arrays = [job for job in backend.queue() if job["tasks"] > 1]
+    assert [(job["job_id"] == job["array_job_id"], job["name"]) for job in arrays] == [(True, "arr")]
+
+
+def test_every_sort_of_job_to_leave_alone_is_seen_in_the_recording(release: str, backend: CommandsBackend) -> None:
+    snapshot = SlurmCluster(
+        backend, name="x", site_factor_most=10_000, writes_per_turn=1, sprio=Sprio(shell=backend.shell)
+    ).snapshot()
+    reasons = " ".join(snapshot.pending["hands_off"].dropna().tolist())
+    seen = [word for word in ("heterogeneous", "held", "set directly", "scrontab", "reservation") if word in reasons]
+    assert seen[:3] == ["heterogeneous", "held", "set directly"]
+    assert seen[3:] == (["reservation"] if release == "slurm-22.05" else ["scrontab"])
+
+
+def test_gpus_are_counted_for_a_whole_job_however_they_were_asked_for(backend: CommandsBackend) -> None:
+    gpus = {job["name"]: (job["gpus"], job["gpu_type"]) for job in backend.queue()}
+    asked = {"min": (4, None), "pertask": (6, None), "two\nlines|bar\x1f\udcff": (2, "a100"), "begin": (0, None)}
+    assert {name: gpus[name] for name in asked} == asked
+
+
+def test_the_controllers_clock_comes_with_its_configuration(backend: CommandsBackend) -> None:
+    assert backend.configuration()["NOW"].startswith("17952")
+
+
+def test_a_marked_site_factor_becomes_an_urgency(backend: CommandsBackend) -> None:
+    snapshot = SlurmCluster(
+        backend, name="x", site_factor_most=10_000, writes_per_turn=1, sprio=Sprio(shell=backend.shell)
+    ).snapshot()
+    urgencies = snapshot.pending.loc[snapshot.pending["urgency"] != 0, "urgency"].round(2).tolist()
+    assert {0.4, -0.25} <= set(urgencies)
