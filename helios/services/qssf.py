@@ -100,7 +100,8 @@ class Qssf:
             (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
         promote_after_s : float
             Waiting after which a job goes first, s; inf: never (the longest wait is then unbounded). See Notes: The
-            price.
+            price. In a rehearsal on eleven days of Philly at half its nodes, 3 h ordered little better than first
+            come, first served (mean wait 3,612 s against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
         promote_factor : float
             A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
         levels : int
@@ -109,7 +110,7 @@ class Qssf:
 
         every_s: int = 30
         gpu_exponent: float = 1.0
-        promote_after_s: float = 10_800.0
+        promote_after_s: float = 43_200.0
         promote_factor: float = 0.0
         levels: int = 9
 

@@ -60,7 +60,7 @@ class Worker:
                 bufsize=0,
                 env=None if environment is None else dict(environment),
                 cwd="/",  # python -c imports from the current folder first
-                start_new_session=False,
+                start_new_session=True,
             )
         except OSError as reason:
             raise ClusterUnavailable(

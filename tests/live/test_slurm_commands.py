@@ -162,10 +162,10 @@ def test_where_there_are_no_soft_limits_helios_writes_none(rig: Rig, cluster_of_
         assert rig.show_job(job)["TimeMin"] == "N/A"
 
 
-def test_an_operator_may_order_and_anybody_else_is_refused_job_by_job(rig: Rig) -> None:
+def test_a_user_without_the_right_is_refused(rig: Rig) -> None:
     job, *_ = busy(rig, 1)
     script = f"echo update JobId={job} SiteFactor=137 | scontrol 2>&1 >/dev/null || true"
-    assert "denied" in rig.run("sh", "-c", script, user="bob").lower()
+    assert f"Invalid user id for job {job}" in rig.run("sh", "-c", script, user="bob")
     assert rig.site_factors()[job] == 0
 
 
@@ -195,6 +195,8 @@ def test_a_window_of_the_accounting_lists_every_job_that_was_alive_in_it(rig: Ri
     def ids(start: datetime, end: datetime) -> list[str]:
         path = tmp_path / "window.txt"
         accounting.sacct_window(start, end, path=path)
+        if len(path.read_text(encoding="utf-8").splitlines()) == 1:
+            return []  # a header alone: nobody was here
         return [job_id for batch in open_trace(path).read() for job_id in batch.jobs["job_id"]]
 
     ended = datetime.now(UTC) + timedelta(seconds=2)

@@ -120,25 +120,14 @@ def digest_of(night: Night) -> Digest:
     waiting = queue_at(
         night.jobs, predictions=night.predictions, at=night.end, title="Waiting longest", timezone=night.timezone
     )
-    alarms = list(_alarms(night.decisions))
+    alarming = any(True for _ in _alarms(night.decisions))
     return Digest(
         cluster=night.cluster,
         timezone=night.timezone,
         begin=night.begin,
-        subject=_subject(night, services, daily, alarming=bool(alarms)),
-        alarming=bool(alarms),
-        sentences={
-            "What Helios did": [
-                *_acts(services),
-                *alarms,
-                *_refusals(night.decisions),
-                *_stillness(night.turns, services),
-            ],
-            "How long jobs waited": list(_waits(daily)),
-            "Who waits longest": list(_waiters(waiting)),
-            "How far off predictions were": list(_accuracy(accuracy)),
-            "What the shadow would have changed": night.shadow.sentences,
-        },
+        subject=_subject(night, services, daily, alarming=alarming),
+        alarming=alarming,
+        sentences=_told(night, services=services, daily=daily, waiting=waiting, accuracy=accuracy),
         daily=daily,
         hourly=levels(night.jobs, edges_s=_hours(night)),
         days=_days(daily, night),
@@ -149,6 +138,24 @@ def digest_of(night: Night) -> Digest:
         accuracy=accuracy,
         shadow=night.shadow,
     )
+
+
+def _told(
+    night: Night, *, services: Answer, daily: pd.DataFrame, waiting: Answer, accuracy: Answer
+) -> dict[str, list[str]]:
+    """Return the sentences by theme, the most important first."""
+    return {
+        "What Helios did": [
+            *_acts(services),
+            *_alarms(night.decisions),
+            *_refusals(night.decisions),
+            *_stillness(night.turns, services),
+        ],
+        "How long jobs waited": list(_waits(daily)),
+        "Who waits longest": list(_waiters(waiting)),
+        "How far off predictions were": list(_accuracy(accuracy)),
+        "What the shadow would have changed": night.shadow.sentences,
+    }
 
 
 def daily_waits(night: Night) -> pd.DataFrame:

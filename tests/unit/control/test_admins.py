@@ -15,6 +15,13 @@ def a_table_where_j1_stands(**columns: object) -> tuple[Table, Says]:
     return table, service
 
 
+def a_table_where_j1_was_set_again() -> tuple[Table, Says]:
+    table, service = a_table_where_j1_stands()
+    table.cluster.admin_sets_site_factor("j1", 0)
+    table.turn(seat(service))
+    return table, service
+
+
 def admins(table: Table) -> list[str]:
     frame = table.ledger.standings()
     return list(frame.loc[frame["admins"] == 1, "job_id"])
@@ -111,7 +118,7 @@ def test_one_lever_that_is_theirs_leaves_the_other() -> None:
 
 
 def test_an_urgency_that_cannot_be_read_is_not_taken_for_a_change() -> None:
-    table, service = a_table_where_j1_stands()
+    table, service = a_table_where_j1_was_set_again()
     table.cluster._jobs["j1"].row["eligible_at"] = None  # a dependency came back
     table.cluster.admin_sets_site_factor("j1", 0)  # as sprio would show it: nothing
     for _ in range(3):
@@ -121,7 +128,7 @@ def test_an_urgency_that_cannot_be_read_is_not_taken_for_a_change() -> None:
 
 
 def test_a_held_job_is_neither_written_nor_judged() -> None:
-    table, service = a_table_where_j1_stands()
+    table, service = a_table_where_j1_was_set_again()
     table.cluster.hold("j1")
     table.cluster.admin_sets_site_factor("j1", 0)
     writes = table.cluster.writes
@@ -186,3 +193,14 @@ def test_rounding_is_not_taken_for_a_change() -> None:
     assert table.cluster.writes == writes
     assert set(report.counts["qssf"]) == {Result.UNCHANGED}
     assert table.lines(action="HandsOff") == []
+
+
+def test_a_new_job_of_the_same_id_is_not_the_admins() -> None:
+    table, service = a_table_where_j1_was_set_again()
+    table.cluster.admin_sets_site_factor("j1", 0)
+    table.turn(seat(service))
+    assert admins(table) == ["j1"]
+    table.cluster.end("j1")
+    table.submit("j1")
+    assert table.turn(seat(service)).acted == 1
+    assert table.cluster.urgency_of("j1") > 0

@@ -127,6 +127,16 @@ def test_a_night_that_went_well_is_published_too(raises: dict[str, Exception], p
     assert (toys.count("hook") == 1) is published
 
 
+def test_a_night_and_a_reading_at_once_publish_without_a_quarrel() -> None:
+    toys = ToyChores()
+    ticking = Ticking(toys)
+    ticking.clock.read()
+    ticking.clock.think()
+    ticking.clock.start()
+    assert eventually(lambda: toys.count("hook") >= 1)
+    ticking.clock.stop()
+
+
 def test_the_hook_waits_for_a_turn_and_a_wait_too_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
     slow = Blocked()
     toys = ToyChores(does={"turn": slow})

@@ -119,6 +119,21 @@ def test_a_turn_that_never_ends_is_left_and_nothing_is_written_beside_it(
     assert any("helios-release.sh" in record.getMessage() for record in caplog.records)
 
 
+def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "WRITER_S", 0.05)
+    slow = Blocked()
+    toys = ToyChores(does={"hook": slow})
+    living = a_daemon(toys, tmp_path)
+    living.start()
+    assert slow.entered.wait(PATIENCE_S)
+    ending = living.stop(why="SIGTERM")
+    slow.let_go()
+    assert (ending.code, ending.stuck) == (1, True)
+    assert toys.count("release") == 0
+
+
 def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

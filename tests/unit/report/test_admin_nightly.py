@@ -179,7 +179,7 @@ def full_digest() -> Digest:
         *jobs,
         decisions=decisions,
         turns=turns_frame("the history was read 3 h ago: " + "x" * 120, None),
-        predictions=predictions_frame(*(predicted(job, 3600) for job in ended)),
+        predictions=predictions_frame(*(predicted(job, 3600) for job in ended[1:]), predicted(ended[0], 1e40)),
     )
 
 

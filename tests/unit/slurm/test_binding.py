@@ -314,7 +314,7 @@ def test_a_worker_that_keeps_failing_is_tried_later_and_later(backend: Make, pid
             with pytest.raises(ClusterUnavailable, match="Next try in"):
                 way.change(changes(1))
         now[0] += 0.1
-        with pytest.raises(ClusterUnavailable, match="status 3"):
+        with pytest.raises(ClusterUnavailable, match="^The pyslurm worker ended with status 3"):
             way.change(changes(1))
 
 
@@ -323,7 +323,7 @@ def test_the_pause_between_tries_has_a_bound(backend: Make) -> None:
     way = backend("raise SystemExit(3)", clock=lambda: now[0])
     for _ in range(12):
         now[0] += 60.0
-        with pytest.raises(ClusterUnavailable, match="status 3"):
+        with pytest.raises(ClusterUnavailable, match="^The pyslurm worker ended with status 3"):
             way.change(changes(1))
 
 
@@ -340,6 +340,13 @@ def test_what_the_worker_writes_to_standard_error_is_drained_and_quoted(backend:
     noisy = 'os.write(2, b"noise " * 50_000 + b"segfault in libslurm\\n")\nos.kill(os.getpid(), 11)'
     with pytest.raises(ClusterUnavailable, match=r"signal 11; it said: .*segfault in libslurm") as caught:
         backend(a_worker(on_call=noisy)).queue()
+    assert len(caught.value.fact) < 1000
+
+
+def test_of_much_noise_an_error_quotes_only_the_end(backend: Make) -> None:
+    noisy = 'os.write(2, b"noise " * 50_000 + b"waiting for slurm.conf\\n")\ntime.sleep(3600)'
+    with pytest.raises(ClusterUnavailable, match=r"it said: .*waiting for slurm\.conf") as caught:
+        backend(a_worker(on_call=noisy), timeout_s=1.0).queue()
     assert len(caught.value.fact) < 1000
 
 

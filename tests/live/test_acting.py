@@ -1,0 +1,288 @@
+"""Helios as a whole on a real Slurm: what it does, what it leaves alone, and how it is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from helios.app.chores import Desk, released
+from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
+from helios.app.why import JobUnknown, explain
+from helios.cli.acting import scope
+from helios.config import Settings
+from helios.control import ServiceMode, TurnReport
+from helios.errors import ClusterUnavailable, HeliosError
+from helios.model import Mode
+from helios.slurm.hook import TABLE, read_table
+from helios.warehouse import Warehouse
+from tests.live.rig import Rig
+
+RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
+
+
+class Helios:
+    """Helios on the rig, its history read."""
+
+    def __init__(self, rig: Rig, folder: Path) -> None:
+        self.rig, self.folder, self.state = rig, folder, folder / "state"
+        self.url = f"sqlite:///{folder / 'helios.db'}"
+        self.desk = self.another()
+
+    def another(self, *, state: str = "state", url: str = "", **sections: dict[str, object]) -> Desk:
+        """Return a Desk as another process would have it."""
+        plain: dict[str, object] = {
+            "database": {"url": url or self.url},
+            "slurm": {"backend": "commands"},
+            "control": {"state_folder": str(self.folder / state)},
+            "history": {"start": f"{datetime.now(UTC) - timedelta(hours=2):%Y-%m-%dT%H:%M:%S}"},
+            "services": {"qssf": {"every_s": 1}},
+        }
+        return Desk(Settings.model_validate(plain | sections))
+
+    def set(self, mode: Mode, **scope: object) -> None:
+        now = datetime.now(UTC)
+        set_mode(self.url, self.rig.name, "qssf", mode, by="root", reason="a test", now=now, **scope)  # type: ignore[arg-type]  # because the options are named
+
+    def turn(self, desk: Desk | None = None) -> TurnReport:
+        turns = (desk or self.desk).turns
+        return turns.turn(modes=turns.modes())
+
+    def jobs_set(self) -> int:
+        return sum(value != 0 for value in self.rig.site_factors().values())
+
+
+@pytest.fixture
+def helios(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helios]:
+    """A full cluster, three jobs of three users waiting, qssf active and nothing done yet."""
+    monkeypatch.setenv("SLURM_CONF", rig.environment["SLURM_CONF"])
+    rig.fill()
+    waiting = [rig.submit(user=user, gpus=gpus, limit="120") for user, gpus in (("alice", 8), ("bob", 1), ("carol", 2))]
+    rig.until(lambda: set(waiting) <= set(rig.site_factors()))
+    made = Helios(rig, tmp_path)
+    made.desk.read()
+    made.set(Mode.ACTIVE)
+    yield made
+    made.desk.turns.site.close()
+
+
+def test_an_active_service_moves_jobs_and_what_it_wrote_is_read_back(helios: Helios) -> None:
+    report = helios.turn()
+    assert report.still == ()
+    factors = helios.rig.site_factors()
+    done = report.decisions[report.decisions["action"] == "Reorder"]
+    assert dict(zip(done["target"], done["after"], strict=True)) == {
+        job: f"SiteFactor {value}" for job, value in factors.items() if value
+    }
+    assert all(abs(value) % 100 == 37 for value in factors.values() if value)
+
+
+def test_a_shadow_leaves_the_cluster_as_it_is(helios: Helios) -> None:
+    helios.set(Mode.SHADOW)
+    report = helios.turn()
+    assert {line.split(":")[0] for line in report.decisions["outcome"]} >= {"would"}
+    assert helios.jobs_set() == 0
+
+
+def test_a_canary_of_another_partition_changes_nothing_here(helios: Helios) -> None:
+    helios.set(Mode.CANARY, partitions=("debug",))
+    helios.turn()
+    assert helios.jobs_set() == 0
+    assert "debug" in scope(ServiceMode(mode=Mode.CANARY, partitions=("debug",)))
+
+
+def test_going_back_to_shadow_takes_back_what_was_set(helios: Helios) -> None:
+    helios.turn()
+    assert helios.jobs_set() > 0
+    helios.set(Mode.SHADOW)
+    helios.turn()
+    assert helios.jobs_set() == 0
+
+
+def test_a_second_turn_of_a_quiet_queue_writes_nothing(helios: Helios) -> None:
+    helios.turn()
+    again = helios.turn()
+    assert again.acted == 0
+    assert again.counts["qssf"].get("unchanged", 0) == 3
+
+
+def test_what_an_admin_sets_stands(helios: Helios) -> None:
+    job = next(iter(helios.rig.site_factors()))
+    helios.rig.run("scontrol", "update", f"JobId={job}", "SiteFactor=500")
+    helios.turn()
+    assert helios.rig.site_factors()[job] == 500
+    helios.desk.release("a test")
+    assert helios.rig.site_factors()[job] == 500
+
+
+def test_an_admin_who_takes_a_job_back_twice_has_it_for_good(helios: Helios) -> None:
+    helios.turn()
+    job = max(helios.rig.site_factors().items(), key=lambda item: abs(item[1]))[0]
+    for _ in range(2):
+        helios.rig.run("scontrol", "update", f"JobId={job}", "SiteFactor=0")
+        helios.turn()
+    assert helios.rig.site_factors()[job] == 0
+    helios.turn()
+    assert helios.rig.site_factors()[job] == 0
+    assert "theirs" in "\n".join(explain(helios.desk.turns, job).lines())
+
+
+def test_the_first_kill_switch_a_command_leaves_nothing(helios: Helios) -> None:
+    helios.turn()
+    now = datetime.now(UTC)
+    pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
+    assert "nothing is left" in released(helios.another().release("enough"))
+    assert helios.jobs_set() == 0
+    assert any("enough" in reason for reason in helios.turn().still)
+    assert helios.jobs_set() == 0
+    resume(helios.url, helios.rig.name, helios.state, now=now)
+    helios.turn()
+    assert helios.jobs_set() > 0
+
+
+def test_the_second_kill_switch_a_file_leaves_nothing(helios: Helios) -> None:
+    helios.turn()
+    (helios.state / PAUSE_FILE).touch()
+    helios.turn()
+    assert helios.jobs_set() == 0
+
+
+def test_the_file_works_with_the_database_gone(helios: Helios) -> None:
+    helios.turn()
+    (helios.state / PAUSE_FILE).touch()
+    helios.turn(helios.another(url=f"sqlite:///{helios.folder}/helios.db/gone.db", history={"start": ""}))
+    assert helios.jobs_set() == 0
+
+
+def test_the_shell_script_leaves_nothing_and_helios_stays_still(helios: Helios) -> None:
+    helios.turn()
+    environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SLURM_CONF": helios.rig.environment["SLURM_CONF"]}
+    done = subprocess.run(
+        ["sh", str(RELEASE), "--state", str(helios.state)],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert helios.jobs_set() == 0
+    assert helios.turn().still != ()
+    assert helios.jobs_set() == 0
+
+
+def test_a_stopped_controller_is_a_reason_to_be_still_and_helios_goes_on_by_itself(helios: Helios) -> None:
+    helios.turn()
+    helios.rig.control("stop", "slurmctld")
+    try:
+        assert any("could not be looked at" in reason for reason in helios.turn().still)
+        with pytest.raises(HeliosError):
+            released(helios.desk.release("while it is away"))
+    finally:
+        helios.rig.control("start", "slurmctld")
+    settled = helios.turn()
+    assert any("controller changed" in reason for reason in settled.still)
+    helios.rig.until(lambda: len(helios.rig.site_factors()) == 3)
+    assert helios.turn().still == ()
+    assert helios.jobs_set() > 0
+
+
+def test_a_stopped_database_of_slurm_loses_no_history(helios: Helios) -> None:
+    helios.rig.control("stop", "slurmdbd")
+    try:
+        with pytest.raises(ClusterUnavailable):
+            helios.desk.read()
+        assert helios.turn().still == ()
+    finally:
+        helios.rig.control("start", "slurmdbd")
+    job = helios.rig.submit(seconds=0, gpus=0)
+    ended = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
+    helios.rig.until(lambda: helios.rig.run(*ended).strip() == "COMPLETED")
+    helios.desk.read()
+    with Warehouse.open(helios.url) as warehouse:
+        jobs = warehouse.jobs(helios.rig.name).set_index("job_id")
+    assert jobs.loc[job, "state"] == "COMPLETED"
+
+
+def test_two_helioses_never_both_write(helios: Helios) -> None:
+    helios.turn()
+    other = helios.another(state="elsewhere")
+    report = helios.turn(other)
+    assert any("standing by" in reason for reason in report.still)
+    assert report.acted == 0
+
+
+def test_a_full_disk_means_that_nothing_is_done(helios: Helios, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = helios.folder / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        url = f"sqlite:///{disk / 'helios.db'}"
+        full = helios.another(url=url)
+        full.read()
+        now = datetime.now(UTC)
+        set_mode(url, helios.rig.name, "qssf", Mode.ACTIVE, by="root", reason="a test", now=now)
+        with (disk / "filler").open("wb") as filler, pytest.raises(OSError, match="No space"):
+            while True:
+                filler.write(b"x" * 4096)
+                filler.flush()
+        report = helios.turn(full)
+        assert report.still != ()
+        assert helios.jobs_set() == 0
+        (disk / "filler").unlink()
+        assert helios.turn(full).still == ()
+        assert helios.jobs_set() > 0
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_why_tells_a_user_place_prediction_and_deeds(helios: Helios) -> None:
+    helios.turn()
+    job = helios.rig.run("squeue", "-h", "-u", "bob", "-o", "%i").split()[0]
+    said = "\n".join(explain(helios.desk.turns, job).lines())
+    assert "Predicted run time" in said
+    assert "of 3 in its partition" in said
+    assert "Helios has set SiteFactor" in said
+
+
+def test_why_works_for_a_running_job_an_array_and_one_that_is_over(helios: Helios) -> None:
+    filler = helios.rig.lines("squeue", "-h", "-t", "R", "-o", "%i")[0]
+    assert explain(helios.desk.turns, filler).state == "RUNNING"
+    array = helios.rig.submit("--array=1-5")
+    assert explain(helios.desk.turns, array).tasks == 5
+    assert explain(helios.desk.turns, f"{array}_3").tasks == 5
+    over = helios.rig.submit(seconds=0, gpus=0)
+    helios.rig.until(lambda: over not in helios.rig.run("squeue", "-h", "-t", "PD,R,CG", "-o", "%i").split())
+    helios.rig.until(lambda: "COMPLETED" in helios.rig.run("sacct", "-n", "-X", "-P", "-j", over, "-o", "State"))
+    helios.desk.read()
+    assert "It ran" in "\n".join(explain(helios.desk.turns, over).lines())
+    with pytest.raises(JobUnknown, match="99999999"):
+        explain(helios.desk.turns, "99999999")
+
+
+def test_the_hooks_table_is_published_from_the_sites_own_history_and_removed_by_a_pause(helios: Helios) -> None:
+    for user in ("alice", "bob"):
+        for _ in range(3):
+            helios.rig.submit(seconds=0, gpus=0, user=user)
+    ended = ("sacct", "-n", "-X", "-P", "--allusers", "-S", "now-1hour", "--state=COMPLETED", "-o", "JobIDRaw")
+    helios.rig.until(lambda: len(helios.rig.lines(*ended)) >= 6)
+    desk = helios.another(hook={"publish": True})
+    desk.read()
+    assert "rows" in desk.publish_hook()
+    table = read_table(helios.state / TABLE, datetime.now(UTC))
+    assert {row.user for row in table.rows.values()} >= {"alice", "bob", None}
+    (helios.state / PAUSE_FILE).touch()
+    assert "removed" in desk.publish_hook()
+    assert not (helios.state / TABLE).exists()
+
+
+def test_a_night_reads_learns_and_reports(helios: Helios) -> None:
+    night = helios.another(report={"folder": str(helios.folder / "reports")}).night()
+    assert night.troubles == ()
+    assert night.report is not None and night.report.page.exists() and night.report.mail.exists()
+    with Warehouse.open(helios.url) as warehouse:
+        assert list(warehouse.nodes(helios.rig.name)["gpus"]) == [8, 8, 8, 8]
