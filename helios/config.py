@@ -88,7 +88,9 @@ class Slurm(_Section):
         default="auto", description="auto: pyslurm where it fits the controller's release, else Slurm's commands"
     )
     python: str = Field(
-        default="", description="Python that has pyslurm, for the worker process; empty: the one that runs Helios"
+        default="",
+        description="Python that has pyslurm, for the worker process, with what must stand before it "
+        "(chroot /srv/slurm python3); empty: the one that runs Helios",
     )
     commands: str = Field(default="", description="Folder of Slurm's commands; empty: found on PATH")
     timeout_s: float = Field(default=30, gt=0, description="Longest wait for one answer of the cluster, s")

@@ -142,7 +142,6 @@ class Desk:
             now=self._clock(),
             read=lambda again: self.read(again=again, progress=progress),
             look=turns.site.cluster.snapshot,
-            publish_hook=self.publish_hook,
             progress=progress,
         )
 

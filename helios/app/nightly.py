@@ -1,4 +1,4 @@
-"""What is done once a night: read again what came late, learn anew, judge, publish, report."""
+"""What is done once a night: read again what came late, learn anew, judge, report."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def night(
     now: datetime,
     read: Callable[[timedelta], Reading],
     look: Callable[[], Snapshot],
-    publish_hook: Callable[[], str],
     progress: Progress = in_silence,
 ) -> Night:
     """Do each step of the night; one that fails is told and stops no other.
@@ -77,8 +76,6 @@ def night(
         Reads the accounting again from so long before the watermark.
     look : callable
         Gives a snapshot, whose nodes are remembered for the reports.
-    publish_hook : callable
-        Publishes the hook's table, from the fresh model.
     """
     url = settings.database.url
     kept: list[NightlyReport] = []
@@ -102,7 +99,6 @@ def night(
         lambda: read(READ_AGAIN).line(),
         lambda: _remember_nodes(url, cluster, look()),
         lambda: _learn(url, cluster, settings, now, progress),
-        publish_hook,
         report,
     )
     did, troubles = [], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ import pandas as pd
 
 from helios.actions import Lever, Result
 from helios.app.clockwork import Breaker, Tally, TurnSummary
-from helios.app.modes import Pause, modes_in_force, paused
+from helios.app.modes import PAUSE_FILE, Pause, modes_in_force, paused
 from helios.app.outlook import Outlook, worth_storing
 from helios.app.reading import read_until
 from helios.app.site import Site
@@ -139,9 +140,30 @@ class Turns:
             memory=memory,
         )
 
+    def modes_for_a_turn(self) -> dict[str, ServiceMode]:
+        """Return the modes that were set; with the warehouse gone and a pause file there, every service is off.
+
+        Raises
+        ------
+        WarehouseUnavailable
+            The modes cannot be read, and nobody asked for a pause.
+        """
+        try:
+            return self.modes()
+        except HeliosError:
+            if not os.path.lexists(Path(self.settings.control.state_folder) / PAUSE_FILE):
+                raise
+            return {name: ServiceMode(mode=Mode.OFF) for name in self.services}
+
     def summary(self) -> TurnSummary:
-        """Take a turn in the modes that were set, and return what the daemon tells of it."""
-        began, modes = time.monotonic(), self.modes()
+        """Take a turn in the modes that were set, and return what the daemon tells of it.
+
+        Raises
+        ------
+        WarehouseUnavailable
+            The warehouse cannot be read; what a pause by file asks for was done all the same.
+        """
+        began, modes = time.monotonic(), self.modes_for_a_turn()
         report = self.turn(modes=modes)
         with Warehouse.open(self.settings.database.url) as warehouse:
             lease = warehouse.lease(self.site.name)
@@ -159,6 +181,8 @@ class Turns:
             modes={name: mode.mode for name, mode in modes.items()},
             breaker=_state(report.memory, self.settings, self._clock()),
             lease_held=lease is not None and lease["holder"] == self.holder,
+            notes=report.notes,
+            trouble="" if report.seen else "; ".join(report.still),
         )
 
     def release(self, reason: str) -> TurnReport:
@@ -227,7 +251,8 @@ class Turns:
         try:
             if isinstance(warehouse, HeliosError):
                 raise warehouse
-            warehouse.remember(self.site.name, MEMORY, report.memory.to_json(), at=report.taken_at)
+            if report.leads:  # a standby must not overwrite what the leader remembers
+                warehouse.remember(self.site.name, MEMORY, report.memory.to_json(), at=report.taken_at)
             warehouse.add_turns(self.site.name, turns_frame(report, seconds=seconds))
             self._keep_predictions(warehouse, report.taken_at)
         except HeliosError as trouble:

@@ -35,6 +35,8 @@ class TurnReport:
         GPUs asked for and held.
     decisions : DataFrame
         The lines of this turn, columns of ``DECISIONS``, whether or not they could be written down.
+    seen : bool
+        Whether the cluster could be looked at.
     recorded : bool
         Whether every line was written down.
     leads : bool
@@ -56,6 +58,7 @@ class TurnReport:
     gpus_pending: int = 0
     gpus_running: int = 0
     decisions: pd.DataFrame
+    seen: bool = True
     recorded: bool
     leads: bool
     remaining: tuple[str, ...] | None = ()

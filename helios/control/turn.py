@@ -210,6 +210,7 @@ class _Turn:
             still=self.still,
             counts=self.minutes.sums(),
             decisions=self.minutes.frame(),
+            seen=self.snapshot is not None or self.token is None,
             recorded=self.recorded,
             leads=self.token is not None,
             remaining=() if self.everything is None else jobs_of(self.everything),

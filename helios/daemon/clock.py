@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from apscheduler.events import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+from apscheduler.events import (
     EVENT_JOB_ERROR,
     EVENT_JOB_MAX_INSTANCES,
     EVENT_JOB_MISSED,
     JobEvent,
 )
-from apscheduler.executors.pool import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+from apscheduler.executors.pool import (
     ThreadPoolExecutor,
 )
-from apscheduler.schedulers.background import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+from apscheduler.schedulers.background import (
     BackgroundScheduler,
 )
-from apscheduler.triggers.cron import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+from apscheduler.triggers.cron import (
     CronTrigger,
 )
-from apscheduler.triggers.interval import (  # type: ignore[import-untyped]  # because APScheduler 3 ships no types
+from apscheduler.triggers.interval import (
     IntervalTrigger,
 )
 

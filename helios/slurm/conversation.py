@@ -189,7 +189,7 @@ class Worker:
 
 def _lost_in_import(reason: WorkerLost) -> WorkerLost:
     return WorkerLost(
-        f"{reason.fact} It was importing pyslurm, which waits a minute and then ends its process where slurm.conf cannot"
-        " be read or reached.",
+        f"{reason.fact} It was importing pyslurm, which waits a minute and then ends its process where slurm.conf"
+        " cannot be read or reached.",
         died=reason.died,
     )

@@ -17,6 +17,8 @@ import pytest
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import Change, RawJob, RawNode
 from helios.slurm.binding import NOT_KNOWN, PyslurmBackend
+from helios.slurm.opening import open_cluster
+from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.chroot import Chroot, NotToBeHad, chroot_folder
 
 
@@ -291,3 +293,42 @@ def worker_of(backend: PyslurmBackend) -> int:
         backend.versions()
     assert backend.worker_pid is not None
     return backend.worker_pid
+
+
+@pytest.fixture(params=["pyslurm", "commands"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestBothWaysIn(ClusterContract):
+    """The contract of every cluster, on a release that has soft limits, through either way in."""
+
+    @pytest.fixture
+    def world(self, chroot: Chroot, way: str) -> Iterator[World]:
+        chroot.fill()
+        waiting = [chroot.submit(limit="120") for _ in range(5)]
+        chroot.until(lambda: set(waiting) <= set(chroot.site_factors()))
+        cluster = open_cluster(chroot.slurm(way))
+        yield World(
+            cluster=cluster,
+            hold=lambda job_id: _quietly(chroot, "hold", job_id),
+            set_site_factor=lambda job_id, value: _update(chroot, job_id, f"SiteFactor={value}"),
+            set_priority=lambda job_id, value: _update(chroot, job_id, f"Priority={value}"),
+            set_time_min=lambda job_id, value: _update(chroot, job_id, f"TimeMin={value}"),
+        )
+        cluster.close()
+
+
+def test_automatically_a_pyslurm_of_another_release_is_not_taken(chroot: Chroot) -> None:
+    cluster = open_cluster(chroot.slurm("auto"))
+    cluster.close()
+    assert cluster.backend.name == "commands"
+    assert "releases differ" in "".join(cluster.notes)
+
+
+def _update(chroot: Chroot, job_id: str, field: str) -> None:
+    _quietly(chroot, "update", f"JobId={job_id}", field)
+
+
+def _quietly(chroot: Chroot, *words: str) -> None:
+    chroot.run("scontrol", *words)

@@ -302,6 +302,13 @@ def test_soft_limits_that_nobody_sets_are_no_gain() -> None:
     assert not gain.is_clear
 
 
+def test_other_services_act_with_soft_limits_and_without() -> None:
+    beside, softly = Toy(last_first), Toy()
+    question = Question(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    soft_limit_gain(days_of_jobs(2, 5_000.0), question, softly, beside={"order": beside}, every=AT_ONCE)
+    assert len(beside.seen) == 2 * len(softly.seen) > 0
+
+
 def test_a_few_days_are_too_few_to_tell() -> None:
     gain = gain_of(days_of_jobs(4, 5_000.0), Toy(limit_the_small(6_000)))
     assert gain.mean_wait_with_s < gain.mean_wait_s

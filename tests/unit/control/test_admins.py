@@ -204,3 +204,15 @@ def test_a_new_job_of_the_same_id_is_not_the_admins() -> None:
     table.submit("j1")
     assert table.turn(seat(service)).acted == 1
     assert table.cluster.urgency_of("j1") > 0
+
+
+def test_a_held_job_keeps_what_nobody_asks_for_until_it_is_released() -> None:
+    table, service = a_table_where_j1_stands()
+    table.cluster.hold("j1")
+    service.actions = []
+    calls = len(table.cluster.applied)
+    table.turn(seat(service))
+    assert len(table.cluster.applied) == calls
+    table.cluster.unhold("j1")
+    table.turn(seat(service))
+    assert table.cluster.site_factor_of("j1") == 0

@@ -90,6 +90,7 @@ def test_a_stop_takes_everything_back_and_nothing_comes_after(tmp_path: Path) ->
     ending = lived(toys, tmp_path)
     assert (ending.code, ending.stuck) == (0, False)
     assert toys.called[-1] == "release SIGTERM"
+    assert not any(thread.name == "APScheduler" for thread in threading.enumerate())
 
 
 def test_a_stop_waits_for_the_turn_that_runs(tmp_path: Path) -> None:

@@ -154,6 +154,13 @@ def test_a_held_job_is_refused_and_does_not_start_until_it_is_released():
     assert run_out(cluster) == [0, 20, 10]
 
 
+def test_holding_the_head_lets_those_behind_it_start_at_once():
+    cluster = a_sim_cluster([(0, 100, 6), (1, 10, 8), (2, 500, 2)])
+    cluster.advance(50)
+    cluster.hold("1")
+    assert run_out(cluster)[2] == 50
+
+
 def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released():
     cluster = a_busy_cluster(pending=3)
     cluster.apply([an_order(job2=0.5, job3=0.5)])

@@ -314,7 +314,7 @@ def test_a_worker_that_keeps_failing_is_tried_later_and_later(backend: Make, pid
             with pytest.raises(ClusterUnavailable, match="Next try in"):
                 way.change(changes(1))
         now[0] += 0.1
-        with pytest.raises(ClusterUnavailable, match="^The pyslurm worker ended with status 3"):
+        with pytest.raises(ClusterUnavailable, match=r"^The pyslurm worker ended with status 3"):
             way.change(changes(1))
 
 
@@ -323,7 +323,7 @@ def test_the_pause_between_tries_has_a_bound(backend: Make) -> None:
     way = backend("raise SystemExit(3)", clock=lambda: now[0])
     for _ in range(12):
         now[0] += 60.0
-        with pytest.raises(ClusterUnavailable, match="^The pyslurm worker ended with status 3"):
+        with pytest.raises(ClusterUnavailable, match=r"^The pyslurm worker ended with status 3"):
             way.change(changes(1))
 
 
