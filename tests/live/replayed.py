@@ -23,9 +23,9 @@ from tests.traces import TRACES
 
 TRACE = TRACES / "KTH-SP2-1996-2.1-cln.swf.gz"
 # A busy day and a half of KTH, chosen with the simulator among others for its load of 1.5; 600 s become one.
-FIRST, JOBS_REPLAYED, FASTER = 10_900, 130, 600
+FIRST, JOBS_REPLAYED, FASTER = 9_900, 130, 600
 PROCESSORS, GPUS, GPUS_PER_NODE = 100, 32, 8
-PROMOTE_AFTER_S = 90
+PROMOTE_AFTER_S = 60
 CONFIGURATION = f"""
 [daemon]
 turn_s = 1
@@ -180,7 +180,7 @@ def helped(rig: Rig, stretch: Stretch, folder: Path) -> Iterator[None]:
         [sys.executable, "-m", "helios", "daemon", "--no-nightly"], env=environment, stderr=log, stdout=log, cwd=folder
     )
     try:
-        rig.until(lambda: "pending" in (folder / "daemon.log").read_text() or daemon.poll() is not None, longest_s=240)
+        rig.until(lambda: "ingest:" in (folder / "daemon.log").read_text() or daemon.poll() is not None, longest_s=240)
         assert daemon.poll() is None, (folder / "daemon.log").read_text()
         yield
         assert daemon.poll() is None, (folder / "daemon.log").read_text()
