@@ -11,13 +11,15 @@ import pytest
 from tests.live.rig import Rig, missing, roomy_folder
 
 HERE = Path(__file__).parent
+OWN = {"test_proof": "proof", "test_pyslurm": "pyslurm"}
+"""Tests with clusters of their own, and the groups that they are kept in."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep all live tests on one worker: they share the cluster."""
+    """Keep live tests that share a cluster on one worker."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("live"))
+            item.add_marker(pytest.mark.xdist_group(OWN.get(item.path.stem, "live")))
 
 
 @pytest.fixture(scope="session")

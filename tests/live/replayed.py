@@ -22,10 +22,10 @@ from tests.live.rig import Rig
 from tests.traces import TRACES
 
 TRACE = TRACES / "KTH-SP2-1996-2.1-cln.swf.gz"
-# A busy day and a half of KTH, chosen with the simulator among others for its load of 1.5; 600 s become one.
-FIRST, JOBS_REPLAYED, FASTER = 9_900, 130, 600
+# A stretch of KTH with a queue, chosen with the simulator among others; 600 s become one.
+FIRST, JOBS_REPLAYED, FASTER = 18_650, 130, 600
 PROCESSORS, GPUS, GPUS_PER_NODE = 100, 32, 8
-PROMOTE_AFTER_S = 60
+PROMOTE_AFTER_S = 30
 CONFIGURATION = f"""
 [daemon]
 turn_s = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.live.replayed import Stretch, helped, replay, waits
-from tests.live.rig import Rig, roomy_folder
+from tests.live.rig import Rig, missing, roomy_folder
 from tests.traces import needs_traces
+
+# Two plain clusters side by side differ by as much: a backfill pass comes every two seconds.
+BACKFILL_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +23,10 @@ def stretch() -> Stretch:
 
 
 @pytest.fixture
-def pair(cluster: Rig, stretch: Stretch) -> Iterator[tuple[Rig, Rig]]:
-    """Two clusters alike, apart from the session's; that one only says that Slurm can be had here."""
-    del cluster
+def pair(stretch: Stretch) -> Iterator[tuple[Rig, Rig]]:
+    """Two clusters alike, of their own: both are loaded for minutes."""
+    if why := missing():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     settings = {"USERS": " ".join(stretch.users)}
     rigs: list[Rig] = []
     try:
@@ -47,4 +52,4 @@ def test_helios_shortens_the_mean_wait_and_not_by_a_longer_longest(
     with capsys.disabled():
         sys.stdout.write(f"\n{without.line()}\n{with_it.line()}\n")
     assert with_it.mean < without.mean
-    assert with_it.longest <= without.longest
+    assert with_it.longest <= without.longest + BACKFILL_S

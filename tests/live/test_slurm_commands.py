@@ -236,3 +236,30 @@ def test_an_order_stands_is_left_alone_the_second_time_and_is_taken_back(
     restored = cluster_of_slurm.apply([Restore(reason="stop", lever=Lever.ORDER)])
     assert {outcome.result for outcome in restored} == {Result.DONE}
     assert set(rig.site_factors().values()) == {0}
+
+
+def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+    busy(rig)
+    array = rig.submit("--array=0-3%2")
+    rig.until(lambda: array in rig.site_factors())
+    rig.run("scontrol", "update", f"JobId={array}_1", "SiteFactor=500")
+    (theirs,) = (job for job, factor in rig.site_factors().items() if factor == 500)
+    (outcome,) = cluster_of_slurm.apply([an_order({array: 0.5})])
+    assert outcome.result is Result.DONE
+    assert rig.site_factors()[theirs] == 500
+    cluster_of_slurm.apply([Restore(reason="a test")])
+    assert (rig.site_factors()[array], rig.site_factors()[theirs]) == (0, 500)
+
+
+def test_a_task_that_was_held_alone_is_seen_and_taken_back_too(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+    rig.fill()
+    array = rig.submit("--array=0-3")
+    rig.until(lambda: array in rig.site_factors())
+    cluster_of_slurm.apply([an_order({array: 0.5})])
+    rig.run("scontrol", "hold", f"{array}_2")
+    seen = cluster_of_slurm.snapshot().pending.set_index("array_task_id")["hands_off"]
+    assert seen["2"] == "it is held"
+    cluster_of_slurm.apply([Restore(reason="a test")])
+    rig.run("scontrol", "release", f"{array}_2")
+    rig.until(lambda: len(rig.site_factors()) == 2)
+    assert set(rig.site_factors().values()) == {0}
