@@ -47,9 +47,10 @@ pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 slurm: ## Install Slurm for the live tests, where that is possible (root, Debian or Ubuntu)
-	@command -v slurmctld >/dev/null && command -v mariadbd >/dev/null && exit 0; \
+	@command -v slurmctld >/dev/null && command -v mariadbd >/dev/null && command -v debootstrap >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing Slurm and MariaDB for the live tests ..."; deploy/devcluster/devcluster install >/dev/null; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap >/dev/null; \
 	else echo "Slurm is not installed: the live tests will be skipped (deploy/devcluster/devcluster install, as root)"; fi
 
 bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its control

@@ -1,0 +1,99 @@
+"""What an admin types, on a real Slurm: the commands of the README, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.rig import Rig
+
+
+class Shell:
+    """A shell in which ``helios`` reaches the rig."""
+
+    def __init__(self, rig: Rig, folder: Path) -> None:
+        self.folder = folder
+        self.environment = rig.environment | {
+            "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
+            "HELIOS_CONTROL_STATE_FOLDER": str(folder / "state"),
+            "HELIOS_SLURM_BACKEND": "commands",
+        }
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "helios", *words],
+            env=self.environment,
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+        )
+
+    def says(self, *words: str) -> str:
+        done = self.run(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def answers(self, *words: str) -> Any:
+        return json.loads(self.says(*words, "--json"))
+
+
+@pytest.fixture
+def shell(rig: Rig, tmp_path: Path) -> Iterator[Shell]:
+    """A full cluster and two jobs that wait."""
+    rig.fill()
+    waiting = [rig.submit(user="alice", gpus=8, limit="600"), rig.submit(user="bob", limit="10")]
+    rig.until(lambda: set(waiting) <= set(rig.site_factors()))
+    yield Shell(rig, tmp_path)
+
+
+def test_an_evening_with_helios(shell: Shell, rig: Rig) -> None:
+    findings = {it["check"]: it["verdict"] for it in json.loads(shell.run("doctor", "--json").stdout)}
+    assert findings["controller"] == "ok" and findings["history"] == "fail"
+    assert shell.answers("trace", "sync")["jobs_new"] >= 6
+    assert shell.answers("mode") == {"qssf": {"mode": "shadow", "partitions": [], "percent": None}}
+
+    planned = shell.answers("turn", "--as", "active")
+    moved = planned["counts"]["qssf"]["would"]
+    assert moved >= 1
+    assert not any(rig.site_factors().values())
+
+    shell.says("mode", "qssf", "active", "--reason", "an evening")
+    assert shell.answers("turn", "--apply")["acted"] == moved
+    assert sum(value != 0 for value in rig.site_factors().values()) == moved
+
+    long, short = rig.lines("squeue", "-h", "-t", "PD", "-o", "%i", "--sort=i")
+    told = shell.answers("why", short)
+    assert (told["rank"], told["rank_without"], told["queued"]) == (1, 2, 2)
+    assert "Without Helios it would be number 1." in shell.says("why", long)
+    assert "done" in shell.says("report", "decisions")
+
+    assert shell.answers("pause", "--reason", "enough")["remaining"] == []
+    assert not any(rig.site_factors().values())
+    assert "enough" in shell.says("turn", "--apply")
+    assert "qssf is active" in shell.says("resume")
+
+
+def test_what_cannot_be_done_is_said_with_a_way_out(shell: Shell, rig: Rig) -> None:
+    assert shell.run("mode", "qsff", "active").returncode == 2
+    shell.says("trace", "sync")
+    unknown = shell.run("mode", "qsff", "active")
+    assert unknown.returncode == 2 and "Configured are: qssf" in unknown.stderr
+    canary = shell.run("mode", "qssf", "canary")
+    assert canary.returncode == 2 and "--percent" in canary.stderr
+    job = shell.run("why", "99999999")
+    assert job.returncode == 2 and "99999999" in job.stderr
+    other = shell.run("turn", "--cluster", "elsewhere")
+    assert other.returncode == 2 and "SLURM_CONF" in other.stderr
+    rig.control("stop", "slurmctld")
+    try:
+        away = shell.run("turn")
+        assert away.returncode == 1 and "Traceback" not in away.stderr
+    finally:
+        rig.control("start", "slurmctld")

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helios.app.proof import NoGain, refuse_without_gain
+from helios.errors import NoSuchCluster
+from helios.services.qssf import Qssf
+from helios.services.soft_limits import SoftLimits
+from tests.unit.app.sites import Town
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Town:
+    return Town(tmp_path)
+
+
+def test_a_service_that_needs_no_proof_passes(town: Town) -> None:
+    assert refuse_without_gain(town.settings, "dev", "qssf", Qssf(Qssf.Options())) == ()
+
+
+def test_soft_limits_are_refused_on_a_history_that_shows_no_gain(town: Town) -> None:
+    town.learn(jobs=150)
+    service = SoftLimits(SoftLimits.Options())
+    with pytest.raises(NoGain, match=r"soft_limits stays in shadow\. No gain"):
+        refuse_without_gain(town.settings, "dev", "soft_limits", service, now=town.cluster.now)
+
+
+def test_soft_limits_are_refused_without_any_history(town: Town) -> None:
+    with pytest.raises(NoSuchCluster):
+        refuse_without_gain(town.settings, "dev", "soft_limits", SoftLimits(SoftLimits.Options()))
