@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from helios.cli.application import application
+from helios.cli.application import COMMANDS, application, imported
 from helios.config import load_configuration
 from helios.model import JOBS
 
@@ -21,8 +22,9 @@ def pages() -> dict[str, str]:
 
 
 def _commands() -> str:
-    root = typer.main.get_command(application)
-    parts = [f"## `{name}`\n\n{_help(command)}" for name, command in _tree(root, "helios")]
+    trees = [_tree(imported(name), f"helios {name}") for name in sorted(COMMANDS)]
+    found = [("helios", typer.main.get_command(application)), *chain.from_iterable(trees)]
+    parts = [f"## `{name}`\n\n{_help(command)}" for name, command in found]
     return "# Commands\n\nWritten by `make reference`.\n\n" + "\n".join(parts)
 
 

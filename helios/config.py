@@ -270,7 +270,7 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     try:
         return Configuration(settings=Settings.model_validate(values), origins=origins)
     except ValidationError as reason:
-        raise ConfigurationInvalid(_explain(reason, origins), remedy=_allowed()) from reason
+        raise ConfigurationInvalid(_explain(reason, origins), remedy=_remedy(reason)) from reason
 
 
 def without_password(value: Any) -> Any:
@@ -338,5 +338,12 @@ def _explain(reason: ValidationError, origins: Mapping[str, str]) -> str:
     return "The configuration is not valid: " + "; ".join(lines)
 
 
+def _remedy(reason: ValidationError) -> str:
+    """Name the keys there are where one is unknown; else say what those with a wrong value mean."""
+    wrong = {".".join(map(str, error["loc"])) for error in reason.errors()}
+    meant = [f"{key}: {meaning}" for _, _, key, meaning in _keys() if key in wrong]
+    return " ".join(meant) if len(meant) == len(wrong) else _allowed()
+
+
 def _allowed() -> str:
-    return "The keys are: " + ", ".join(key for _, _, key, _ in _keys()) + ". See: helios config show"
+    return "The keys are: " + ", ".join(key for _, _, key, _ in _keys()) + ". See docs/reference/configuration.md"

@@ -3,6 +3,9 @@
 set -eu
 export HELIOS_CONFIG=/etc/helios/helios.toml HELIOS_CONTROL_STATE_FOLDER=/var/lib/helios
 export NUMBA_CACHE_DIR=/var/cache/helios MPLCONFIGDIR=/var/cache/helios
+if [ "$(id -u)" != 0 ]; then
+  echo "error: this asks the service's database, which only the service may read. Type: sudo helios $*" >&2
+  exit 2
+fi
 if [ -r /etc/helios/environment ]; then set -a; . /etc/helios/environment; set +a; fi
-[ "$(id -un)" = helios ] && exec /opt/helios/bin/helios "$@"
 exec runuser -u helios -- /opt/helios/bin/helios "$@"

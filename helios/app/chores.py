@@ -13,11 +13,11 @@ from helios.app.live import open_site
 from helios.app.nightly import Night, night
 from helios.app.reading import Reading, read_history
 from helios.app.site import Site
-from helios.app.turns import Turns
+from helios.app.turns import Turns, another_leads, services_of
 from helios.config import Configuration, Settings
-from helios.control import TurnReport
-from helios.errors import ConfigurationInvalid, HeliosError
-from helios.ports import Progress, in_silence
+from helios.control import ServiceMode, TurnReport
+from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
+from helios.ports import Progress, Service, in_silence
 from helios.slurm.hook import TABLE, publish, render, retract
 
 
@@ -34,13 +34,14 @@ def chores(configuration: Configuration, *, cluster: str | None = None) -> Chore
     ServiceUnknown, ServiceInvalid
         A service of the configuration cannot be had as it is asked for.
     """
+    services_of(configuration.settings)  # a mistake in a service's options is told at the start, not every turn
     desk = Desk(configuration.settings, cluster=cluster)
     return Chores(
         ingest=lambda: desk.read().line(),
         turn=desk.turn,
         hook=desk.publish_hook,
         nightly=lambda: desk.night().line(),
-        release=lambda why: released(desk.release(why)),
+        release=desk.release_at_the_end,
     )
 
 
@@ -59,12 +60,13 @@ class Desk:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
+        self._site: Site | None = None
         self._turns: Turns | None = None
         self._lock = RLock()
 
     @property
-    def turns(self) -> Turns:
-        """The cluster with everything around it.
+    def site(self) -> Site:
+        """The cluster.
 
         Raises
         ------
@@ -72,7 +74,7 @@ class Desk:
             It cannot be reached, or is another than the one named.
         """
         with self._lock:
-            if self._turns is None:
+            if self._site is None:
                 site = self._opens(self.settings)
                 if self._cluster not in {None, site.name}:
                     site.close()
@@ -80,7 +82,15 @@ class Desk:
                         f"The cluster that Slurm's commands reach here is {site.name!r}, not {self._cluster!r}.",
                         remedy="Point SLURM_CONF at the right one, or leave --cluster out.",
                     )
-                self._turns = Turns(site, self.settings, clock=self._clock)
+                self._site = site
+            return self._site
+
+    @property
+    def turns(self) -> Turns:
+        """The cluster with everything around it; raises as :attr:`site`, and where a service's options are wrong."""
+        with self._lock:
+            if self._turns is None:
+                self._turns = Turns(self.site, self.settings, clock=self._clock)
             return self._turns
 
     @property
@@ -110,6 +120,9 @@ class Desk:
     def publish_hook(self) -> str:
         """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
 
+        While turns are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to a
+        pending job it must not do to a new one. Nor does a service that sits out reach it.
+
         Raises
         ------
         HookTableInvalid
@@ -117,21 +130,31 @@ class Desk:
         """
         table = self.state_folder / TABLE
         turns, now = self.turns, self._clock()
-        if not self.settings.hook.publish or turns.pause():
+        if not self.settings.hook.publish or turns.pause() or turns.remembered().still:
             return "the hook's table was removed" if retract(table) else ""
-        modes = turns.modes()
         rows, notes = hook_rows(
             turns.outlook.knowledge,
-            [(service, modes[name]) for name, service in turns.services.items()],
+            self._who_may_reach_the_hook(now),
             cluster=turns.site.name,
             now=now,
             most_rows=self.settings.hook.most_rows,
             site_factor=turns.site.site_factor,
             time_min=turns.site.time_min,
         )
+        if turns.pause():  # it came while the rows were made
+            return "the hook's table was removed" if retract(table) else ""
         lasts = timedelta(seconds=self.settings.hook.lasts_s)
         publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lasts))
         return "; ".join([f"hook table of {len(rows):,} rows at {table}", *notes])
+
+    def _who_may_reach_the_hook(self, now: datetime) -> list[tuple[Service, ServiceMode]]:
+        modes, bench = self.turns.modes(), self.turns.remembered().bench
+        failures = self.settings.control.raises_to_bench
+        return [
+            (service, modes[name])
+            for name, service in self.turns.services.items()
+            if not bench.why_not(name, now=now, failures=failures)
+        ]
 
     def night(self, *, progress: Progress = in_silence) -> Night:
         """Do the nightly analysis once."""
@@ -146,9 +169,26 @@ class Desk:
         )
 
     def release(self, why: str) -> TurnReport:
-        """Take back everything, the hook's table too."""
-        retract(self.state_folder / TABLE)
-        return self.turns.release(why)
+        """Take back everything, the hook's table too; no service need be there, or have options that can be used.
+
+        Raises
+        ------
+        HookTableInvalid
+            The table cannot be removed. The jobs were taken back all the same, as far as the error says.
+        """
+        bare = self.settings.model_copy(update={"services": {}})
+        try:
+            retract(self.state_folder / TABLE)
+        except HookTableInvalid as trouble:
+            told = released(Turns(self.site, bare, clock=self._clock).release(why))
+            raise HookTableInvalid(f"{trouble.fact}; but of the jobs: {told}", remedy=trouble.remedy) from trouble
+        return Turns(self.site, bare, clock=self._clock).release(why)
+
+    def release_at_the_end(self, why: str) -> str:
+        """Take back everything that this Helios set: nothing, while another one writes to the cluster."""
+        if holder := another_leads(self.settings, self.site.name, now=self._clock()):
+            return f"nothing was taken back: what stands is another Helios' ({holder})"
+        return released(self.release(why))
 
 
 def released(report: TurnReport) -> str:

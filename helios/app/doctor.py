@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from helios.app.history import choose_cluster
 from helios.app.live import preflight
 from helios.app.modes import modes_in_force, paused
 from helios.app.reading import read_until
-from helios.app.turns import MEMORY, alone, holder_of, services_of
+from helios.app.turn_lock import TurnUnderWay, alone
+from helios.app.turns import MEMORY, holder_of, services_of
 from helios.config import Settings
 from helios.control import BreakerState, TurnMemory
 from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster, NotEnoughHistory
@@ -20,6 +23,10 @@ from helios.slurm.preflight import Finding, Level
 from helios.warehouse import Warehouse
 
 FEW_JOBS = 1_000
+HEALTH_FILE = "health.json"
+"""What the daemon tells of itself; it stands above this room."""
+SILENT_S = 120.0
+"""A daemon that lives writes it several times as often, s."""
 
 
 def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
@@ -31,7 +38,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         Where the cluster cannot say its own name; None: the only one of the warehouse.
     """
     found = preflight(settings)
-    name = cluster or _name_in(found) or ""
+    name = cluster or _name_in(found) or _only_name(settings)
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
@@ -39,6 +46,8 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _history(settings, name, now),
         lambda: _model(settings, name, now),
         lambda: _modes(settings, name),
+        lambda: _daemon(settings, now),
+        lambda: _rhythm(settings),
         lambda: _lease(settings, name, now),
         lambda: _breaker(settings, name, now),
         lambda: _pause(settings, name),
@@ -60,6 +69,15 @@ def _name_in(found: list[Finding]) -> str | None:
     return facts[0][1] if facts else None
 
 
+def _only_name(settings: Settings) -> str:
+    """Return the only cluster of the warehouse; empty: there are several, or none can be seen."""
+    try:
+        with Warehouse.open(settings.database.url) as warehouse:
+            return str(choose_cluster(warehouse, None)["name"])
+    except HeliosError:
+        return ""
+
+
 def _services(settings: Settings) -> Iterator[Finding]:
     names = ", ".join(services_of(settings))
     version = ".".join(map(str, sys.version_info[:3]))
@@ -72,7 +90,7 @@ def _state_folder(settings: Settings) -> Iterator[Finding]:
         with alone(folder):
             pass
     except HeliosError as reason:
-        if "just now" not in reason.fact:
+        if not isinstance(reason, TurnUnderWay):
             yield Finding(check="state folder", verdict=Level.FAIL, fact=reason.fact, remedy=reason.remedy)
             return
     yield Finding(check="state folder", verdict=Level.OK, fact=f"{folder} can be written")
@@ -80,6 +98,7 @@ def _state_folder(settings: Settings) -> Iterator[Finding]:
 
 def _warehouse(settings: Settings) -> Iterator[Finding]:
     with Warehouse.open(settings.database.url) as warehouse:
+        warehouse.try_to_write()
         yield Finding(check="warehouse", verdict=Level.OK, fact=f"can be written, schema {warehouse.revision()}")
 
 
@@ -133,6 +152,43 @@ def _modes(settings: Settings, name: str) -> Iterator[Finding]:
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
     fact = said if acts else f"{said}: nothing on the cluster is changed"
     yield Finding(check="modes", verdict=Level.OK, fact=fact)
+
+
+def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
+    """Say what the daemon last told of itself, and why its last turn did nothing."""
+    try:
+        told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
+        age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
+        state, reasons = str(told["state"]), [*told["reasons"], *((told["turn"] or {}).get("still") or ())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        fact, remedy = "none has left word in the state folder", "Start it: systemctl start helios"
+        yield Finding(check="daemon", verdict=Level.WARN, fact=fact, remedy=remedy)
+        return
+    silent = state != "stopped" and age_s > SILENT_S
+    word = "stopped" if state == "stopped" else f"silent for {age_s:.0f} s" if silent else state
+    well = word in {"at work", "standby"}
+    yield Finding(
+        check="daemon",
+        verdict=Level.OK if well else Level.WARN,
+        fact="; ".join([word, *([] if well else reasons)]),
+        remedy="" if well else "Read its log: journalctl -u helios",
+    )
+
+
+def _rhythm(settings: Settings) -> Iterator[Finding]:
+    """Say which settings of time keep Helios still, or hand its lease around, however well all goes."""
+    control, daemon = settings.control, settings.daemon
+    wrong = [
+        (control.lease_s <= daemon.turn_s, "control.lease_s is not longer than daemon.turn_s: a standby takes over"),
+        (control.oldest_history_s <= daemon.ingest_s, "control.oldest_history_s is not longer than daemon.ingest_s"),
+        (
+            settings.hook.publish and settings.hook.lasts_s <= daemon.ingest_s,
+            "hook.lasts_s is not longer than ingest_s",
+        ),
+    ]
+    for _, fact in (pair for pair in wrong if pair[0]):
+        remedy = "Make it several times as long: else it runs out between two of them."
+        yield Finding(check="rhythm", verdict=Level.WARN, fact=fact, remedy=remedy)
 
 
 def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:

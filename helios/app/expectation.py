@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from helios.app.history import History
 from helios.model import ModelRecord
 from helios.ports import Progress, in_silence
-from helios.predict import Evaluation, evaluate, to_record, train
 from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.predict import Evaluation
 
 
 def learn(
@@ -27,6 +30,8 @@ def learn(
     NotEnoughHistory
         Too few jobs had ended; nothing was written.
     """
+    from helios.predict import to_record, train  # noqa: PLC0415 - numba and LightGBM; the daemon learns in one chore
+
     model = train(
         history.jobs,
         cluster=history.cluster,
@@ -62,6 +67,8 @@ def judge(
     NotEnoughHistory
         Either part is too short.
     """
+    from helios.predict import evaluate  # noqa: PLC0415 - as above
+
     return evaluate(
         history.jobs,
         cluster=history.cluster,

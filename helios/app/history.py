@@ -123,7 +123,10 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     """Return the row of :meth:`Warehouse.clusters` that ``name`` means; None means the only one."""
     clusters = warehouse.clusters()
     if clusters.empty:
-        raise NoSuchCluster("The warehouse holds no history yet.", remedy="Load some first: helios trace load FILE")
+        raise NoSuchCluster(
+            "The warehouse holds no history yet.",
+            remedy="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
+        )
     known = ", ".join(clusters["name"])
     if name is None and len(clusters) > 1:
         raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", remedy="Choose one: --cluster NAME")

@@ -17,6 +17,10 @@ from helios.model import MODES, Mode
 from helios.warehouse import Warehouse
 
 PAUSE_FILE = "PAUSED"
+RELEASED = "released"
+"""What the warehouse remembers under this name: that a kill switch took back what the book still names."""
+RELEASED_FILE = "RELEASED"
+"""The same, of a kill switch that has no database."""
 _MEMORY = "paused"
 
 
@@ -71,8 +75,13 @@ def set_mode(
     Raises
     ------
     Misuse
-        A canary is not narrowed by partition or percent, or something else than a canary is.
+        A canary is not narrowed by partition or percent, or something else than a canary is; or a partition has no
+        name, as of a shell variable that is not set.
     """
+    if mode is Mode.CANARY and not partitions and percent is None:
+        raise Misuse("A canary acts on a part of the jobs.", remedy="Say which: --partition NAME, or --percent 10")
+    if wrong_names := [name for name in partitions if not name.strip() or "," in name]:
+        raise Misuse(f"{wrong_names[0]!r} is no partition.", remedy="Name each by itself: -p gpu -p debug")
     if mode is not Mode.CANARY and (partitions or percent is not None):
         raise Misuse(
             f"Only a canary acts on a part of the jobs; {mode.value} does not.",
@@ -107,28 +116,37 @@ def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: da
     HeliosError
         Neither could be written: nothing is paused.
     """
-    note = Pause(by=by, since=f"{now:%Y-%m-%d %H:%M} UTC", reason=reason, where="")
-    text, troubles = json.dumps(asdict(note)), []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / PAUSE_FILE).write_text(text + "\n", encoding="utf-8")
-    except OSError as trouble:
-        troubles.append(f"the file {folder / PAUSE_FILE} could not be written: {trouble}")
+    troubles = pause_here(folder, by=by, reason=reason, now=now)
     try:
         with Warehouse.open(url) as warehouse:
-            warehouse.remember(cluster, _MEMORY, text, at=now)
+            warehouse.remember(cluster, _MEMORY, _note(by=by, reason=reason, now=now), at=now)
     except HeliosError as trouble:
         troubles.append(trouble.fact)
     if len(troubles) > 1:
-        raise HeliosError(
-            f"Helios could not be paused: {'; '.join(troubles)}",
-            remedy="Stop the daemon (systemctl stop helios) and run deploy/slurm/helios-release.sh",
-        )
+        raise not_paused(troubles)
     return troubles
 
 
+def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
+    """Write the pause file alone, which asks neither cluster nor database; return why it could not be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PAUSE_FILE).write_text(_note(by=by, reason=reason, now=now) + "\n", encoding="utf-8")
+    except OSError as trouble:
+        return [f"the file {folder / PAUSE_FILE} could not be written: {trouble}"]
+    return []
+
+
+def not_paused(troubles: Iterable[str]) -> HeliosError:
+    """Return the error that no place took the pause."""
+    return HeliosError(
+        f"Helios could not be paused: {'; '.join(troubles)}",
+        remedy="Stop the daemon (systemctl stop helios) and run deploy/slurm/helios-release.sh",
+    )
+
+
 def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
-    """Undo :func:`pause`; nothing to undo is fine.
+    """Undo :func:`pause`; nothing to undo is fine. What was taken back meanwhile is nobody's will: it may be set again.
 
     Raises
     ------
@@ -143,6 +161,7 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
         ) from trouble
     with Warehouse.open(url) as warehouse:
         warehouse.remember(cluster, _MEMORY, "", at=now)
+        warehouse.remember(cluster, RELEASED, f"before {now:%Y-%m-%d %H:%M:%S} UTC", at=now)
 
 
 def paused(url: str, cluster: str, folder: Path) -> Pause | None:
@@ -156,6 +175,10 @@ def paused(url: str, cluster: str, folder: Path) -> Pause | None:
         except NoSuchCluster:
             return None
     return _read(text, where="the warehouse; helios resume") if text else None
+
+
+def _note(*, by: str, reason: str, now: datetime) -> str:
+    return json.dumps(asdict(Pause(by=by, since=f"{now:%Y-%m-%d %H:%M} UTC", reason=reason, where="")))
 
 
 def _text_of(file: Path) -> str:

@@ -22,6 +22,8 @@ from helios.warehouse import Warehouse
 READ_AGAIN = timedelta(days=3)
 """Slurm's database may learn of an end this much later: it was down, or a node was."""
 JUDGED = timedelta(days=7)
+MODELS_KEPT = 30
+"""A night's model is megabytes of text; a month of them is enough to look into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,8 @@ def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: 
         record = learn(history, url=url, until=None, seed=settings.model.seed, made_at=now, progress=progress)
     except NotEnoughHistory as reason:
         return f"no model yet, shrinkage predicts: {reason.fact}"
+    with Warehouse.open(url) as warehouse:
+        warehouse.forget_models(cluster, keep=MODELS_KEPT)
     return f"model {record.model_id} of {record.jobs:,} jobs{_score(history, settings, now, progress)}"
 
 

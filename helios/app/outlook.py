@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from helios.errors import NoSuchCluster, NotEnoughHistory
-from helios.model import JOBS, Snapshot
-from helios.predict import DurationModel, from_record
+from helios.model import JOBS, ModelRecord, Snapshot
 from helios.predict.live import predict_queue
 from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.predict import DurationModel
 
 QUANTILES = ("p10_s", "p50_s", "p90_s")
 # A stored prediction is replaced by one that differs by more: else every turn would store the whole queue again.
@@ -92,18 +95,23 @@ class Outlook:
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> Knowledge:
         if edition == (0, ""):
             return Knowledge(history=JOBS.empty(), model=None, trained_at=None, timezone="UTC", edition=edition)
-        clusters = warehouse.clusters().set_index("name")
         try:
             record = warehouse.model(self._cluster)
         except NotEnoughHistory:
             record = None
         return Knowledge(
             history=warehouse.jobs(self._cluster, last=self._last_jobs),
-            model=from_record(record) if record else None,
+            model=_model_of(record) if record else None,
             trained_at=record.trained_at if record else None,
-            timezone=str(clusters["timezone"].get(self._cluster) or "UTC"),
+            timezone=warehouse.timezone(self._cluster) or "UTC",
             edition=edition,
         )
+
+
+def _model_of(record: ModelRecord) -> DurationModel:
+    from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
+
+    return from_record(record)
 
 
 def worth_storing(pending: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 
 from helios.app.history import choose_cluster
-from helios.app.shadow_day import WARM_UP, shadow_day
 from helios.errors import Misuse
 from helios.model import JOBS
 from helios.report.admin.accuracy import prediction_accuracy
@@ -255,8 +254,10 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
 
 
 def _day(desk: _Desk, day: str) -> tuple[datetime, datetime]:
-    named = moment_in_words(day, now=desk.ask.now, timezone=desk.timezone)
-    return local_day(named, timezone=desk.timezone)
+    """Return begin and end of the day that is meant; today ends now, since nobody knows who will wait at midnight."""
+    now = desk.ask.now
+    begin, end = local_day(moment_in_words(day, now=now, timezone=desk.timezone), timezone=desk.timezone)
+    return begin, min(end, now) if begin < now else end
 
 
 def _shadow(
@@ -268,6 +269,8 @@ def _shadow(
     gpus_per_node: int,
     default_time_limit_s: int,
 ) -> ShadowDay:
+    from helios.app.shadow_day import WARM_UP, shadow_day  # noqa: PLC0415 - no other report replays, which takes numba
+
     nodes, per_node = known_nodes(desk.warehouse, desk.cluster) if nodes is None else (nodes, None)
     return shadow_day(
         desk.jobs(begin - WARM_UP, end),

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from helios.actions import Lever, Result
 from helios.app.clockwork import Breaker, Tally, TurnSummary
-from helios.app.modes import PAUSE_FILE, Pause, modes_in_force, paused
+from helios.app.ledgers import Draft, NoLedger
+from helios.app.modes import PAUSE_FILE, RELEASED, RELEASED_FILE, Pause, modes_in_force, paused
 from helios.app.outlook import Outlook, worth_storing
 from helios.app.reading import read_until
 from helios.app.site import Site
+from helios.app.turn_lock import alone
 from helios.config import Settings
 from helios.control import (
     BreakerState,
@@ -34,14 +37,15 @@ from helios.control import (
     release,
     take_turn,
 )
-from helios.errors import HeliosError, NoSuchCluster, WarehouseUnavailable
-from helios.model import PREDICTIONS, TURNS, Mode, Snapshot
+from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
+from helios.model import PREDICTIONS, TIME, TURNS, Mode, Snapshot
 from helios.ports import Cluster, Ledger, Service
 from helios.services.registry import build
 from helios.warehouse import Warehouse
 
 MEMORY = "turn"
-LOCK = "turn.lock"
+_STORED = {"job_id": "str", "submitted_at": TIME, "p50_s": "float64"}
+"""What must be known of stored predictions to see whether a new one is worth storing."""
 
 
 def now_utc() -> datetime:
@@ -75,6 +79,7 @@ class Turns:
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )
         self._predicted: pd.DataFrame | None = None
+        self._stored = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in _STORED.items()})
 
     def modes(self) -> dict[str, ServiceMode]:
         """Return the mode of each service as it was set last."""
@@ -83,6 +88,17 @@ class Turns:
     def pause(self) -> Pause | None:
         """Return who paused Helios; None: nobody did."""
         return paused(self.settings.database.url, self.site.name, Path(self.settings.control.state_folder))
+
+    def remembered(self) -> TurnMemory:
+        """Return what control remembers of the last turn that led.
+
+        Raises
+        ------
+        WarehouseUnavailable, MemoryDamaged
+            It cannot be read.
+        """
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            return self._memory(warehouse)
 
     def turn(self, *, modes: Mapping[str, ServiceMode]) -> TurnReport:
         """Look, ask, check, act, write down; see :func:`helios.control.take_turn`.
@@ -95,14 +111,17 @@ class Turns:
             What control remembers cannot be read; nothing was done.
         """
         began = time.monotonic()
-        with alone(Path(self.settings.control.state_folder)), self._opened() as warehouse:
+        with alone(Path(self.settings.control.state_folder)), self._opened() as opened:
+            memory, warehouse = self._memory_or_trouble(opened)
+            taken_back = self._taken_back_by(warehouse)
             report = self._taken(
                 modes,
                 cluster=self.site.cluster,
                 ledger=self._ledger(warehouse),
-                memory=self._memory(warehouse),
+                memory=memory,
+                released="; ".join(taken_back.values()),
             )
-            return self._kept(warehouse, report, seconds=time.monotonic() - began)
+            return self._kept(warehouse, report, seconds=time.monotonic() - began, taken_back=taken_back)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> TurnReport:
         """Return what :meth:`turn` would do now. Nothing is written: what it acts on holds nothing that could write.
@@ -122,10 +141,16 @@ class Turns:
         rehearsed = ShadowCluster(
             look=self.site.cluster.snapshot, stands=stands, resolution=Resolution.of(self.settings.slurm)
         )
-        return self._taken(modes, cluster=rehearsed, ledger=_Draft(standings), memory=replace(memory, asked_at={}))
+        return self._taken(modes, cluster=rehearsed, ledger=Draft(standings), memory=replace(memory, asked_at={}))
 
     def _taken(
-        self, modes: Mapping[str, ServiceMode], *, cluster: Cluster, ledger: Ledger, memory: TurnMemory
+        self,
+        modes: Mapping[str, ServiceMode],
+        *,
+        cluster: Cluster,
+        ledger: Ledger,
+        memory: TurnMemory,
+        released: str = "",
     ) -> TurnReport:
         self._predicted = None
         return take_turn(
@@ -133,7 +158,8 @@ class Turns:
             cluster=cluster,
             expectation=self._expect,
             ledger=ledger,
-            conditions=lambda _: self._conditions(),
+            conditions=lambda _: replace(self._conditions(), released=released),
+            paused=lambda: str(self.pause() or ""),
             settings=self.settings,
             now=self._clock(),
             holder=self.holder,
@@ -180,7 +206,7 @@ class Turns:
             model_trained_at=self.outlook.knowledge.trained_at,
             modes={name: mode.mode for name, mode in modes.items()},
             breaker=_state(report.memory, self.settings, self._clock()),
-            lease_held=lease is not None and lease["holder"] == self.holder,
+            lease_held=lease is None or lease["holder"] in {None, self.holder},
             notes=report.notes,
             trouble="" if report.seen else "; ".join(report.still),
         )
@@ -190,17 +216,33 @@ class Turns:
 
         See :func:`helios.control.release`.
         """
-        now = self._clock()
-        with self._opened() as warehouse:
+        with self._between_turns() as disturbed, self._opened() as warehouse:
+            now = self._clock()
             ledger = self._ledger(warehouse)
             report = release(cluster=self.site.cluster, ledger=ledger, now=now, holder=self.holder, reason=reason)
+            report = replace(report, notes=(*report.notes, *disturbed))
             if report.recorded or isinstance(warehouse, HeliosError):
                 return report
             try:  # another Helios holds the lease; what a person did stands in the audit all the same
                 warehouse.add_decisions(self.site.name, report.decisions)
+                warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
             except HeliosError:
                 return report
         return replace(report, recorded=True)
+
+    @contextmanager
+    def _between_turns(self) -> Iterator[list[str]]:
+        """Keep this machine's turns away meanwhile; where one does not end in time, say so instead of waiting on."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(
+                    alone(Path(self.settings.control.state_folder), within_s=self.settings.slurm.timeout_s)
+                )
+            except HeliosError as trouble:
+                disturbed = [f"what a turn that is under way sets is taken back in the next one: {trouble.fact}"]
+            else:
+                disturbed = []
+            yield disturbed
 
     @contextmanager
     def _opened(self) -> Iterator[Warehouse | HeliosError]:
@@ -215,11 +257,11 @@ class Turns:
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
         if isinstance(warehouse, HeliosError):
-            return _NoLedger(warehouse)
+            return NoLedger(warehouse)
         try:
             return warehouse.ledger(self.site.name)
         except HeliosError as trouble:
-            return _NoLedger(trouble)
+            return NoLedger(trouble)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
         seen = self.outlook(snapshot)
@@ -240,20 +282,59 @@ class Turns:
         )
 
     def _memory(self, warehouse: Warehouse | HeliosError) -> TurnMemory:
-        text: str | None = None
-        if not isinstance(warehouse, HeliosError):
-            with suppress(NoSuchCluster, WarehouseUnavailable):  # without it the lease cannot be had either
-                text = warehouse.remembered(self.site.name, MEMORY)
-        return TurnMemory.from_json(text) if text else TurnMemory()
+        if isinstance(warehouse, HeliosError):
+            return TurnMemory()  # without it the lease cannot be had, and nothing is done
+        with suppress(NoSuchCluster):
+            if text := warehouse.remembered(self.site.name, MEMORY):
+                return TurnMemory.from_json(text)
+        return TurnMemory()
 
-    def _kept(self, warehouse: Warehouse | HeliosError, report: TurnReport, *, seconds: float) -> TurnReport:
+    def _memory_or_trouble(self, warehouse: Warehouse | HeliosError) -> tuple[TurnMemory, Warehouse | HeliosError]:
+        """Return what control remembers; where it cannot be read, the reason in place of the warehouse: be still."""
+        try:
+            return self._memory(warehouse), warehouse
+        except WarehouseUnavailable as trouble:
+            return TurnMemory(), trouble
+        except MemoryDamaged as trouble:
+            if self.pause() is None:
+                raise
+            return TurnMemory(), trouble  # a pause takes everything back whatever else is damaged
+
+    def _taken_back_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
+        """Return which kill switches took everything back outside of turns, by where they left word."""
+        found = {}
+        if (Path(self.settings.control.state_folder) / RELEASED_FILE).exists():
+            found[RELEASED_FILE] = "helios-release.sh"
+        if not isinstance(warehouse, HeliosError):
+            with suppress(HeliosError):
+                found[RELEASED] = warehouse.remembered(self.site.name, RELEASED) or ""
+        return {where: who for where, who in found.items() if who}
+
+    def _forget(self, warehouse: Warehouse, taken_back: Mapping[str, str], *, at: datetime) -> None:
+        if RELEASED in taken_back:
+            warehouse.remember(self.site.name, RELEASED, "", at=at)
+        if RELEASED_FILE in taken_back:
+            with suppress(OSError):
+                (Path(self.settings.control.state_folder) / RELEASED_FILE).unlink(missing_ok=True)
+
+    def _kept(
+        self,
+        warehouse: Warehouse | HeliosError,
+        report: TurnReport,
+        *,
+        seconds: float,
+        taken_back: Mapping[str, str],
+    ) -> TurnReport:
         """Write down what is not control's to write; that it cannot be is a note, not a failure of the turn."""
         try:
             if isinstance(warehouse, HeliosError):
                 raise warehouse
             if report.leads:  # a standby must not overwrite what the leader remembers
                 warehouse.remember(self.site.name, MEMORY, report.memory.to_json(), at=report.taken_at)
-            warehouse.add_turns(self.site.name, turns_frame(report, seconds=seconds))
+            if report.leads and report.recorded and not report.still:
+                self._forget(warehouse, taken_back, at=report.taken_at)
+            if report.leads and report.seen:  # else its figures say nothing of the queue
+                warehouse.add_turns(self.site.name, turns_frame(report, seconds=seconds))
             self._keep_predictions(warehouse, report.taken_at)
         except HeliosError as trouble:
             return replace(report, notes=(*report.notes, f"this turn could not be written down: {trouble.fact}"))
@@ -262,80 +343,37 @@ class Turns:
     def _keep_predictions(self, warehouse: Warehouse, made_at: datetime) -> None:
         if self._predicted is None or self._predicted.empty:
             return
-        stored = warehouse.predictions(self.site.name, since=self._predicted["submitted_at"].min())
+        # A job that never starts keeps its submission in the queue for years: only what is new is looked up.
+        unknown = self._predicted[~_among(self._predicted, self._stored)]
+        found = warehouse.predictions_of(self.site.name, unknown["submitted_at"])[list(_STORED)]
+        stored = pd.concat([self._stored, found], ignore_index=True)
         fresh = worth_storing(self._predicted, stored)
         if len(fresh):
             names = ["job_id", "submitted_at", "restart", *PREDICTIONS.names]
             warehouse.add_predictions(self.site.name, fresh[names], made_at=made_at)
+        kept = pd.concat([stored, fresh[list(_STORED)]], ignore_index=True)
+        kept = kept.drop_duplicates(["job_id", "submitted_at"], keep="last")
+        self._stored = kept[_among(kept, self._predicted)].reset_index(drop=True)
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes of this Helios, which share its lease, from taking a turn meanwhile.
-
-    Raises
-    ------
-    HeliosError
-        One is taking a turn, or the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a")
-    except OSError as reason:
-        raise HeliosError(
-            f"{folder} cannot be written: {reason}", remedy="Set control.state_folder to a folder of Helios' own."
-        ) from reason
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as reason:
-            raise HeliosError(
-                "Another process is taking a turn on this machine just now.", remedy="Try again in a moment."
-            ) from reason
-        yield
-
-
-class _Draft:
-    """A ledger that keeps nothing, for a plan."""
-
-    def __init__(self, standings: pd.DataFrame) -> None:
-        self._standings = standings
-
-    def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:  # noqa: ARG002 - a Ledger's
-        return 0
-
-    def release(self, *, holder: str) -> None:
-        pass
-
-    def standings(self) -> pd.DataFrame:
-        return self._standings
-
-    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:
-        pass
-
-
-class _NoLedger:
-    """A ledger that cannot be reached, for the one thing that goes on without: taking everything back."""
-
-    def __init__(self, trouble: HeliosError) -> None:
-        self._trouble = trouble
-
-    def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:  # noqa: ARG002 - a Ledger's
-        raise self._trouble
-
-    def release(self, *, holder: str) -> None:  # noqa: ARG002 - a Ledger's
-        raise self._trouble
-
-    def standings(self) -> pd.DataFrame:
-        raise self._trouble
-
-    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:  # noqa: ARG002 - a Ledger's
-        raise self._trouble
+def _among(jobs: pd.DataFrame, others: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which of ``jobs`` are named by ``others``, by id and submission."""
+    keys, known = (pd.MultiIndex.from_frame(frame[["job_id", "submitted_at"]]) for frame in (jobs, others))
+    return np.asarray(keys.isin(known))
 
 
 def holder_of(settings: Settings) -> str:
     """Return the name under which this Helios holds the lease: the same after a restart, another on another host."""
-    return f"{socket.gethostname()} {settings.control.state_folder}"
+    return f"{socket.gethostname()} {Path(settings.control.state_folder).resolve()}"
+
+
+def another_leads(settings: Settings, cluster: str, *, now: datetime) -> str:
+    """Return who else holds the lease of a cluster; empty: nobody, or it cannot be known."""
+    with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
+        lease = warehouse.lease(cluster)
+        if lease is not None and lease["holder"] not in {None, holder_of(settings)}:
+            return str(lease["holder"]) if lease["expires_at"] > now.timestamp() * 1e6 else ""
+    return ""
 
 
 def services_of(settings: Settings) -> dict[str, Service]:

@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.app.chores import Desk, released
-from helios.app.modes import modes_in_force, pause, resume, set_mode
-from helios.app.proof import refuse_without_gain
+from helios.app.modes import modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.turns import MEMORY, services_of
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json
@@ -86,6 +85,8 @@ def mode_(
                 remedy=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
             )
         if mode in {Mode.CANARY, Mode.ACTIVE}:
+            from helios.app.proof import refuse_without_gain  # noqa: PLC0415 - replays the history, which takes numba
+
             with progress_bars() as progress:
                 say_notes(refuse_without_gain(settings, name, service, services[service], progress=progress))
         set_mode(
@@ -118,12 +119,19 @@ def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False
     """
     settings = configuration().settings
     desk, by, now = Desk(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
-    folder = Path(settings.control.state_folder)
-    name = cluster or _name_if_reachable(desk) or _cluster_name(settings.database.url, None)
-    for trouble in pause(settings.database.url, name, folder, by=by, reason=reason, now=now):
+    folder, url = Path(settings.control.state_folder), settings.database.url
+    # First of all, and whatever else is down: asking cluster and database for a name may take long, or fail.
+    troubles = pause_here(folder, by=by, reason=reason, now=now)
+    name = cluster or _name_if_reachable(desk) or _name_in_the_warehouse(url)
+    if name is not None:
+        troubles = pause(url, name, folder, by=by, reason=reason, now=now)
+    elif troubles:
+        raise not_paused(troubles)
+    else:
+        troubles = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
+    for trouble in troubles:
         say(f"warning: {trouble}")
-    report = desk.release(f"paused by {by}" + (f": {reason}" if reason else ""))
-    told = released(report)
+    report, told = _taken_back(desk, f"paused by {by}" + (f": {reason}" if reason else ""))
     if as_json:
         show_json(
             {"paused": True, "cluster": name, "set_back": report.acted, "remaining": [], "audited": report.recorded}
@@ -215,10 +223,28 @@ def _mode_answer(mode: ServiceMode) -> dict[str, Any]:
 
 def _name_if_reachable(desk: Desk) -> str | None:
     try:
-        return desk.turns.site.name
+        return desk.site.name
     except HeliosError as trouble:
         say(f"warning: {trouble.fact}")
         return None
+
+
+def _name_in_the_warehouse(url: str) -> str | None:
+    try:
+        return _cluster_name(url, None)
+    except HeliosError as trouble:
+        say(f"warning: {trouble.fact}")
+        return None
+
+
+def _taken_back(desk: Desk, why: str) -> tuple[TurnReport, str]:
+    try:
+        report = desk.release(why)
+        return report, released(report)
+    except HeliosError as trouble:
+        raise HeliosError(
+            f"Helios is paused, but what it set may still stand: {trouble.fact}", remedy=trouble.remedy
+        ) from trouble
 
 
 def _cluster_name(url: str, cluster: str | None) -> str:

@@ -1,31 +1,109 @@
-"""The command ``helios``: its nouns, and the commands that have none."""
+"""The command ``helios``: its nouns, and the commands that have none.
+
+Helios' rooms take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed is
+imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for anything.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from helios import __version__
-from helios.cli import (
-    acting,
-    config,
-    daemon,
-    db,
-    doctor,
-    hook,
-    model,
-    rehearse,
-    report,
-    service,
-    trace,
-    tryout,
-    whatif,
-    why,
-)
+
+# Where each command is, and what the help says of it: a test holds these lines to what the commands say of themselves.
+COMMANDS = {
+    "try": ("tryout:try_", "See Helios work on a made-up month of a GPU cluster: load, learn, replay, report."),
+    "whatif": (
+        "whatif:whatif_",
+        "Replay a cluster's own jobs under other queue policies, and say who gains and who pays.",
+    ),
+    "rehearse": (
+        "rehearse:rehearse_",
+        "Let the real services act on a replay of a cluster's own jobs, and say what that would have done to the "
+        "waits.",
+    ),
+    "doctor": (
+        "doctor:doctor_",
+        "Examine the cluster and Helios' own state, each finding with its remedy. No job is touched.",
+    ),
+    "why": (
+        "why:why_",
+        "Say why a job waits: predicted run time, place in the queue, what Helios did, and the place without it.",
+    ),
+    "turn": (
+        "acting:turn_",
+        "Take one turn: look at the queue, predict, decide, and say what would be changed. Nothing is written.",
+    ),
+    "mode": ("acting:mode_", "Say how far a service may go; it holds from the service's next turn on."),
+    "pause": (
+        "acting:pause_",
+        "Stop Helios at once: take back everything it set, verify that, and do nothing until helios resume.",
+    ),
+    "resume": (
+        "acting:resume_",
+        "Let Helios go on after helios pause, helios-release.sh, or a PAUSED file; modes are as they were.",
+    ),
+    "nightly": (
+        "acting:nightly_",
+        "Do the nightly analysis once, for cron: read what came late, learn, publish, report. It changes no job.",
+    ),
+    "daemon": (
+        "daemon:daemon_",
+        "Read, decide and act in a rhythm, until SIGTERM: then take back what was set, verify it, and exit 0.",
+    ),
+    "trace": ("trace:commands", "Job history: load it, look at it."),
+    "model": ("model:commands", "Predict run times from history, and judge the prediction."),
+    "db": ("db:commands", "The warehouse's schema."),
+    "config": ("config:commands", "The settings in force and where each comes from."),
+    "report": (
+        "report:commands",
+        "Who waits, who used what, how far off predictions are, what was decided; options as sacct's.",
+    ),
+    "service": ("service:commands", "Services: what is installed, and with which options."),
+    "hook": ("hook:commands", "The priority hook: job_submit.lua and its table."),
+}
+
+
+class Door(TyperGroup):
+    """The group of all commands: their names and help are known, the command itself is imported when it is run."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name=name, help=told) for name, (_, told) in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command itself, and the arguments that are left for it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else imported(name), rest
+
+
+def imported(name: str) -> Any:
+    """Import the module of one of the ``COMMANDS`` and return the command, ready to be run or asked for its options."""
+    module, _, found = COMMANDS[name][0].partition(":")
+    spoken = getattr(import_module(f"helios.cli.{module}"), found)
+    if isinstance(spoken, typer.Typer):
+        command: Any = typer.main.get_group(spoken)
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(spoken)
+        command = typer.main.get_command(alone)
+    command.name = name
+    return command
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"helios {__version__}")
+        raise typer.Exit
+
 
 application = typer.Typer(
     name="helios",
+    cls=Door,
     help="Learns from a Slurm GPU cluster's own history and acts on it, safely.",
     epilog="See it work on a made-up month: helios try",
     no_args_is_help=True,
@@ -33,30 +111,6 @@ application = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-application.add_typer(trace.commands, name="trace")
-application.add_typer(model.commands, name="model")
-application.add_typer(db.commands, name="db")
-application.add_typer(config.commands, name="config")
-application.add_typer(report.commands, name="report")
-application.add_typer(service.commands, name="service")
-application.add_typer(hook.commands, name="hook")
-application.command("try")(tryout.try_)
-application.command("whatif")(whatif.whatif_)
-application.command("rehearse")(rehearse.rehearse_)
-application.command("doctor")(doctor.doctor_)
-application.command("why")(why.why_)
-application.command("turn")(acting.turn_)
-application.command("mode")(acting.mode_)
-application.command("pause")(acting.pause_)
-application.command("resume")(acting.resume_)
-application.command("nightly")(acting.nightly_)
-application.command("daemon")(daemon.daemon_)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"helios {__version__}")
-        raise typer.Exit
 
 
 @application.callback()

@@ -17,7 +17,7 @@ COLOURS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Examine the cluster and Helios' own state, each finding with its remedy. Changes nothing.
+    """Examine the cluster and Helios' own state, each finding with its remedy. No job is touched.
 
     Exit status 1 if something fails. Example: helios doctor
     """

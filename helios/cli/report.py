@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from helios.app import reports
-from helios.app.machine import parse_nodes
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.screen import say, say_notes, show_json
 from helios.errors import Misuse
@@ -256,6 +255,8 @@ def shadow(
     json: AsJson = False,
 ) -> None:
     """Show what a day's shadow decisions would have changed, by replaying that day without and with them."""
+    from helios.app.machine import parse_nodes  # noqa: PLC0415 - no other report replays, which takes numba
+
     settings = configuration().settings
     name, found = reports.shadow_report(
         _ask(cluster, None, None, None, None, None),

@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from helios.errors import HeliosError, Misuse
-from helios.ports import Progress as ProgressPort
+
+if TYPE_CHECKING:  # pandas takes half a second to import, and this module is every command's
+    import pandas as pd
+
+    from helios.ports import Progress as ProgressPort
 
 PLAIN_WIDTH = 160
 
@@ -133,6 +136,6 @@ def write_page(path: Path, page: str) -> None:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, datetime) and not pd.isna(value):
-        return value.strftime("%Y-%m-%d %H:%M")
-    return "" if pd.isna(value) else str(value)
+    if value is None or value != value:  # noqa: PLR0124 - NaN and NaT are not equal to themselves
+        return ""
+    return value.strftime("%Y-%m-%d %H:%M") if isinstance(value, datetime) else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -32,6 +32,8 @@ class Errand:
         Those that play.
     disputed : frozenset of Key
         What somebody else changed since it was read back: it is set again once, never twice.
+    why_stop : callable
+        Asked before each door that writes: why nothing more may be written; empty: it may.
     """
 
     plan: Plan
@@ -39,6 +41,7 @@ class Errand:
     scene: Scene
     disputed: frozenset[Key]
     now: datetime
+    why_stop: Callable[[], str] = lambda: ""
 
     @property
     def writes(self) -> bool:
@@ -65,7 +68,8 @@ def entered(errand: Errand) -> Books:
 def carried_out(errand: Errand, *, cluster: Cluster, books: Books, minutes: Minutes) -> Books:
     """Act, and return the books settled by what became of it.
 
-    A cluster that cannot be reached ends it there; what was entered stays entered.
+    A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the turn began;
+    what was entered stays entered.
 
     Parameters
     ----------
@@ -77,15 +81,27 @@ def carried_out(errand: Errand, *, cluster: Cluster, books: Books, minutes: Minu
         _take_back(errand, cluster, real, minutes)
         for seat in errand.seats:
             _send(errand, seat, cluster, shadow if seat.mode.mode is Mode.SHADOW else real, minutes)
+    except _Stopped as stopped:
+        minutes.notes.append(f"acting was broken off: {stopped}")
     except HeliosError as error:
         minutes.bad = True
         minutes.notes.append(f"acting was broken off: {error.fact}")
     return Books(real=real, shadow=shadow)
 
 
+class _Stopped(Exception):
+    """Nothing more may be written in this turn."""
+
+
+def _mind(errand: Errand) -> None:
+    if why := errand.why_stop():
+        raise _Stopped(why)
+
+
 def _take_back(errand: Errand, cluster: Cluster, real: Book, minutes: Minutes) -> None:
     if not errand.plan.take_back:
         return
+    _mind(errand)
     restores = _restores(errand.plan.take_back)
     for outcome in _applied(cluster, restores, errand, minutes, service=HELIOS, mode=Mode.ACTIVE):
         if outcome.result in _NOTHING_STANDS:
@@ -99,6 +115,8 @@ def _send(errand: Errand, seat: Seat, cluster: Cluster, book: Book, minutes: Min
     door = _door(errand, seat, cluster)
     if not actions or door is None:
         return
+    if seat.mode.writes:
+        _mind(errand)
     for outcome in _applied(door, actions, errand, minutes, service=seat.name, mode=seat.mode.mode):
         key = (outcome.lever, outcome.job_id)
         if key in wishes:

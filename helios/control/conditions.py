@@ -37,6 +37,8 @@ class Conditions:
         None: predictions come from the history alone, and no model can be too old.
     clock_skew_s : float, optional
         The controller's clock minus ours, s; None: it could not be measured.
+    released : str
+        Which kill switches took everything back outside of turns since one acted last; empty: none did.
     drift : str
         Why predictions are not to be trusted, for a person; empty: nothing is known against them.
     """
@@ -46,6 +48,7 @@ class Conditions:
     history_read_at: datetime | None = None
     model_trained_at: datetime | None = None
     clock_skew_s: float | None = None
+    released: str = ""
     drift: str = ""
 
 

@@ -89,7 +89,7 @@ class TurnMemory:
         except (ValueError, KeyError, TypeError, AttributeError) as reason:
             raise MemoryDamaged(
                 f"what control remembers of its last turn cannot be read: {reason}",
-                remedy="Helios keeps still. To start without a memory: helios release, then helios resume.",
+                remedy="Helios keeps still. To start without a memory: helios pause, then helios resume.",
             ) from reason
 
 

@@ -6,7 +6,7 @@ Pure. Desired state: what stands and is no longer asked for by a service that ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from helios.actions import Lever, Outcome, Result
 from helios.config import Settings
@@ -72,6 +72,9 @@ class Plan:
         What would be taken back, if the shadows could act.
     forget : frozenset of Key
         Real entries behind which nothing is seen on the cluster any more.
+    orphans : int
+        Changes that bear Helios' mark, are in no book, and are about jobs that no service may change now: what the hook
+        or a lost database left. They are told, not touched: a shadow alone on a cluster must not write.
     """
 
     send: Mapping[str, tuple[Wish, ...]] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class Plan:
     take_back: tuple[TakeBack, ...] = ()
     shadows_end: tuple[TakeBack, ...] = ()
     forget: frozenset[Key] = frozenset()
+    orphans: int = 0
 
 
 def plan_of(proposals: Mapping[str, Proposal], *, seats: Sequence[Seat], scene: Scene) -> Plan:
@@ -107,6 +111,7 @@ def plan_of(proposals: Mapping[str, Proposal], *, seats: Sequence[Seat], scene: 
         take_back=seen,
         shadows_end=tuple(_shadows_end(proposals, verdicts, shadow, seats=seats, scene=scene)),
         forget=frozenset(back.key for back in unwanted if not _may_stand(back.key, scene)),
+        orphans=_orphans([seat for seat in seats if seat.mode.writes], scene),
     )
     return _within_budget(planned, writers=set(real.allowed), scene=scene)
 
@@ -200,6 +205,15 @@ def _nobodys(
                 break
 
 
+def _orphans(writers: Sequence[Seat], scene: Scene) -> int:
+    return sum(
+        key not in scene.books.real
+        and not scene.jobs[key[1]].hands_off
+        and not any(seat.mode.covers(scene.jobs[key[1]]) for seat in writers)
+        for key in carried(list(scene.jobs.values()))
+    )
+
+
 def _is_governed(lever: Lever, job: PendingJob, proposal: Proposal) -> bool:
     return job.partition in proposal.partitions if lever is Lever.ORDER else proposal.soft_limits
 
@@ -243,14 +257,7 @@ def _cut(plan: Plan, writers: set[str], left: int, scene: Scene) -> Plan:
         send[name], late = tuple(wishes[: max(left, 0)]), wishes[max(left, 0) :]
         refused[name] = (*refused.get(name, ()), *(wish.outcome(Result.POSTPONED, SPENT) for wish in late))
         left -= len(send[name])
-    return Plan(
-        send=send,
-        same=plan.same,
-        refused=refused,
-        take_back=plan.take_back[: scene.settings.slurm.writes_per_turn],
-        shadows_end=plan.shadows_end,
-        forget=plan.forget,
-    )
+    return replace(plan, send=send, refused=refused, take_back=plan.take_back[: scene.settings.slurm.writes_per_turn])
 
 
 def _size(wish: Wish, scene: Scene) -> float:

@@ -116,6 +116,18 @@ def changed_by_others(book: Book, *, jobs: Mapping[str, PendingJob], resolution:
     return [row for row in book.values() if _differs(row, jobs.get(row.job_id), resolution)]
 
 
+def without_the_released(book: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
+    """Return the book after a kill switch took everything back: without what is seen to be gone from the cluster.
+
+    That it is gone is nobody's will about that job, and no reason to keep off it.
+    """
+    return {key: row for key, row in book.items() if row.admins or _may_stand(row, jobs.get(row.job_id))}
+
+
+def _may_stand(row: Standing, job: PendingJob | None) -> bool:
+    return job is None or job.carries(row.lever) or not job.readable(row.lever)
+
+
 def given_to_the_admins(book: Book, rows: Iterable[Standing]) -> Book:
     """Return the book with ``rows`` marked as somebody else's."""
     return book | {row.key: replace(row, admins=True) for row in rows}

@@ -31,9 +31,10 @@ from helios.control.standings import (
     changed_by_others,
     given_to_the_admins,
     without_the_gone,
+    without_the_released,
 )
 from helios.errors import HeliosError, LeaseLost
-from helios.model import Mode, Snapshot
+from helios.model import DECISIONS, Mode, Snapshot
 from helios.ports import Cluster, Ledger
 
 NO_BOOKS = Books(real={}, shadow={})
@@ -50,6 +51,7 @@ def take_turn(
     now: datetime,
     holder: str,
     memory: TurnMemory,
+    paused: Callable[[], str] = lambda: "",
 ) -> TurnReport:
     """Take one turn of all services on one cluster.
 
@@ -70,6 +72,8 @@ def take_turn(
         Name of this Helios, the same in all its turns, and after a restart.
     memory : TurnMemory
         Of the report of the turn before.
+    paused : callable
+        Why Helios is paused, empty: it is not; asked again before each door that writes, as a turn takes its time.
 
     Raises
     ------
@@ -77,7 +81,9 @@ def take_turn(
         Only what is a defect of Helios itself; a service's are kept on the bench, and a ``HeliosError`` is a reason to
         be still.
     """
-    turn = _Turn(cluster=cluster, ledger=ledger, settings=settings, now=now, holder=holder, memory=memory)
+    turn = _Turn(
+        cluster=cluster, ledger=ledger, settings=settings, now=now, holder=holder, memory=memory, paused=paused
+    )
     try:
         turn.take_the_lease()
         scene = turn.look(expectation)
@@ -106,6 +112,7 @@ class _Turn:
     now: datetime
     holder: str
     memory: TurnMemory
+    paused: Callable[[], str]
     minutes: Minutes = field(init=False)
     mode: str = Mode.OFF
     token: int | None = None
@@ -117,6 +124,7 @@ class _Turn:
     still: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     everything: Everything | None = None
+    released: bool = False
 
     def __post_init__(self) -> None:
         self.minutes = Minutes(decided_at=self.now, said=self.memory.said)
@@ -165,6 +173,7 @@ class _Turn:
             now=self.now,
         )
         self._remember(world, scene.snapshot)
+        self.released = bool(world.released)
         if world.paused:
             self.mode = PAUSED
             self._take_everything_back(scene, world.paused)
@@ -182,8 +191,11 @@ class _Turn:
             now=self.now,
         )
         plan = plan_of(answers.proposals, seats=answers.playing, scene=scene)
-        errand = Errand(plan=plan, seats=answers.playing, scene=scene, disputed=disputed, now=self.now)
+        errand = Errand(
+            plan=plan, seats=answers.playing, scene=scene, disputed=disputed, now=self.now, why_stop=self._why_stop
+        )
         self._take_down(errand)
+        self._tell_of_orphans(plan.orphans)
         books = entered(errand)
         if errand.writes:
             self._mean(errand, books)
@@ -238,14 +250,17 @@ class _Turn:
             return
         self.everything = take_everything_back(self.cluster, reason)
         self.minutes = minutes_of_the_release(self.everything, now=self.now, reason=reason)
+        if self.memory.still and not self.minutes.changed:
+            self.minutes.lines.clear()  # what cannot be taken back is written down once, not in every turn
         self._write(book_after(self.known, self.everything))
 
     def _disputed(self, scene: Scene) -> tuple[Scene, frozenset[Key]]:
-        rows = changed_by_others(scene.books.real, jobs=scene.jobs, resolution=scene.resolution)
+        real = without_the_released(scene.books.real, jobs=scene.jobs) if self.released else scene.books.real
+        rows = changed_by_others(real, jobs=scene.jobs, resolution=scene.resolution)
         theirs = [row for row in rows if row.set_again]
         for row in theirs:
             self._say_theirs(row, read=worded(row.lever, scene.jobs[row.job_id].value(row.lever)))
-        books = replace(scene.books, real=given_to_the_admins(scene.books.real, theirs))
+        books = replace(scene.books, real=given_to_the_admins(real, theirs))
         return replace(scene, books=books), frozenset(row.key for row in rows if not row.set_again)
 
     def _say_theirs(self, row: Standing, *, read: str) -> None:
@@ -268,6 +283,13 @@ class _Turn:
             self.minutes.outcomes(seat.name, seat.mode.mode, refused, errand.scene.jobs)
             self.minutes.count(seat.name, Result.UNCHANGED, len(errand.plan.same.get(seat.name, ())))
 
+    def _tell_of_orphans(self, number: int) -> None:
+        if number:
+            self.minutes.notes.append(
+                f"{number} changes bear Helios' mark, and no service may write to those jobs now; to take them back: "
+                "helios pause, then helios resume"
+            )
+
     def _mean(self, errand: Errand, books: Books) -> None:
         for seat in errand.writers():
             number = len(errand.plan.send.get(seat.name, ()))
@@ -279,6 +301,16 @@ class _Turn:
         if not self._write(books):
             del self.minutes.lines[self.written :]
             raise _Still("what was meant could not be written down, so it was not done")
+
+    def _why_stop(self) -> str:
+        try:
+            if why := self.paused():
+                return f"paused: {why}"
+            # Nothing to write down: this asks whether the lease is ours still.
+            self.ledger.record(token=self.token or 0, decisions=DECISIONS.empty(), standings=None)
+        except HeliosError as error:
+            return error.fact
+        return ""
 
     def _say_turn(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster

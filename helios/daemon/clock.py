@@ -121,6 +121,7 @@ class Clock:
         self._times = times
         self._stillness = Stillness()
         self._outcomes: frozenset[tuple[str, str]] = frozenset()
+        self._bounds: object = None
         self.writing, self._reading, self._nights = Door(), Door(), Door()
         self.turn = self._chore("turn", self._turn, rhythm.turn_s, self.writing)
         self.hook = self._chore("hook", chores.hook, rhythm.ingest_s, self.writing, repeats=False)
@@ -179,9 +180,16 @@ class Clock:
         self._health.turned(summary)
         self._metrics.turned(summary)
         self._stillness.hear(summary)
+        self._mind_the_hook(summary)
         if summary.trouble:
             raise HeliosError(summary.trouble)
         return summary.line() if self._is_worth_a_line(summary) else ""
+
+    def _mind_the_hook(self, summary: TurnSummary) -> None:
+        """Have the hook's table follow at once when turns fall still or act again, or a mode was set."""
+        before, self._bounds = self._bounds, (dict(summary.modes), bool(summary.still))
+        if before is not None and before != self._bounds:
+            self._hook_is_due()
 
     def _is_worth_a_line(self, summary: TurnSummary) -> bool:
         """Return whether jobs were changed, or services met another answer than the turn before.

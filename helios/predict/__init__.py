@@ -1,10 +1,14 @@
 """Expectation: how long jobs will run, from what was known when they were submitted."""
 
-from helios.predict.duration import DurationModel, HistoryPredictor, train
-from helios.predict.evaluate import Evaluation, Figures, evaluate
-from helios.predict.features import FeatureMatrix, JobTable, causal_features
-from helios.predict.online import OnlinePredictor
-from helios.predict.registry import from_record, to_record
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from helios.predict.duration import DurationModel, HistoryPredictor, train
+    from helios.predict.evaluation import Evaluation, Figures, evaluate
+    from helios.predict.features import FeatureMatrix, JobTable, causal_features
+    from helios.predict.online import OnlinePredictor
+    from helios.predict.registry import from_record, to_record
 
 __all__ = [
     "DurationModel",
@@ -20,3 +24,26 @@ __all__ = [
     "to_record",
     "train",
 ]
+
+# What a name is imported from when it is first asked for: numba and LightGBM take half a second, and most of what knows
+# this room (a pause, a report, the hook's table) predicts nothing.
+_FROM = {
+    "DurationModel": "duration",
+    "Evaluation": "evaluation",
+    "FeatureMatrix": "features",
+    "Figures": "evaluation",
+    "HistoryPredictor": "duration",
+    "JobTable": "features",
+    "OnlinePredictor": "online",
+    "causal_features": "features",
+    "evaluate": "evaluation",
+    "from_record": "registry",
+    "to_record": "registry",
+    "train": "duration",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)

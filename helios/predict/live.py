@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
-from helios.predict.duration import DurationModel
-from helios.predict.online import OnlinePredictor
+
+if TYPE_CHECKING:
+    from helios.predict.duration import DurationModel
 
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
@@ -41,6 +43,8 @@ def predict_queue(
     DataFrame
         Columns of ``PREDICTIONS``, one row for each of ``pending``, with its index.
     """
+    from helios.predict.online import OnlinePredictor  # noqa: PLC0415 - who knows this module need not predict (numba)
+
     if pending.empty:
         return PREDICTIONS.empty()
     moment = pd.Timestamp(now).floor("s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.model import Snapshot
+from helios.model import Mode, Snapshot
 from helios.report.words import spoken_duration
 
 # Slurm's words for why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
@@ -32,11 +32,20 @@ REASONS = {
     "AssocMaxJobsLimit": "its account already runs as many jobs as it may",
     "PartitionTimeLimit": "its time limit exceeds the partition's: it will never start; shorten it",
     "PartitionNodeLimit": "it asks for more nodes than the partition allows: it will never start",
-    "ReqNodeNotAvail": "a node that it asks for is down, drained or reserved",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
     "Reservation": "it waits for its reservation",
     "Licenses": "it waits for a licence",
     "JobArrayTaskLimit": "as many tasks of its array run as it allows itself",
 }
+# What became of a wish, by helios.actions.Result.
+DEEDS = {
+    "done": "set {after}",
+    "would": "would have set {after}",
+    "refused": "asked for {after} and was refused",
+    "mismatch": "set {after}, and something else was read back",
+    "failed": "could not set {after}",
+}
+UNDONE = "took back what Helios had set, if anything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +143,9 @@ class Why:
     def _place(self) -> list[str]:
         if not self.rank:
             return []
-        why = REASONS.get(self.reason, f"Slurm says {self.reason}") if self.reason else "Slurm gives no reason"
+        # Slurm adds to some words after a comma: "ReqNodeNotAvail, May be reserved for other job".
+        known = REASONS.get(self.reason.partition(",")[0], f"Slurm says {self.reason}")
+        why = known if self.reason else "Slurm gives no reason"
         lines = [f"It is number {self.rank} of {self.queued} in its partition: {why}."]
         if self.rank_without != self.rank:
             lines.append(f"Without Helios it would be number {self.rank_without}.")
@@ -152,8 +163,7 @@ class Why:
             lines.append("Helios has set nothing on it.")
         if self.would_stand:
             lines.append(f"In shadow it would have set {', '.join(self.would_stand)}.")
-        last = self.decisions.tail(1)
-        return lines + [f"Why, in its own words: {row.reason}" for row in last.itertuples()]
+        return lines + [_decided(row) for row in self.decisions.tail(1).fillna("").to_dict("records")]
 
 
 def places(
@@ -170,12 +180,23 @@ def places(
     partitions = snapshot.pending["partition"].astype("str").fillna("")
     mates = snapshot.pending[[bool(shared & set(names.split(","))) for names in partitions]]
     here = mates["job_id"] == job["job_id"]
-    otherwise = mates.assign(priority=without(mates)).sort_values(
-        ["priority", "submitted_at"], ascending=[False, True], kind="stable"
+    # Slurm's order: priority, submission, id.
+    otherwise = mates.assign(priority=without(mates), number=pd.to_numeric(mates["job_id"], errors="coerce"))
+    otherwise = otherwise.sort_values(
+        ["priority", "submitted_at", "number"], ascending=[False, True, True], kind="stable"
     )
     rank = int(np.flatnonzero(here.to_numpy())[0]) + 1
     rank_without = int(np.flatnonzero((otherwise["job_id"] == job["job_id"]).to_numpy())[0]) + 1
     return rank, rank_without, len(mates)
+
+
+def _decided(line: dict[Hashable, Any]) -> str:
+    """Tell one line of the audit: when, who, what came of it, and why."""
+    result = str(line["outcome"]).partition(":")[0]
+    deed = UNDONE if line["action"] == "Restore" else DEEDS.get(result, "{result} {after}")
+    told = deed.format(result=result, after=line["after"] or "its place").strip()
+    who = f"{line['service']} ({line['mode']})" if line["mode"] in set(Mode) else str(line["service"])
+    return f"Last decision, {pd.Timestamp(line['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {told}: {line['reason']}"
 
 
 def _unknown(value: object) -> bool:

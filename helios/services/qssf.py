@@ -8,9 +8,10 @@ Helios' own: the paper's order starves large jobs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ LONGEST_GPU_S = 1e7
 MOST_URGENT = 0.9
 """Of a job that is not promoted; the rest of the scale keeps promoted ones ahead however coarse the cluster counts."""
 PROMOTED = 1.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 STICKS = 0.75
 """A level is kept until the urgency is this many grid steps away from it: half a step would be no hysteresis."""
 
@@ -127,46 +129,74 @@ class Qssf:
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition that has jobs which may be named."""
-        queue = self.judged(snapshot)
+        orders: dict[str, list[_Named]] = {}
+        for job in self._judged(snapshot):
+            orders.setdefault(job.partition, []).append(job)
         return [
             Reorder(
-                partition=str(partition),
-                order=tuple(_places(jobs)),
-                reason=f"least predicted service first; {int(jobs['promoted'].sum())} promoted for their wait",
+                partition=partition,
+                order=tuple(map(_placed, jobs)),
+                reason=f"least predicted service first; {sum(job.promoted for job in jobs)} promoted for their wait",
             )
-            for partition, jobs in queue.groupby("partition", observed=True, sort=True)
+            for partition, jobs in sorted(orders.items())
         ]
 
-    def judged(self, snapshot: Snapshot) -> pd.DataFrame:
-        """Return the jobs that may be named, most urgent first, with what their urgency rests on.
-
-        Returns
-        -------
-        DataFrame
-            Columns of ``QUEUE`` that matter, ``waited_s``, ``promoted`` and ``wanted`` (the urgency).
-        """
-        queue = _may_be_named(snapshot)
-        waited_s = (snapshot.taken_at - queue["eligible_at"]).dt.total_seconds().to_numpy()
-        promoted = waited_s > self._patience_s(queue["p50_s"].to_numpy())
-        wanted = np.where(promoted, PROMOTED, self._urgency(queue))
-        judged = queue.assign(waited_s=waited_s, promoted=promoted, wanted=wanted, id_length=queue["job_id"].str.len())
-        return judged.sort_values(
-            ["wanted", "submitted_at", "id_length", "job_id"], ascending=[False, True, True, True], kind="stable"
+    def _judged(self, snapshot: Snapshot) -> list[_Named]:
+        """Return the jobs that may be named, most urgent first."""
+        at = _instant(snapshot.taken_at)
+        chosen = _may_be_named(snapshot, at)
+        eligible_at, submitted_at, job_ids, partitions, gpus, p10_s, p50_s, p90_s, now = (
+            snapshot.pending_values(name)[chosen] for name in _COLUMNS
         )
+        waited_s = (at - eligible_at).astype(np.int64) / 1e6
+        promoted = waited_s > self._patience_s(p50_s)
+        wanted = np.where(promoted, PROMOTED, self._urgency(gpus=gpus, p50_s=p50_s, now=now))
+        facts = (partitions, promoted, waited_s, gpus, p10_s, p50_s, p90_s)
+        ranks = ((-wanted).tolist(), submitted_at.astype(np.int64).tolist(), map(len, job_ids), job_ids.tolist())
+        rows = zip(*ranks, *(values.tolist() for values in facts), strict=True)
+        return [_Named._make(row) for row in sorted(rows)]
 
     def _patience_s(self, p50_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.maximum(self.options.promote_after_s, self.options.promote_factor * np.nan_to_num(p50_s))
+        if not self.options.promote_factor:
+            return np.full(len(p50_s), self.options.promote_after_s)
+        return np.fmax(self.options.promote_after_s, self.options.promote_factor * p50_s)
 
-    def _urgency(self, queue: pd.DataFrame) -> NDArray[np.float64]:
-        gpus = np.maximum(queue["gpus"].to_numpy(), 1).astype(np.float64)
-        service = queue["p50_s"].to_numpy() * gpus**self.options.gpu_exponent
-        return _on_grid(_from_scale(service), now=queue["urgency"].to_numpy(), levels=self.options.levels)
+    def _urgency(
+        self, *, gpus: NDArray[np.int32], p50_s: NDArray[np.float64], now: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        service = p50_s * np.maximum(gpus, 1).astype(np.float64) ** self.options.gpu_exponent
+        return _on_grid(_from_scale(service), now=now, levels=self.options.levels)
 
 
-def _may_be_named(snapshot: Snapshot) -> pd.DataFrame:
-    pending = snapshot.pending
-    free = pending["hands_off"].isna() & (pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at))
-    return pending.loc[free]
+_COLUMNS = ("eligible_at", "submitted_at", "job_id", "partition", "gpus", "p10_s", "p50_s", "p90_s", "urgency")
+
+
+def _may_be_named(snapshot: Snapshot, at: np.datetime64) -> NDArray[np.int64]:
+    """Return the rows of jobs that may be touched and could start; a job without a partition is nobody's."""
+    free = snapshot.pending_values("eligible_at") <= at
+    for name, missing in (("hands_off", True), ("partition", False)):
+        free &= pd.isna(snapshot.pending_values(name)) == missing
+    return np.flatnonzero(free)
+
+
+class _Named(NamedTuple):
+    """A job that may be named; sorted, the most urgent come first, then the first submitted, ids by value."""
+
+    minus_urgency: float
+    submitted_us: int
+    id_length: int
+    job_id: str
+    partition: str
+    promoted: bool
+    waited_s: float
+    gpus: int
+    p10_s: float
+    p50_s: float
+    p90_s: float
+
+
+def _instant(at: datetime) -> np.datetime64:
+    return np.datetime64((at - _EPOCH) // timedelta(microseconds=1), "us")
 
 
 def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -183,18 +213,16 @@ def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: 
     had = np.rint(now / step)
     keeps = (now != 0) & (np.abs(urgency / step - had) <= STICKS)
     level = np.where(keeps, had, np.rint(urgency / step))
-    return np.nan_to_num(level * step) + 0.0  # + 0.0: no negative zero
+    return np.where(np.isnan(level), 0.0, level * step) + 0.0  # + 0.0: no negative zero
 
 
-def _places(jobs: pd.DataFrame) -> Iterator[Place]:
-    names = ("job_id", "wanted", "promoted", "waited_s", "gpus", "p10_s", "p50_s", "p90_s")
-    rows = zip(*(jobs[name].to_list() for name in names), strict=True)
-    for job_id, urgency, promoted, waited_s, gpus, *quantiles_s in rows:
-        expected, waited = _expected(gpus, *quantiles_s), f"waited {duration(waited_s)}"
-        reason = f"{waited}, long enough to go first; {expected}" if promoted else f"{expected}; {waited}"
-        yield Place(job_id=job_id, urgency=urgency, reason=reason)
+def _placed(job: _Named) -> Place:
+    expected, waited = _expected(job.gpus, job.p10_s, job.p50_s, job.p90_s), f"waited {duration(job.waited_s)}"
+    reason = f"{waited}, long enough to go first; {expected}" if job.promoted else f"{expected}; {waited}"
+    return Place(job_id=job.job_id, urgency=-job.minus_urgency, reason=reason)
 
 
+@lru_cache(maxsize=65_536)
 def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float) -> str:
     if math.isnan(p50_s):
         return "no prediction, so neutral"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,9 +20,9 @@ from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Resu
 from helios.errors import Misuse, WorkloadInvalid
 from helios.model import Snapshot
 from helios.simulate.state import NEVER, new_state
-from helios.simulate.steering import admit, carry_on, settle, withdraw
+from helios.simulate.steering import Census, admit, carry_on, settle, withdraw
 from helios.simulate.timeline import LONGEST_ESTIMATE_S, MODES, Backfill
-from helios.simulate.view import BASE_PRIORITY, Jobs, Marks, Predictions, View, moment, unique_ids
+from helios.simulate.view import BASE_PRIORITY, Glance, Jobs, Marks, Predictions, View, unique_ids
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 STEP, MARK = 100, 37
@@ -95,8 +96,10 @@ class SimCluster:
             priority=np.full(len(jobs), BASE_PRIORITY),
             hands_off={int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())},
         )
-        self._waiting = np.empty(0, dtype=np.int64)
-        self._n_seen = 0
+        self._census = Census(self._state)
+        # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
+        self._started_s: Jobs = self._state.jobs["started_s"]
+        self._n_arrived: Jobs = self._state.clock["arrived"]
         self._held: set[int] = set()
 
     # Time.
@@ -124,7 +127,7 @@ class SimCluster:
     @property
     def arrived(self) -> int:
         """How many jobs were submitted so far: the first ones of the workload."""
-        return int(self._state.clock["arrived"][0])
+        return int(self._n_arrived[0])
 
     @property
     def ended(self) -> Jobs:
@@ -134,7 +137,7 @@ class SimCluster:
     @property
     def started_s(self) -> Jobs:
         """Start of each job, s since the epoch; ``NEVER`` where it has not started."""
-        return self._state.jobs["started_s"]
+        return self._started_s
 
     @property
     def ended_s(self) -> Jobs:
@@ -146,13 +149,7 @@ class SimCluster:
 
         As far as counting free GPUs tells: where it says no, nothing that is done to the queue now starts a job.
         """
-        jobs, state = self._still_waiting(), self._state
-        partition = state.jobs["partition"][jobs]
-        fits = state.jobs["gpus"][jobs] <= state.partitions["free_gpus"][partition]
-        if not fits.any():
-            return False
-        in_partition = np.bincount(partition)[partition]
-        return bool((fits & ((in_partition > 1) | (state.jobs["submitted_s"][jobs] < self.now_s))).any())
+        return self._census.has_choice(self.now_s)
 
     # The socket.
 
@@ -164,8 +161,8 @@ class SimCluster:
         """Look, with predictions already in the columns of the pending jobs."""
         running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
         by_start = running[np.argsort(self.started_s[running], kind="stable")]
-        return Snapshot(
-            taken_at=moment(self.now_s),
+        return Glance.at(
+            self.now_s,
             cluster=self.name,
             pending=self._view.pending(self._queue(), self._marks, predictions),
             running=self._view.running(by_start, self._state),
@@ -280,23 +277,15 @@ class SimCluster:
 
     def _pending_position(self, job_id: str) -> int | None:
         job = self._position.get(job_id)
-        return job if job is not None and job < self.arrived and self.started_s[job] == NEVER else None
+        return job if job is not None and job < self.arrived and self._started_s[job] == NEVER else None
 
     def _queue(self) -> Jobs:
         """Return the pending jobs in the cluster's order, held ones last."""
-        jobs, marks = self._still_waiting(), self._marks
+        jobs, marks = self._census.waiting(), self._marks
         return jobs[np.lexsort((jobs, -marks.urgency[jobs], marks.priority[jobs] == 0))]
 
-    def _still_waiting(self) -> Jobs:
-        """Return the pending jobs by position."""
-        arrived = self.arrived
-        known = np.concatenate((self._waiting, np.arange(self._n_seen, arrived)))
-        self._waiting, self._n_seen = known[self.started_s[known] == NEVER], arrived
-        return self._waiting
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
+class _Change(NamedTuple):
     action: str
     lever: Lever
     job_id: str
@@ -327,6 +316,7 @@ def _alike(value: float, other: float) -> bool:
     return value == other or (math.isnan(value) and math.isnan(other))
 
 
+@lru_cache(maxsize=4_096)
 def _worded(lever: Lever, value: float | None) -> str:
     if value is None:
         return ""

@@ -21,7 +21,7 @@ from helios.simulate.state import NEVER, State
 _Jobs = NDArray[np.int64]
 
 
-def _compiled(revision: int) -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
+def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
     """Return the entries, which hold the ``revision`` of all they call."""
 
     @entry_point
@@ -51,10 +51,29 @@ def _compiled(revision: int) -> tuple[Callable[..., int], Callable[..., int], Ca
             touch(state, state.jobs[jobs[place]].partition)
         return revision
 
-    return carry, withdraw, admit
+    @entry_point
+    def census(state: State, waiting: _Jobs, tally: _Jobs, counts: _Jobs, now: int) -> bool:
+        n_known, n_seen, n_left = tally[0], tally[1], 0
+        counts[:] = 0
+        for place in range(n_known + state.clock[0].arrived - n_seen):
+            job = waiting[place] if place < n_known else n_seen + place - n_known
+            if state.jobs[job].started_s == NEVER:
+                waiting[n_left] = job
+                n_left += 1
+                counts[state.jobs[job].partition] += 1
+        tally[0], tally[1] = n_left, state.clock[0].arrived
+        for place in range(n_left):
+            job = state.jobs[waiting[place]]
+            if job.gpus <= state.partitions[job.partition].free_gpus and (
+                counts[job.partition] > 1 or job.submitted_s < now
+            ):
+                return True
+        return revision < 0
+
+    return carry, withdraw, admit, census
 
 
-_carry, _withdraw, _admit = _compiled(fingerprint(engine, passes, placement, queue, running, state_tables))
+_carry, _withdraw, _admit, _census = _compiled(fingerprint(engine, passes, placement, queue, running, state_tables))
 
 
 def carry_on(state: State, *, now: int, until: int) -> None:
@@ -75,3 +94,28 @@ def withdraw(state: State, jobs: _Jobs) -> None:
 def admit(state: State, jobs: _Jobs) -> None:
     """Put ``jobs``, which are withdrawn, into their queues by what ``state.pending`` says; a pass is due."""
     _admit(state, jobs)
+
+
+class Census:
+    """Keeps the positions of the pending jobs while a replay goes on.
+
+    Parameters
+    ----------
+    state : State
+        A replay that nobody has submitted to yet.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._waiting = np.empty(len(state.jobs), dtype=np.int64)
+        self._tally = np.zeros(2, dtype=np.int64)  # jobs in _waiting, and jobs that had arrived when last looked
+        self._counts = np.empty(len(state.partitions), dtype=np.int64)
+
+    def waiting(self) -> _Jobs:
+        """Return the pending jobs by position."""
+        self.has_choice(NEVER)
+        return self._waiting[: self._tally[0]].copy()
+
+    def has_choice(self, now: int) -> bool:
+        """Say whether a job that fits by count waits since before ``now``, or beside another of its partition."""
+        return bool(_census(self._state, self._waiting, self._tally, self._counts, now))

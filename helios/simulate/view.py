@@ -1,8 +1,13 @@
-"""What a simulated cluster shows of itself: rows of the queue and of the nodes, from the tables of a replay."""
+"""What a simulated cluster shows of itself: rows of the queue and of the nodes, from the tables of a replay.
+
+A replay is asked for its queue thousands of times, so what no event changes is taken by position from columns that are
+made once, and frames are made of whole columns of the declared types: a frame that has to find out what it is given
+costs more than all else here. Running jobs and nodes, which few services look at, are made when somebody does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,13 +18,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.model import JOBS, NODE_STATES, QUEUE, JobState
+from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Snapshot, plain_values
 from helios.simulate.state import State
 from helios.simulate.workload import ClusterShape, Workload
 
 BASE_PRIORITY = 100_000.0
 """Priority of a job that nobody moved; what of it Helios changes is the SiteFactor that Slurm would have."""
 _FIXED = [name for name in JOBS.names if name in QUEUE.by_name and name not in ("state", "started_at", "node_list")]
+
+_TEXT = pd.StringDtype(storage="python", na_value=np.nan)
+_NAMES = pd.Index(QUEUE.names, dtype=_TEXT)
+"""Shared by all frames: where it stands which column lies is worked out once."""
 
 Jobs = NDArray[np.int64]
 
@@ -80,53 +89,148 @@ class View:
     def __init__(
         self, workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, *, job_ids: list[str], resource: str
     ) -> None:
-        self._facts = _facts(workload, shape, jobs, job_ids, resource)
+        self._facts = Facts(_queue(workload, shape, jobs, job_ids, resource))
         self._nodes = _nodes(shape, resource)
         self._size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
         self._names = self._nodes["name"].tolist()
-        self._places: dict[int, str] = {}
         self._resource = resource
 
-    def pending(self, jobs: Jobs, marks: Marks, predictions: Predictions | None) -> pd.DataFrame:
-        """Return ``jobs``, which wait, in that order."""
-        seen = self._rows(jobs, JobState.PENDING)
-        seen["reason"] = _same("Priority", len(jobs))
-        seen["urgency"], seen["soft_limit_s"] = marks.urgency[jobs], marks.soft_limit_s[jobs]
-        seen["priority"] = marks.priority[jobs]
+    def pending(self, jobs: Jobs, marks: Marks, predictions: Predictions | None) -> Rows:
+        """Return ``jobs``, which wait, in that order, as they are marked now."""
+        own: dict[str, Any] = {
+            "urgency": marks.urgency[jobs],
+            "soft_limit_s": marks.soft_limit_s[jobs],
+            "priority": marks.priority[jobs],
+        }
         if marks.hands_off:
-            seen["hands_off"] = pd.Categorical([marks.hands_off.get(job) for job in jobs.tolist()])
+            own["hands_off"] = pd.Categorical([marks.hands_off.get(job) for job in jobs.tolist()])
         if predictions is not None:
-            for place, name in enumerate(("p10_s", "p50_s", "p90_s")):
-                seen[name] = predictions.quantiles_s[jobs, place]
-            seen["source"] = _coded(predictions.source[jobs], predictions.sources)
-        return pd.DataFrame(seen)
+            quantiles_s = predictions.quantiles_s[jobs]
+            own["p10_s"], own["p50_s"], own["p90_s"] = quantiles_s[:, 0], quantiles_s[:, 1], quantiles_s[:, 2]
+            own["source"] = _coded(predictions.source[jobs], tuple(predictions.sources))
+        return Rows(facts=self._facts, jobs=jobs, own=own)
 
-    def running(self, jobs: Jobs, state: State) -> pd.DataFrame:
-        """Return ``jobs``, which run, in that order."""
-        seen = self._rows(jobs, JobState.RUNNING)
-        seen["started_at"] = _times(state.jobs["started_s"][jobs])
-        seen["node_list"] = pd.Categorical([self._place(state, job) for job in jobs.tolist()])
-        return pd.DataFrame(seen)
+    def running(self, jobs: Jobs, tables: State) -> Callable[[], pd.DataFrame]:
+        """Return what makes the frame of ``jobs``, which run, in that order, as of now."""
+        started_s, held = tables.jobs["started_s"][jobs], tables.jobs["first_share"][jobs]
+        shares = tables.shares.copy()
 
-    def nodes(self, state: State) -> pd.DataFrame:
-        """Return all nodes, in the order in which they are filled."""
-        held = self._size - state.free
-        level = (held > 0).astype(np.int8) + (state.free == 0)
-        seen = self._nodes.copy()
-        seen["state"] = _coded(level, ["IDLE", "MIXED", "ALLOCATED"])
-        seen[f"{self._resource}_held"] = held.astype(np.int32 if self._resource == "gpus" else np.float64)
+        def made() -> pd.DataFrame:
+            places = pd.Categorical([self._place(shares, share) for share in held.tolist()])
+            first = np.zeros(len(jobs), dtype=np.int8)
+            state = _coded(first, (JobState.RUNNING.value,))
+            own = {"started_at": _times(started_s).array, "node_list": places, "state": state}
+            return self._facts.frame(jobs, own | {"reason": _coded(first - 1, ())})
+
+        return made
+
+    def nodes(self, tables: State) -> Callable[[], pd.DataFrame]:
+        """Return what makes the frame of all nodes, in the order in which they are filled, as of now."""
+        free = tables.free.copy()
+
+        def made() -> pd.DataFrame:
+            held = self._size - free
+            level = (held > 0).astype(np.int8) + (free == 0)
+            seen = self._nodes.copy()
+            seen["state"] = _coded(level, ("IDLE", "MIXED", "ALLOCATED"))
+            seen[f"{self._resource}_held"] = held.astype(np.int32 if self._resource == "gpus" else np.float64)
+            return seen
+
+        return made
+
+    def _place(self, shares: NDArray[np.void], share: int) -> str:
+        """Return the nodes of the shares that ``share`` is the first of."""
+        return ",".join(self._names[node] for node in sorted(_nodes_held(shares, share)))
+
+
+class Facts:
+    """The columns of ``QUEUE`` for all jobs of a replay, of which rows are taken.
+
+    Parameters
+    ----------
+    queue : DataFrame
+        Columns of ``QUEUE``: each job as it is while it waits and nobody has set anything.
+    """
+
+    def __init__(self, queue: pd.DataFrame) -> None:
+        self._typed = {name: _typed(queue[name]) for name in QUEUE.names}
+        self._plain: dict[str, NDArray[Any]] = {}
+
+    def frame(self, jobs: Jobs, own: Mapping[str, Any]) -> pd.DataFrame:
+        """Return the rows of ``jobs``, with these columns of their ``own``."""
+        columns = {name: own[name] if name in own else typed.take(jobs) for name, typed in self._typed.items()}
+        made = pd.DataFrame(columns, index=pd.RangeIndex(len(jobs)), copy=False)
+        made.columns = _NAMES
+        return made
+
+    def values(self, name: str, jobs: Jobs) -> NDArray[Any]:
+        """Return one column for ``jobs``, as :meth:`helios.model.Snapshot.pending_values` does."""
+        if name not in self._plain:
+            self._plain[name] = plain_values(pd.Series(self._typed[name]))
+        return self._plain[name].take(jobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Some jobs of a replay at one moment: a frame, or a column of it, when somebody asks."""
+
+    facts: Facts
+    jobs: Jobs
+    own: Mapping[str, Any]
+
+    def frame(self) -> pd.DataFrame:
+        """Return columns of ``QUEUE``."""
+        return self.facts.frame(self.jobs, self.own)
+
+    def values(self, name: str) -> NDArray[Any]:
+        """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
+        if name in self.own:
+            return (
+                plain_values(pd.Series(self.own[name]))
+                if isinstance(self.own[name], pd.Categorical)
+                else self.own[name]
+            )
+        return self.facts.values(name, self.jobs)
+
+
+class Glance(Snapshot):
+    """A snapshot that makes its frames when somebody looks at them: what most services do not look at costs nothing."""
+
+    __slots__ = ("_frames", "_pending")
+    _frames: Mapping[str, Callable[[], pd.DataFrame]]
+    _pending: Rows
+
+    @classmethod
+    def at(
+        cls,
+        now_s: int,
+        *,
+        cluster: str,
+        pending: Rows,
+        running: Callable[[], pd.DataFrame],
+        nodes: Callable[[], pd.DataFrame],
+    ) -> Glance:
+        """Return what is to be seen ``now_s``."""
+        seen = cls.__new__(cls)
+        frames = {"pending": pending.frame, "running": running, "nodes": nodes}
+        facts = {"taken_at": moment(now_s), "cluster": cluster, "_pending": pending, "_frames": frames}
+        for name, value in facts.items():
+            object.__setattr__(seen, name, value)
         return seen
 
-    def _rows(self, jobs: Jobs, state: JobState) -> dict[str, Any]:
-        seen: dict[str, Any] = {name: column.take(jobs) for name, column in self._facts.items()}
-        seen["state"] = _same(state.value, len(jobs))
-        return seen
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        """Make a frame: Python asks here for an attribute that is not there yet."""
+        if name not in ("pending", "running", "nodes"):
+            raise AttributeError(name)
+        frame = self._frames[name]()
+        object.__setattr__(self, name, frame)
+        return frame
 
-    def _place(self, state: State, job: int) -> str:
-        """Return the nodes that ``job`` runs on; they stay the same while it does."""
-        if job not in self._places:
-            self._places[job] = ",".join(self._names[node] for node in sorted(_nodes_held(state, job)))
-        return self._places[job]
+    def pending_values(self, name: str) -> NDArray[Any]:
+        """Return a column of ``pending`` as a plain array, not to be written to."""
+        if hasattr(self, "_pending"):
+            return self._pending.values(name)
+        return super().pending_values(name)  # a copy made by dataclasses.replace, whose frames are there
 
 
 def moment(seconds: int) -> datetime:
@@ -134,22 +238,30 @@ def moment(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _facts(
+def _queue(
     workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, job_ids: list[str], resource: str
-) -> dict[str, Any]:
-    """Return the columns that no event changes, of all jobs."""
+) -> pd.DataFrame:
+    """Return all jobs as they are while they wait and nobody has set anything."""
     known = jobs[_FIXED].reset_index(drop=True)
     submitted_at = _times(workload.submitted_s)
     known = known.assign(
         job_id=job_ids,
         tasks=1,
-        partition=_coded(workload.partition, list(shape.partitions)),
+        partition=_coded(workload.partition, tuple(shape.partitions)),
+        state=JobState.PENDING.value,
+        reason="Priority",
         submitted_at=submitted_at,
         eligible_at=submitted_at,
     )
     known[resource] = workload.gpus
-    facts = QUEUE.conform(known)
-    return {name: facts[name].array for name in QUEUE.names}
+    return QUEUE.conform(known)
+
+
+def _typed(column: pd.Series[Any]) -> Any:
+    """Return the array of a column, text as Python's, of which a few are taken far sooner than of Arrow's."""
+    if column.dtype == "str":
+        return column.astype(_TEXT).array
+    return column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
 
 
 def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:
@@ -168,11 +280,11 @@ def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:
     return NODE_STATES.conform(pd.DataFrame(frame))
 
 
-def _nodes_held(state: State, job: int) -> list[int]:
-    held, share = [], int(state.jobs["first_share"][job])
+def _nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
+    held = []
     while share >= 0:
-        held.append(int(state.shares["node"][share]))
-        share = int(state.shares["next"][share])
+        held.append(int(shares["node"][share]))
+        share = int(shares["next"][share])
     return held
 
 
@@ -180,15 +292,8 @@ def _times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
     return pd.DatetimeIndex((seconds * 1_000_000).view("datetime64[us]")).tz_localize("UTC")
 
 
-def _same(word: str, times: int) -> Any:
-    return _coded(np.zeros(times, dtype=np.int8), (word,))
-
-
-def _coded(codes: NDArray[Any], words: Sequence[str]) -> Any:
-    return pd.Categorical.from_codes(
-        codes,
-        dtype=_category(tuple(words)),
-    )
+def _coded(codes: NDArray[Any], words: tuple[str, ...]) -> pd.Categorical:
+    return pd.Categorical.from_codes(codes, dtype=_category(words), validate=False)
 
 
 @lru_cache(maxsize=64)

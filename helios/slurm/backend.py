@@ -118,7 +118,11 @@ class Change:
     Attributes
     ----------
     job_id : str
-        As in :class:`RawJob`; an array's master id changes all its pending tasks.
+        As in :class:`RawJob`.
+    tasks : str
+        Of an array's master, the tasks of its record as Slurm writes them: only they are changed. Slurm would give a
+        change of the master's id to every task that ever left the record too, an admin's among them (22.05.8).
+        Empty: it is the master of none.
     site_factor : int, optional
         The SiteFactor to set; 0 is neutral; None leaves it.
     time_min : int, optional
@@ -126,6 +130,7 @@ class Change:
     """
 
     job_id: str
+    tasks: str = ""
     site_factor: int | None = None
     time_min: int | None = None
 

@@ -15,10 +15,10 @@ from helios.actions import Action, Lever, Outcome, Result
 from helios.errors import HeliosError
 from helios.model import Snapshot
 from helios.slurm import translate, values
-from helios.slurm.backend import Backend, Change
+from helios.slurm.backend import Backend, Change, RawJob
 from helios.slurm.look import Look, identity, look_at
 from helios.slurm.sprio import SiteFactor
-from helios.slurm.wishes import BLIND, GONE, INELIGIBLE, Wish, size, verdict, wishes_of
+from helios.slurm.wishes import BLIND, GONE, UNSEEN, Wish, size, verdict, wishes_of
 
 SPENT = "the writes of this turn are spent"
 OVERRULED = "a later action of the same call asks otherwise"
@@ -156,7 +156,7 @@ class SlurmCluster:
 
     def _answers(self, wishes: Sequence[Wish], look: Look) -> dict[str, str]:
         """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
-        changes = _changes(wishes)
+        changes = _changes(wishes, look)
         arrays = [change for change in changes if look.jobs[change.job_id]["tasks"] > 1]
         others = [change for change in changes if look.jobs[change.job_id]["tasks"] <= 1]
         said: list[str] = []
@@ -212,17 +212,29 @@ def became(wish: Wish, before: Look, after: Look, answer: str) -> Outcome:
         )
     if wish.takes_back:
         return wish.outcome(Result.DONE, before=was, remark=BLIND)
-    return wish.outcome(Result.POSTPONED, before=was, remark=INELIGIBLE)
+    # It was written: said otherwise, nobody would remember that it is to be taken back.
+    return wish.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _changes(wishes: Sequence[Wish]) -> list[Change]:
+def _changes(wishes: Sequence[Wish], look: Look) -> list[Change]:
     by_job: dict[str, dict[Lever, int]] = {}
     for wish in wishes:
         by_job.setdefault(wish.job_id, {})[wish.lever] = wish.wanted
     return [
-        Change(job_id=job_id, site_factor=wanted.get(Lever.ORDER), time_min=wanted.get(Lever.SOFT_LIMIT))
+        Change(
+            job_id=job_id,
+            tasks=_tasks_of(look.jobs[job_id]),
+            site_factor=wanted.get(Lever.ORDER),
+            time_min=wanted.get(Lever.SOFT_LIMIT),
+        )
         for job_id, wanted in by_job.items()
     ]
+
+
+def _tasks_of(job: RawJob) -> str:
+    """Return the tasks of an array's master, without the bound on how many run at once; empty: it is none."""
+    is_master = job["array_job_id"] == job["job_id"]
+    return (job["array_tasks"] or "").partition("%")[0] if is_master else ""
 
 
 def _left_out(wish: Wish, look: Look, why: str) -> Outcome:

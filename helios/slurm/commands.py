@@ -106,7 +106,9 @@ class CommandsBackend(Backend):
         """Return what ``squeue`` lists; on a cluster with scrontab, ask ``scontrol`` which jobs are its."""
         end = f"\x1e{secrets.token_hex(8)}"
         fields = [f"{name}:{_BETWEEN}" for name in _FIELDS[:-1]] + [f"{_FIELDS[-1]}:{end}"]
-        printed = self.shell.run("squeue", "--all", "--noheader", f"--Format={','.join(fields)}")
+        # Else one line stands for all pending tasks of an array, an admin's hand on one of them unseen (22.05.8).
+        words = ("--all", "--array-unique", "--noheader")
+        printed = self.shell.run("squeue", *words, f"--Format={','.join(fields)}")
         records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
         if records.pop():
             raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", remedy="Run: squeue --version")
@@ -180,7 +182,7 @@ def cron_jobs(shown: str) -> frozenset[str]:
 
 
 def _command(change: Change) -> str:
-    words = [f"update JobId={change.job_id}"]
+    words = [f"update JobId={change.job_id}" + (f"_[{change.tasks}]" if change.tasks else "")]
     if change.site_factor is not None:
         words.append(f"SiteFactor={change.site_factor}")
     if change.time_min is not None:

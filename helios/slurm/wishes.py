@@ -11,6 +11,7 @@ from helios.slurm.look import SOFT_LIMIT_FLAG, Look
 
 GONE = "it is no longer pending"
 INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
+UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
 BLIND = "it is not eligible now: 0 was written, and cannot be read back"
 NO_SOFT_LIMITS = (
     f"SchedulerParameters lacks {SOFT_LIMIT_FLAG}: here a TimeMin would let Slurm shorten the job. "

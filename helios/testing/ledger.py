@@ -28,7 +28,7 @@ class FakeLedger:
         self.token = 0
         self.holder: str | None = None
         self._until: datetime | None = None
-        self._decisions = DECISIONS.empty()
+        self._written: list[pd.DataFrame] = []
         self._standings = STANDINGS.empty()
         self._failing = 0
         self._well_until_failing = 0
@@ -36,7 +36,7 @@ class FakeLedger:
     @property
     def decisions(self) -> pd.DataFrame:
         """Everything recorded, columns of ``DECISIONS``, oldest first."""
-        return self._decisions.copy()
+        return _stacked(self._written)
 
     def fail_next(self, *, times: int = 1, after: int = 0) -> None:
         """Let ``after`` more calls pass, then answer ``times`` calls of any kind with ``WarehouseUnavailable``."""
@@ -75,7 +75,7 @@ class FakeLedger:
                 f"fencing token {token} is not the current one, {self.token}",
                 remedy="Another Helios took the lease; this one must not write.",
             )
-        self._decisions = _stacked(self._decisions, decisions)
+        self._written += [decisions.copy()] if len(decisions) else []
         self._standings = self._standings if standings is None else standings.reset_index(drop=True)
         self.records += 1
 
@@ -87,7 +87,7 @@ class FakeLedger:
             raise WarehouseUnavailable("the ledger was told to fail", remedy="Call it again.")
 
 
-def _stacked(above: pd.DataFrame, below: pd.DataFrame) -> pd.DataFrame:
+def _stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
     # Text instead of categories: two frames with other categories do not add up to a category.
-    rows = [frame[DECISIONS.names].astype(object) for frame in (above, below) if len(frame)]
+    rows = [frame[DECISIONS.names].astype(object) for frame in frames]
     return DECISIONS.conform(pd.concat(rows, ignore_index=True)) if rows else DECISIONS.empty()

@@ -46,6 +46,11 @@ def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str |
     return int(found.cluster_id)
 
 
+def timezone_of(connection: Connection, name: str) -> str | None:
+    """Return the time zone of a cluster; None: neither it nor its zone is known."""
+    return connection.execute(select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
+
+
 def known_clusters() -> Select[tuple[object, ...]]:
     """Return the query of all clusters and the size of their history, columns as in ``CLUSTERS``."""
     of_gpus = func.sum(case((jobs.c.gpus > 0, 1), else_=0))

@@ -112,6 +112,15 @@ def add_model(connection: Connection, cluster_id: int, record: ModelRecord) -> N
     _replace(connection, schema.models, cluster_id, [row], key=("model_id",))
 
 
+def forget_models(connection: Connection, cluster_id: int, *, keep: int) -> int:
+    """Delete all but the ``keep`` models trained last; return how many went."""
+    models = schema.models
+    newest = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+    kept = newest.order_by(models.c.trained_at.desc(), models.c.model_id.desc()).limit(keep)
+    chosen = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
+    return connection.execute(delete(models).where(chosen)).rowcount
+
+
 def model(connection: Connection, cluster_id: int, *, cluster: str, model_id: str | None) -> ModelRecord:
     """Return a cluster's model of that id; None means the one trained last.
 

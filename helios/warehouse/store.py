@@ -8,22 +8,24 @@ from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
-from sqlalchemy import Connection, Engine, Select, Table
+from sqlalchemy import Connection, Engine, Select, Table, delete
 
 from helios.errors import FrameInvalid, SchemaOutdated
-from helios.model import JOBS, Batch, ModelRecord
+from helios.model import JOBS, TIME, Batch, ModelRecord
 from helios.warehouse import acting, migrate, records, schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.bulk_postgres import PostgresBulk
 from helios.warehouse.bulk_sqlite import SqliteBulk
-from helios.warehouse.clusters import CLUSTERS, cluster_id_for_loading, cluster_id_of, known_clusters
-from helios.warehouse.columns import frame_of, in_order, stored_time
+from helios.warehouse.clusters import CLUSTERS, cluster_id_for_loading, cluster_id_of, known_clusters, timezone_of
+from helios.warehouse.columns import frame_of, in_order, stored_column, stored_time
 from helios.warehouse.engine import engine_for, reading, shown, writing
 from helios.warehouse.ledger import SqlLedger
 from helios.warehouse.loading import LoadReport, TraceFile, load
 from helios.warehouse.names import NameBook
 
 _ORDER = ("submitted_at", "job_id", "restart")
+_AT_ONCE = 2_000
+"""Values written out in one condition."""
 
 
 class Warehouse:
@@ -85,6 +87,11 @@ class Warehouse:
     def head(self) -> str:
         """Return the revision that this version of Helios expects."""
         return migrate.head()
+
+    def try_to_write(self) -> None:
+        """Raise :class:`~helios.errors.WarehouseUnavailable` unless the database can be written; nothing is."""
+        with writing(self._engine) as connection:
+            connection.execute(delete(schema.clusters).where(schema.clusters.c.name.is_(None)))  # no such row
 
     def upgrade(self) -> list[str]:
         """Bring the schema to :meth:`head`, all of it or nothing; return the revisions applied, oldest first."""
@@ -237,6 +244,11 @@ class Warehouse:
             newest = query.order_by(schema.models.c.trained_at.desc(), schema.models.c.model_id.desc())
             return self._frame(connection, newest, records.MODELS)
 
+    def forget_models(self, cluster: str, *, keep: int) -> int:
+        """Delete all but the ``keep`` models trained last; return how many went."""
+        with writing(self._engine) as connection:
+            return records.forget_models(connection, cluster_id_of(connection, cluster), keep=keep)
+
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
         """Store predictions; return how many were new.
 
@@ -261,6 +273,30 @@ class Warehouse:
             query = _between(query, table, "submitted_at", since, until)
             query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
             return self._frame(connection, query, records.PREDICTION_TYPES)
+
+    def predictions_of(self, cluster: str, submitted_at: pd.Series[Any]) -> pd.DataFrame:
+        """Return the predictions for jobs submitted at these very times, each by the time it was made.
+
+        Unlike :meth:`predictions` its cost does not depend on how long ago the oldest of them was submitted.
+        """
+        table, times = schema.predictions, sorted(set(stored_column(submitted_at, TIME).to_pylist()))
+        with reading(self._engine) as connection:
+            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.PREDICTION_TYPES))
+            query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
+            parts = [
+                self._frame(
+                    connection,
+                    query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])),
+                    records.PREDICTION_TYPES,
+                )
+                for at in range(0, max(len(times), 1), _AT_ONCE)
+            ]
+        return pd.concat(parts, ignore_index=True)
+
+    def timezone(self, cluster: str) -> str | None:
+        """Return a cluster's time zone, without counting its jobs as :meth:`clusters` does; None: not known."""
+        with reading(self._engine) as connection:
+            return timezone_of(connection, cluster)
 
     def add_decisions(self, cluster: str, decisions: pd.DataFrame) -> None:
         """Append to the audit: columns ``decided_at``, ``service``, ``mode``, ``action``, ``target``, ``reason``.
@@ -342,9 +378,8 @@ class Warehouse:
         found, expected = self.revision(), self.head()
         if found is None:
             self.upgrade()
-            return
-        migrate.refuse_unknown(found)
-        if found != expected:
+        elif found != expected:
+            migrate.refuse_unknown(found)
             raise SchemaOutdated(
                 f"{shown(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
                 remedy="Bring it up to date: helios db upgrade",

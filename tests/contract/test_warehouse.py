@@ -435,6 +435,35 @@ def test_predictions_are_kept_once_for_each_time_they_were_made(warehouse: Wareh
     assert found["made_at"].tolist()[:2] == [NOON, NOON + timedelta(minutes=1)]
 
 
+def test_predictions_of_some_jobs_are_found_however_many_are_stored(warehouse: Warehouse) -> None:
+    hours = [NOON + timedelta(hours=hour) for hour in range(4)]
+    jobs = jobs_frame(*(a_job(job_id=str(n), submitted_at=at) for n, at in enumerate(hours)))
+    frame = jobs[["job_id", "submitted_at", "restart"]].assign(p10_s=1.0, p50_s=2.0, p90_s=3.0, source="m1")
+    warehouse.add_predictions("venus", frame, NOON)
+    warehouse.add_predictions("venus", frame.assign(p50_s=2.5), NOON + timedelta(minutes=1))
+    found = warehouse.predictions_of("venus", frame["submitted_at"].iloc[[3, 1, 1]])
+    assert found[["job_id", "p50_s"]].to_numpy().tolist() == [["1", 2.0], ["1", 2.5], ["3", 2.0], ["3", 2.5]]
+    assert warehouse.predictions_of("venus", frame["submitted_at"].iloc[:0]).empty
+
+
+def test_only_the_newest_models_are_kept(warehouse: Warehouse) -> None:
+    for hour, model_id in enumerate(["b", "c", "a"]):
+        warehouse.add_model(a_model(model_id=model_id, trained_at=NOON + timedelta(hours=hour)))
+    warehouse.add_model(a_model(cluster="earth", model_id="old", trained_at=NOON - timedelta(days=900)))
+    assert warehouse.forget_models("venus", keep=2) == 1
+    assert warehouse.models("venus")["model_id"].tolist() == ["a", "c"]
+    assert warehouse.model("earth").model_id == "old"
+
+
+def test_the_time_zone_of_a_cluster_is_known_without_counting_its_jobs(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch())
+    clusters = warehouse.clusters()
+    assert warehouse.timezone("venus") == clusters.set_index("name")["timezone"]["venus"]
+    assert warehouse.timezone("nowhere") is None
+    warehouse.try_to_write()
+    assert_frame_equal(warehouse.clusters(), clusters)
+
+
 def test_decisions_are_appended_and_read_in_their_order(warehouse: Warehouse) -> None:
     rows = [
         {"decided_at": NOON + timedelta(hours=hour), "service": "qssf", "mode": "shadow", "action": "Reorder",

@@ -137,9 +137,9 @@ def test_an_admin_who_takes_a_job_back_twice_has_it_for_good(helios: Helios) -> 
     job = max(helios.rig.site_factors().items(), key=lambda item: abs(item[1]))[0]
     for _ in range(2):
         helios.rig.run("scontrol", "update", f"JobId={job}", "SiteFactor=0")
-        helios.turn()
+        helios.turn_that_asks()
     assert helios.rig.site_factors()[job] == 0
-    helios.turn()
+    helios.turn_that_asks()
     assert helios.rig.site_factors()[job] == 0
     assert "theirs" in "\n".join(explain(helios.desk.turns, job).lines())
 

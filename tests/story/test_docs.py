@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from helios.cli.application import application
+from helios.cli.application import COMMANDS, imported
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
@@ -37,7 +36,8 @@ def commands_typed_in(text: str) -> list[str]:
 
 
 def the_command(words: list[str]) -> tuple[Any, list[str]]:
-    command: Any = typer.main.get_command(application)
+    assert words and words[0] in COMMANDS, f"no command: {words}"
+    command, words = imported(words[0]), words[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words[0]]
         words = words[1:]
@@ -52,6 +52,19 @@ def test_every_command_in_a_document_exists_with_its_options(document: Path) -> 
         asked = {word.split("=")[0] for word in rest if word.startswith("--")}
         assert asked <= known, f"{line}: unknown {asked - known}"
         assert not hasattr(command, "commands") or asked, f"{line}: not a whole command"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_named_within_a_sentence_exists(document: Path) -> None:
+    named = set(re.findall(r"`(?:sudo )?helios ([a-z]+)", document.read_text()))
+    assert named <= {*COMMANDS}, f"no command: {named - {*COMMANDS}}"
+
+
+def test_every_command_that_a_remedy_advises_exists() -> None:
+    for path in sorted((ROOT / "helios").rglob("*.py")):
+        for remedy in re.findall(r'remedy=\s*f?"([^"]*)"', path.read_text()):
+            advised = set(re.findall(r"(?:^|: |then )helios ([a-z]+)", remedy))
+            assert advised <= {*COMMANDS}, f"{path.name}: {remedy}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -48,6 +48,13 @@ def test_a_wrong_value_is_refused_with_its_key(tmp_path: Path, toml: str) -> Non
         configured(tmp_path, toml)
 
 
+def test_a_wrong_value_is_told_with_what_the_key_means_and_not_with_all_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationInvalid) as caught:
+        configured(tmp_path, HELIOS_DAEMON_INGEST_S="5")
+    assert "Time between readings" in caught.value.remedy
+    assert "model.seed" not in caught.value.remedy
+
+
 def test_a_wrong_zone_is_refused_with_an_example(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationInvalid, match="Europe/Berlin"):
         configured(tmp_path, "[ingest]\ntimezone = 'CEST+3'\n")

@@ -1,8 +1,10 @@
+import numpy as np
 import pandas as pd
 import pytest
 
 from helios.errors import FrameInvalid
 from helios.model import JOBS, in_submission_order
+from helios.testing import NOON, a_pending_job, a_snapshot
 
 
 def frame(*ids: str, submitted: str = "2020-01-01", restart: int = 0) -> pd.DataFrame:
@@ -56,3 +58,27 @@ def test_submit_time_comes_before_job_id() -> None:
 def test_a_restart_follows_the_run_before_it() -> None:
     jobs = pd.concat([frame("1", restart=1), frame("1", restart=0)], ignore_index=True)
     assert in_submission_order(JOBS.conform(jobs))["restart"].tolist() == [0, 1]
+
+
+def test_the_check_of_a_few_columns_does_not_look_at_the_others() -> None:
+    JOBS.check(frame("1").astype({"gpus": "float64"}), columns=["job_id", "user"])
+    with pytest.raises(FrameInvalid, match="'gpus' of a jobs frame is float64, not int32"):
+        JOBS.check(frame("1").astype({"gpus": "float64"}), columns=["job_id", "gpus"])
+
+
+@pytest.mark.parametrize("wrong", [{"user": "str"}, {"job_id": "category"}, {"submitted_at": "datetime64[ns, UTC]"}])
+def test_a_type_that_only_looks_alike_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(FrameInvalid, match=next(iter(wrong))):
+        JOBS.check(frame("1").astype(wrong))
+
+
+def test_pending_jobs_column_by_column_are_plain_arrays() -> None:
+    held = a_pending_job(job_id="7", hands_off="held", gpus=2, submitted_at=NOON, eligible_at=None)
+    snapshot = a_snapshot(pending=[held, a_pending_job(job_id="8", p50_s=60.0)])
+    values = snapshot.pending_values
+    assert values("job_id").tolist() == ["7", "8"]
+    assert (values("gpus").dtype, values("gpus").tolist()) == (np.int32, [2, 1])
+    assert values("submitted_at")[0] == np.datetime64("2026-01-05T12:00:00", "us")
+    assert np.isnat(values("eligible_at")).tolist() == [True, False]
+    assert (values("hands_off")[0], values("hands_off")[1]) == ("held", pytest.approx(np.nan, nan_ok=True))
+    assert np.isnan(values("p50_s")).tolist() == [True, False]

@@ -122,6 +122,34 @@ def test_qssf_asked_at_every_moment_with_true_run_times_is_the_compiled_qssf(see
     assert starts != compiled(rows, first_in_first_out, backfill=backfill)
 
 
+@dataclass
+class Framed:
+    """A service that is shown frames made beforehand, as a live turn makes them."""
+
+    service: Qssf
+
+    def __post_init__(self) -> None:
+        self.every = self.service.every
+
+    def decide(self, snapshot: Snapshot) -> Iterable[Action]:
+        seen = {name: getattr(snapshot, name) for name in ("taken_at", "cluster", "pending", "running", "nodes")}
+        return self.service.decide(Snapshot(**seen))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_qssf_decides_the_same_on_what_a_replay_shows_it_as_on_the_frames_of_a_live_turn(seed: int) -> None:
+    rows = crowded_rows(seed, jobs=120)
+    quick, framed = (Toy(made.decide) for made in (a_hasty_qssf(), Framed(a_hasty_qssf())))
+    assert played(rows, seat(quick, every=AT_ONCE)) == played(rows, seat(framed, every=AT_ONCE))
+    answers = [[list(toy.answer(snapshot)) for snapshot in toy.seen] for toy in (quick, framed)]
+    assert answers[0] == answers[1]
+    assert any("long enough to go first" in place.reason for (*_, order) in answers[0] for place in order.order)
+
+
+def a_hasty_qssf() -> Qssf:
+    return Qssf(Qssf.Options(promote_after_s=3_600.0, promote_factor=0.5))
+
+
 def test_a_service_that_proposes_nothing_leaves_first_in_first_out() -> None:
     rows = crowded_rows(7)
     assert played(rows, seat(Toy())) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)

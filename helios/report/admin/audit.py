@@ -83,7 +83,7 @@ def decision_lines(
         fields=LINES,
         shown=("Time", "Service", "Mode", "Action", "Target", "Result", "Reason"),
         rows=rows.reset_index(drop=True),
-        empty="Nothing was decided in this window." if decisions.empty else "No decision in this window is so.",
+        empty="Nothing was decided in this window." if decisions.empty else "No such decision in this window.",
         timezone=timezone,
     )
 
@@ -191,7 +191,8 @@ def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
     counted = {"mode_changes": "mode_changed", "proposed": "proposed", "still": "is_still"}
     counted |= {name: f"is_{name}" for name in RESULTS}
     rows = groups[list(counted.values())].sum().rename(columns={held: name for name, held in counted.items()})
-    rows["mode"] = groups["mode"].last()
+    # Control itself has no mode: its lines say still or paused, which is over when Helios goes on.
+    rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
     rows["turns"] = groups["at"].nunique()
     rows["still_reason"] = groups["still_reason"].agg(_commonest)
     return rows.reset_index()

@@ -152,7 +152,7 @@ def _told(
             *_stillness(night.turns, services),
         ],
         "How long jobs waited": list(_waits(daily)),
-        "Who waits longest": list(_waiters(waiting)),
+        "Who waits longest": list(_waiters(waiting, at=_end_of(night))),
         "How far off predictions were": list(_accuracy(accuracy)),
         "What the shadow would have changed": night.shadow.sentences,
     }
@@ -284,15 +284,25 @@ def _before_it(daily: pd.DataFrame) -> str:
     return f"the {WEEKS_BEFORE} weeks before" if known == 7 * WEEKS_BEFORE else f"{known} days of the weeks before"
 
 
-def _waiters(waiting: Answer) -> Iterator[str]:
+def _end_of(night: Night) -> str:
+    """Name the day's end: midnight, or where the day is not over yet, the moment up to which it is told."""
+    last = pd.Timestamp(night.end).tz_convert(night.timezone)
+    return "At the end of the day" if last == last.normalize() else f"At {last:%H:%M}, the day not being over,"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _waiters(waiting: Answer, *, at: str) -> Iterator[str]:
     rows = waiting.rows[waiting.rows["waiting"] > 0]
     if rows.empty:
-        yield "At the end of the day nobody waited."
+        yield f"{at} nobody waited."
         return
     first = rows.iloc[0]
-    waited = f"{int(rows['waiting'].sum()):,} jobs of {rows['user'].nunique():,} users waited"
+    waited = f"{_counted(int(rows['waiting'].sum()), 'job')} of {_counted(rows['user'].nunique(), 'user')} waited"
     job = f"job {first['oldest_job']} of {first['user']} in {first['partition']}"
-    yield f"At the end of the day {waited}; longest, {spoken_duration(first['oldest_wait_s'])}, {job}."
+    yield f"{at} {waited}; longest, {spoken_duration(first['oldest_wait_s'])}, {job}."
 
 
 def _accuracy(accuracy: Answer) -> Iterator[str]:

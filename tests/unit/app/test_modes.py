@@ -46,6 +46,13 @@ def test_only_a_canary_is_narrowed(url: str) -> None:
         change(url, Mode.ACTIVE, partitions=("gpu",))
 
 
+@pytest.mark.parametrize("partition", ["", " ", "gpu,debug"])
+def test_a_partition_without_a_name_does_not_become_all_partitions(url: str, partition: str) -> None:
+    with pytest.raises(Misuse, match="no partition"):
+        change(url, Mode.CANARY, partitions=(partition,), percent=10)
+    assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
+
+
 def test_a_pause_is_seen_and_undone(url: str, tmp_path: Path) -> None:
     assert paused(url, "dev", tmp_path) is None
     assert pause(url, "dev", tmp_path, by="root", reason="maintenance", now=NOON) == []

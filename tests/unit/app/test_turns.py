@@ -4,13 +4,15 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from helios.app.modes import PAUSE_FILE, set_mode
-from helios.app.turns import alone
+from helios.app.turn_lock import alone
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged, ServiceInvalid
 from helios.model import Mode
+from helios.warehouse import Warehouse
 from tests.unit.app.sites import Town
 
 SHADOW = {"qssf": ServiceMode(mode=Mode.SHADOW)}
@@ -195,3 +197,27 @@ def test_a_plan_of_switching_off_says_what_would_be_taken_back(town: Town) -> No
 def test_two_processes_of_one_helios_do_not_turn_at_once(town: Town) -> None:
     with alone(town.folder / "state"), pytest.raises(HeliosError, match="just now"):
         town.turns.turn(modes=SHADOW)
+
+
+def test_a_job_that_waits_for_ever_does_not_make_every_turn_read_what_was_predicted_since(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town.cluster.submit(user="bob", submitted_at=town.cluster.now - timedelta(days=700))
+    two_jobs(town)
+    asked = []
+    predictions_of = Warehouse.predictions_of
+
+    def watched(warehouse: Warehouse, cluster: str, submitted_at: pd.Series) -> pd.DataFrame:
+        asked.append(len(submitted_at))
+        return predictions_of(warehouse, cluster, submitted_at)
+
+    monkeypatch.setattr(Warehouse, "predictions_of", watched)
+    monkeypatch.setattr(Warehouse, "predictions", None)
+    for turns in (town.turns, town.turns, town.another()):
+        report = turns.turn(modes=SHADOW)
+        assert not [note for note in report.notes if "written down" in note]
+        town.cluster.tick(timedelta(minutes=1))
+    monkeypatch.undo()
+    assert asked == [3, 0, 3]
+    with town.warehouse() as warehouse:
+        assert len(warehouse.predictions("dev")) == 3

@@ -81,6 +81,7 @@ class Table:
     holder: str = "helios-1"
     world: Callable[[datetime], Conditions] = all_is_well
     expectation: Callable[[Snapshot], Snapshot] = with_predictions
+    pause_asked: Callable[[], str] = lambda: ""
 
     def submit(self, *job_ids: str, **columns: Any) -> None:
         for job_id in job_ids:
@@ -99,6 +100,7 @@ class Table:
             now=self.cluster.now,
             holder=self.holder,
             memory=TurnMemory.from_json(self.memory.to_json()),
+            paused=self.pause_asked,
         )
         self.memory = report.memory
         return report

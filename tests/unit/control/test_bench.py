@@ -89,3 +89,8 @@ def test_a_service_that_answers_again_is_forgiven() -> None:
     table.turn(seat(service))
     service.raises = None
     assert table.turn(seat(service)).memory.bench == Bench()
+
+
+def test_a_failure_of_one_service_does_not_forget_that_of_another() -> None:
+    bench = Bench().after_a_failure("a", what="x", now=NOON).after_a_failure("b", what="y", now=NOON)
+    assert bench.why_not("a", now=NOON, failures=1) and bench.why_not("b", now=NOON, failures=1)

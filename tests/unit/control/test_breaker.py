@@ -54,3 +54,9 @@ def test_a_restart_does_not_shorten_the_wait() -> None:
 def test_a_closed_breaker_has_no_end() -> None:
     with pytest.raises(ValueError, match="closed"):
         Breaker().closes_at(RULES)
+
+
+def test_one_that_opened_opens_again_at_once_though_the_site_has_become_more_patient() -> None:
+    strict, patient = Control(mismatches_to_open=1), Control(mismatches_to_open=9)
+    again = Breaker().after_a_bad_turn(now=NOON, settings=strict).after_a_bad_turn(now=NOON, settings=patient)
+    assert again.opened_at == NOON

@@ -1,6 +1,8 @@
 """Guards: each refusal is provoked, and leaves a reason for a person."""
 
 import math
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -154,9 +156,15 @@ def test_what_a_service_holds_that_is_gone_is_free() -> None:
     assert owners({(Lever.ORDER, "j1"): "gone"}, first=(wish(),)) == {"first": ["j1"]}
 
 
+@cache
+def a_queued_job() -> PendingJob:
+    (job,) = jobs_of({"job_id": "j1"}).values()
+    return job
+
+
 def queue(**users: int) -> dict[str, PendingJob]:
-    rows = [{"job_id": f"{user}{number}", "user": user} for user, count in users.items() for number in range(count)]
-    return jobs_of(*rows)
+    named = [(f"{user}{number}", user) for user, count in users.items() for number in range(count)]
+    return {job_id: replace(a_queued_job(), job_id=job_id, user=user) for job_id, user in named}
 
 
 def preferred(wishes: list[Wish], jobs: dict[str, PendingJob]) -> dict[str, list[str]]:

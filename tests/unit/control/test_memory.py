@@ -1,11 +1,14 @@
 """The memory of a turn goes through text and back, and damage is not taken for an empty memory."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from helios.actions import Lever, Outcome, Result
 from helios.config import Control
 from helios.control import Bench, Breaker, TurnMemory
+from helios.control.memory import digest_of
 from helios.errors import MemoryDamaged
 from helios.testing import NOON
 
@@ -37,3 +40,17 @@ def test_a_damaged_memory_is_said_to_be_damaged(text: str) -> None:
 def test_a_clock_set_back_makes_a_service_due() -> None:
     assert FULL.is_due("qssf", every=timedelta(hours=1), now=NOON - timedelta(hours=2))
     assert not FULL.is_due("qssf", every=timedelta(hours=1), now=NOON + timedelta(minutes=1))
+
+
+def test_a_refusal_of_another_job_lever_or_reason_is_another_refusal() -> None:
+    refusal = Outcome(
+        action="Reorder", lever=Lever.ORDER, job_id="1", result=Result.REFUSED, reason="so", remark="held"
+    )
+    others = [
+        replace(refusal, job_id="2"),
+        replace(refusal, lever=Lever.SOFT_LIMIT),
+        replace(refusal, remark="reserved"),
+        replace(refusal, result=Result.FAILED),
+    ]
+    assert len({digest_of(outcome) for outcome in (refusal, *others)}) == 5
+    assert digest_of(replace(refusal, reason="another wording of the service's")) == digest_of(refusal)

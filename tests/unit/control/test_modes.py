@@ -164,3 +164,12 @@ def test_a_canary_that_nobody_narrowed_covers_nothing() -> None:
 def test_a_percentage_outside_of_1_to_100_is_refused(percent: int) -> None:
     with pytest.raises(ValueError, match="1 to 100"):
         canary(percent=percent)
+
+
+def test_a_canary_restores_none_that_is_named_but_not_its_own() -> None:
+    cluster = FakeCluster()
+    for job_id, partition in (("j1", "gpu"), ("j2", "debug")):
+        cluster.submit(job_id=job_id, partition=partition, urgency=0.5)
+    named = Restore(job_ids=("j1", "j2"), reason="enough")
+    door(canary("debug"), cluster, cluster.snapshot()).apply([named])
+    assert (cluster.urgency_of("j1") > 0, cluster.urgency_of("j2")) == (True, 0)

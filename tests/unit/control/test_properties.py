@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from hypothesis import given, settings
@@ -46,6 +48,11 @@ modes = st.sampled_from([ACTIVE, SHADOW, OFF, canary("gpu"), canary(percent=50)]
 
 def a_table_with_others_jobs() -> Table:
     """Beside free jobs: held, reserved, foreign, twice changed by an admin, and running ones."""
+    return deepcopy(_made_once())
+
+
+@cache
+def _made_once() -> Table:
     table = Table()
     table.submit(*FREE, "held", "reserved", "foreign", "running")
     table.submit("theirs", urgency=0.3)

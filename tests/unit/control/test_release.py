@@ -1,11 +1,12 @@
 """The kill switch: everything back, verified, with or without lease and database."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from helios.actions import Result
+from helios.actions import Action, Outcome, Result
 from helios.control import TurnReport, release
 from helios.testing import FakeCluster
 from tests.unit.control.table import SHADOW, Says, Table, all_is_well, order, seat, soft_limit
@@ -195,3 +196,72 @@ def test_a_pause_ends_what_shadows_would_have() -> None:
     pause(table)
     table.turn()
     assert table.standing("shadow") == {}
+
+
+def test_a_release_does_not_ask_on_where_the_cluster_takes_nothing_back() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.writes_per_turn = 0
+    calls = len(table.cluster.applied)
+    report = let_go(table)
+    assert len(table.cluster.applied) == calls + 1
+    assert set(report.remaining or ()) == {"j1", "j2", "j3"}
+
+
+def test_every_job_of_a_release_in_rounds_is_told_as_done_once() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.writes_per_turn = 1
+    report = let_go(table)
+    done = report.decisions[report.decisions["action"] == "Restore"]
+    assert dict(zip(done["target"], done["outcome"], strict=True)) == dict.fromkeys(["j1", "j2", "j3"], "done")
+
+
+def test_a_job_that_is_left_with_both_levers_is_named_once_and_so_are_the_others() -> None:
+    table = Table()
+    table.submit("j1", "j2", p50_s=600.0)
+    table.turn(seat(Says(order(j1=0.5, j2=-0.5), soft_limit("j1", minutes=20))))
+    for job in ("j1", "j2"):
+        table.cluster.refuse_writes(job)
+    report = let_go(table)
+    assert report.remaining == ("j1", "j2")
+    assert "2 jobs still carry what Helios set: j1, j2" in report.notes[0]
+
+
+def test_what_a_pause_cannot_take_back_is_written_down_once() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.refuse_writes("j1")
+    pause(table)
+    table.turn()
+    lines = len(table.lines())
+    for _ in range(3):
+        assert table.turn().remaining == ("j1",)
+    assert len(table.lines()) == lines
+    table.cluster.refuse_writes("j1", answer="")
+    assert table.turn().remaining == ()
+    assert len(table.lines()) > lines
+
+
+def test_a_mark_that_no_service_may_change_is_told_and_not_touched() -> None:
+    table = Table()
+    table.submit("j1", urgency=0.5)
+    notes = table.turn(seat(Says(), mode=SHADOW)).notes
+    assert notes[0].startswith("1 changes bear Helios' mark")
+    assert table.cluster.urgency_of("j1") > 0
+    assert table.turn(seat(Says(order()))).notes == ()
+
+
+def test_a_release_that_is_broken_off_says_so_and_what_was_done_until_then() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.writes_per_turn = 2
+    apply = table.cluster.apply
+
+    def once(actions: Sequence[Action]) -> list[Outcome]:
+        table.cluster.apply = apply  # type: ignore[method-assign]
+        outcomes = apply(actions)
+        table.cluster.fail_next()
+        return outcomes
+
+    table.cluster.apply = once  # type: ignore[method-assign]
+    report = let_go(table)
+    assert report.notes[0].startswith("failed: taking everything back was broken off")
+    assert report.acted == 2
+    assert not report.clean

@@ -1,13 +1,27 @@
 """One turn: what reaches the cluster, what is written down, and what is not."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pandas as pd
 import pytest
 
-from helios.actions import Restore, Result
+from helios.actions import Action, Outcome, Restore, Result
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
-from tests.unit.control.table import MINUTE, OFF, SHADOW, Says, Table, canary, order, seat, settings, soft_limit
+from tests.unit.control.table import (
+    MINUTE,
+    OFF,
+    SHADOW,
+    Says,
+    Table,
+    all_is_well,
+    canary,
+    order,
+    seat,
+    settings,
+    soft_limit,
+)
 
 
 def test_an_active_service_reaches_the_cluster_and_its_change_is_written_down() -> None:
@@ -36,7 +50,7 @@ def test_what_is_meant_is_written_down_before_anything_is_done() -> None:
 
     table.ledger.record = watched  # type: ignore[method-assign]
     table.turn(seat(Says(order(j1=0.5))))
-    assert applied_before == [0, 1]
+    assert applied_before == [0, 0, 1]  # meant, the lease still ours, and what became of it
     assert [line["outcome"] for line in table.lines(action="Turn")] == ["meant"]
 
 
@@ -259,7 +273,7 @@ def test_without_an_audit_nothing_is_done() -> None:
 def test_outcomes_that_could_not_be_written_down_are_said_and_the_book_knows_the_jobs() -> None:
     table = Table()
     table.submit("j1")
-    table.ledger.fail_next(times=1, after=3)
+    table.ledger.fail_next(times=1, after=4)
     report = table.turn(seat(Says(order(j1=0.5))))
     assert not report.recorded
     assert any("the audit could not be written" in note for note in report.notes)
@@ -357,3 +371,61 @@ def test_a_job_that_is_made_neutral_leaves_the_book() -> None:
     service.actions = [order(j1=0.0)]
     assert table.turn(seat(service)).acted == 1
     assert table.standing() == {}
+
+
+def test_a_pause_that_comes_while_a_turn_thinks_keeps_it_from_writing() -> None:
+    table = Table()
+    table.submit("j1")
+    table.pause_asked = lambda: "by root"
+    report = table.turn(seat(Says(order(j1=0.5))))
+    assert (table.cluster.writes, report.acted) == (0, 0)
+    assert "acting was broken off: paused: by root" in report.notes
+    table.pause_asked = lambda: ""
+    table.turn(seat(Says(order(j1=0.5))))
+    assert table.cluster.urgency_of("j1") > 0
+
+
+def test_a_lease_that_is_lost_between_two_doors_ends_the_turn_there() -> None:
+    table = Table()
+    table.submit("j1", "j2")
+    first, second = seat(Says(order(j1=0.5)), name="a"), seat(Says(order(j2=0.5)), name="b")
+    apply = table.cluster.apply
+
+    def slow(actions: Sequence[Action]) -> list[Outcome]:
+        table.ledger.acquire(holder="helios-2", now=table.cluster.now + timedelta(hours=1), lasts=timedelta(hours=2))
+        return apply(actions)
+
+    table.cluster.apply = slow  # type: ignore[method-assign]
+    report = table.turn(first, second)
+    assert (table.cluster.urgency_of("j1") > 0, table.cluster.urgency_of("j2")) == (True, 0)
+    assert any("token" in note for note in report.notes)
+
+
+def test_what_a_kill_switch_took_back_is_no_admins_will() -> None:
+    table = Table()
+    table.submit("j1", "j2")
+    service = seat(Says(order(j1=0.5, j2=-0.5)))
+    table.turn(service)
+    well = table.world
+    for _ in range(3):
+        for job in ("j1", "j2"):
+            table.cluster.admin_sets_site_factor(job, 0)
+        table.world = lambda now: replace(all_is_well(now), released="helios-release.sh")
+        table.turn(service)
+        assert table.cluster.urgency_of("j1") > 0 > table.cluster.urgency_of("j2")
+        table.world = well
+        table.turn(service)
+    assert table.lines(action="HandsOff") == []
+
+
+def test_what_an_admin_set_before_a_kill_switch_stays_his() -> None:
+    table = Table()
+    table.submit("j1")
+    service = seat(Says(order(j1=0.5)))
+    table.turn(service)
+    for _ in range(2):
+        table.cluster.admin_sets_site_factor("j1", 0)
+        table.turn(service)
+    table.world = lambda now: replace(all_is_well(now), released="helios-release.sh")
+    table.turn(service)
+    assert table.cluster.urgency_of("j1") == 0

@@ -14,6 +14,7 @@ from helios.daemon.health import Health
 from helios.daemon.metrics import Metrics
 from helios.daemon.times import Times
 from helios.errors import ClusterUnavailable, HeliosError
+from helios.model import Mode
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
 
 OFTEN_S = 0.03
@@ -135,6 +136,18 @@ def test_a_night_and_a_reading_at_once_publish_without_a_quarrel() -> None:
     ticking.clock.start()
     assert eventually(lambda: toys.count("hook") >= 1)
     ticking.clock.stop()
+
+
+@pytest.mark.parametrize(
+    "change", [{"still": ("the breaker is open",)}, {"modes": {"qssf": Mode.SHADOW}}], ids=["still", "mode"]
+)
+def test_the_hook_s_table_follows_a_turn_that_falls_still_and_a_mode_that_was_set(change: dict[str, Any]) -> None:
+    toys = ToyChores(turn=a_turn(modes={"qssf": Mode.ACTIVE}), raises={"ingest": HeliosError("slurmdbd is away")})
+    with started(toys):
+        assert eventually(lambda: toys.count("turn") >= 3)
+        assert toys.count("hook") == 0
+        toys.turn = a_turn(**({"modes": {"qssf": Mode.ACTIVE}} | change))
+        assert eventually(lambda: toys.count("hook") == 1)
 
 
 def test_the_hook_waits_for_a_turn_and_a_wait_too_long_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
 
-from helios.cli.application import application
+from helios.cli.application import imported
 from helios.config import Daemon
 from helios.daemon import life
 
@@ -45,7 +44,7 @@ def test_systemd_understands_every_line(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["helios.service", "helios-nightly.service"])
 def test_what_a_unit_starts_is_a_command_of_helios(name: str) -> None:
     program, command, *options = Unit(name)["Service"]["ExecStart"].split()
-    known = typer.main.get_command(application).commands[command]  # type: ignore[attr-defined]  # because it is a group
+    known = imported(command)
     assert program == "/opt/helios/bin/helios"
     with known.make_context(command, options):
         pass

@@ -6,7 +6,7 @@ from scipy.stats import spearmanr
 
 from helios.errors import Misuse, NotEnoughHistory
 from helios.predict import evaluate
-from helios.predict.evaluate import _judge, spearman
+from helios.predict.evaluation import _judge, spearman
 from tests.unit.predict.traces_of import a_campaign
 
 FIGURES = {

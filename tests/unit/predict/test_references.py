@@ -9,7 +9,7 @@ import pytest
 from helios.ingest import open_trace
 from helios.model import JOBS, in_submission_order
 from helios.predict import JobTable, causal_features, evaluate
-from helios.predict.evaluate import spearman
+from helios.predict.evaluation import spearman
 from tests.traces import TRACES, needs_traces
 
 pytestmark = needs_traces

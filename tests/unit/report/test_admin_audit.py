@@ -49,7 +49,7 @@ def test_lines_are_chosen_by_what_they_say(chosen: dict[str, list[str]], found: 
 
 def test_nothing_decided_and_nothing_so_are_told_apart() -> None:
     assert decision_lines(decisions_frame(), title="").empty == "Nothing was decided in this window."
-    assert decision_lines(LINES, title="", services=["ces"]).empty == "No decision in this window is so."
+    assert decision_lines(LINES, title="", services=["ces"]).empty == "No such decision in this window."
 
 
 def days(frame: pd.DataFrame, turns: pd.DataFrame | None = None, **options: Any) -> list[dict[str, Any]]:

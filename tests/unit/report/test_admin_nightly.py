@@ -280,3 +280,9 @@ def test_the_page_draws_waits_and_queue() -> None:
     page = render_nightly(full_digest())
     assert page.count("<svg") == 4
     assert "Mean and p95 wait of each day" in page and "Waiting and running GPUs of the day" in page
+
+
+def test_a_day_that_is_not_over_is_told_up_to_now() -> None:
+    waits = a_job(submitted_at=DAY + pd.Timedelta(hours=9), started_at=None, ended_at=None, state="PENDING")
+    told = digest(waits, end=DAY + pd.Timedelta(hours=11)).sentences["Who waits longest"]
+    assert told[0].startswith("At 11:00, the day not being over, 1 job of 1 user waited; longest, 2 h")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from numpy.typing import NDArray
 
 from helios.model import DECISIONS
@@ -47,11 +48,39 @@ def test_a_waiting_user_reads_what_is_predicted_and_where_the_job_stands() -> No
     assert "Without Helios it would be number 9." in said
 
 
-def test_what_was_set_and_why_is_told_in_its_own_words() -> None:
-    row = {"decided_at": datetime(2026, 1, 5, tzinfo=UTC), "service": "qssf", "reason": "24 GPU-minutes predicted"}
-    why = a_why(stands=("SiteFactor 4037",), decisions=DECISIONS.conform(pd.DataFrame([row])))
+def a_decision(**overrides: Any) -> pd.DataFrame:
+    line = {
+        "decided_at": datetime(2026, 1, 5, 8, 30, tzinfo=UTC),
+        "service": "qssf",
+        "mode": "active",
+        "action": "Reorder",
+        "target": "7",
+        "after": "urgency 0.4",
+        "reason": "24 GPU-minutes predicted",
+        "outcome": "done",
+    }
+    return DECISIONS.conform(pd.DataFrame([line | overrides]))
+
+
+def test_what_was_set_is_told_with_when_who_and_why() -> None:
+    why = a_why(stands=("SiteFactor 4037",), decisions=a_decision())
     assert "Helios has set SiteFactor 4037." in text(why)
-    assert "Why, in its own words: 24 GPU-minutes predicted" in text(why)
+    assert "Last decision, 2026-01-05 08:30 UTC: qssf (active) set urgency 0.4: 24 GPU-minutes predicted" in text(why)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"mode": "shadow", "outcome": "would"}, "qssf (shadow) would have set urgency 0.4: 24 GPU-minutes"),
+        ({"outcome": "refused: it is held"}, "qssf (active) asked for urgency 0.4 and was refused: 24 GPU-minutes"),
+        (
+            {"service": "helios", "mode": "paused", "action": "Restore", "after": None, "reason": "paused by eve"},
+            "helios took back what Helios had set, if anything: paused by eve",
+        ),
+    ],
+)
+def test_what_was_not_set_is_not_told_as_if_it_were(line: dict[str, str], told: str) -> None:
+    assert told in text(a_why(decisions=a_decision(**line)))
 
 
 def test_a_job_that_is_left_alone_says_why() -> None:
@@ -62,6 +91,11 @@ def test_a_job_that_is_left_alone_says_why() -> None:
 
 def test_a_reason_that_is_not_known_is_given_in_slurms_word() -> None:
     assert "Slurm says NewInSlurm27" in text(a_why(reason="NewInSlurm27"))
+
+
+def test_what_slurm_adds_to_its_word_does_not_make_it_another_word() -> None:
+    reason = "ReqNodeNotAvail, May be reserved for other job"
+    assert "nodes that it needs are down, drained or reserved." in text(a_why(reason=reason))
 
 
 def test_a_job_that_ended_shows_prediction_and_truth() -> None:
@@ -103,3 +137,12 @@ def test_only_jobs_that_share_a_partition_are_counted() -> None:
     ]
     snapshot = a_snapshot(pending=jobs)
     assert places(snapshot, snapshot.pending.iloc[2], without=without_a_hundred)[::2] == (2, 2)
+
+
+def test_jobs_submitted_in_the_same_second_stand_in_the_order_of_their_ids() -> None:
+    jobs = [
+        a_pending_job(job_id="10", priority=200.0, urgency=1.0, submitted_at="2026-01-05T11:00:00Z"),
+        a_pending_job(job_id="9", priority=100.0, submitted_at="2026-01-05T11:00:00Z"),
+    ]
+    snapshot = a_snapshot(pending=jobs)
+    assert places(snapshot, snapshot.pending.iloc[0], without=without_a_hundred) == (1, 2, 2)

@@ -25,7 +25,8 @@ gpu_counts = st.integers(0, 512)
 
 
 def qssf(**options: Any) -> Qssf:
-    return Qssf(Qssf.Options(**options))
+    """Return the service as it is tested here: it promotes after three hours."""
+    return Qssf(Qssf.Options(**({"promote_after_s": 10_800.0} | options)))
 
 
 def places(*jobs: dict[str, Any], service: Qssf | None = None) -> dict[str, Place]:

@@ -1,14 +1,19 @@
 """The simulated cluster: the same timeline as a replay, and the same door as a real cluster."""
 
+import copy
+from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import Lever, Place, Reorder, Restore, Result, SoftLimit
 from helios.errors import JobLargerThanPartition, Misuse, WorkloadInvalid
+from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, replay
 from helios.simulate.policies import first_in_first_out
 from helios.testing import check_cluster
@@ -260,6 +265,77 @@ def test_predictions_stand_in_the_rows_of_their_jobs():
         ["2", 4.0, 6.0, "m1"],
         ["1", 1.0, 3.0, "m0"],
     ]
+
+
+def a_glance_with_everything():
+    """Look at a cluster where jobs are held, moved, limited and predicted."""
+    cluster = a_busy_cluster(pending=4)
+    cluster.apply([an_order(job2=0.5, job3=-0.4), a_soft_limit("4", 660)])
+    cluster.hold("1")
+    told = Predictions(
+        quantiles_s=np.arange(15.0).reshape(5, 3), source=np.array([0, 1, -1, 0, 1], dtype=np.int16), sources=["a", "b"]
+    )
+    return cluster, cluster.look(told)
+
+
+def test_what_is_seen_has_the_declared_columns_and_types():
+    for snapshot in (a_sim_cluster([]).snapshot(), a_busy_cluster().snapshot(), a_glance_with_everything()[1]):
+        assert list(QUEUE.check(snapshot.pending)) == list(QUEUE.check(snapshot.running)) == QUEUE.names
+        NODE_STATES.check(snapshot.nodes)
+
+
+@pytest.mark.parametrize("name", QUEUE.names)
+def test_a_column_asked_for_alone_says_what_the_frame_says(name):
+    _, snapshot = a_glance_with_everything()
+    alone = snapshot.pending_values(name)
+    framed = plain_values(snapshot.pending[name])
+    assert alone.dtype == framed.dtype
+    assert pd.Series(alone).equals(pd.Series(framed))
+
+
+def test_what_was_seen_stays_so_whatever_happens_before_somebody_looks():
+    early, (cluster, late) = a_glance_with_everything()[1], a_glance_with_everything()
+    frames = (early.pending, early.running, early.nodes)
+    cluster.release("1")
+    cluster.apply([an_order(job2=-0.9, job3=0.9), a_soft_limit("3", 600)])
+    run_out(cluster)
+    for framed_then, framed_now in zip(frames, (late.pending, late.running, late.nodes), strict=True):
+        pd.testing.assert_frame_equal(framed_then, framed_now)
+    assert late.pending_values("urgency").tolist() == early.pending["urgency"].tolist()
+
+
+def test_a_service_that_writes_into_what_it_sees_does_not_reach_the_next_one():
+    cluster = a_busy_cluster(pending=2)
+    spoilt = cluster.snapshot()
+    spoilt.pending.loc[:, ["gpus", "user", "name"]] = [77, "alice", "spoilt"]
+    spoilt.nodes.loc[:, "gpus"] = 77
+    seen = cluster.snapshot()
+    assert seen.pending["gpus"].max() < 77
+    assert seen.nodes["gpus"].max() < 77
+    assert set(seen.pending["name"]) == {"train"}
+
+
+def test_a_snapshot_with_other_jobs_in_it_shows_those():
+    _, snapshot = a_glance_with_everything()
+    other = replace(snapshot, pending=snapshot.pending.iloc[:1])
+    assert other.pending_values("job_id").tolist() == other.pending["job_id"].tolist() == ["2"]
+    assert copy.deepcopy(snapshot).pending_values("job_id").tolist() == snapshot.pending["job_id"].tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=workloads)
+def test_a_choice_and_the_jobs_that_wait_are_what_counting_them_says(rows):
+    cluster = a_sim_cluster(rows, a_shape((1, 8), (2, 4)))
+    while (moment := cluster.next_event_s()) is not None:
+        cluster.advance(moment)
+        snapshot = cluster.snapshot()
+        waiting = [row for n, row in enumerate(rows) if row[0] <= moment and cluster.started_s[n] > moment]
+        taken = snapshot.running.groupby("partition", observed=False)["gpus"].sum()
+        free = [8 - taken.get("a", 0), 8 - taken.get("b", 0)]
+        mates = Counter(partition for *_, partition in waiting)
+        fit = [row for row in waiting if row[2] <= free[row[3]] and (mates[row[3]] > 1 or row[0] < moment)]
+        assert cluster.has_choice() == bool(fit)
+        assert len(snapshot.pending) == len(waiting)
 
 
 def test_an_id_that_was_used_again_gets_a_number():

@@ -9,7 +9,7 @@ import pytest
 from helios.actions import Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
 from helios.errors import ClusterUnavailable
 from helios.slurm.cluster import SPENT, SlurmCluster
-from helios.slurm.wishes import INELIGIBLE
+from helios.slurm.wishes import INELIGIBLE, UNSEEN
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 
@@ -258,10 +258,11 @@ def test_a_change_that_slurm_accepts_and_does_not_make_is_a_mismatch() -> None:
     assert (outcome.result, outcome.after) == (Result.MISMATCH, "SiteFactor 0")
 
 
-def test_a_job_that_is_held_while_it_is_changed_is_read_next_turn() -> None:
+def test_a_job_that_is_held_while_it_is_changed_is_told_as_written() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.between.append(lambda: slurm.jobs["1"].update(priority=0))
-    assert only(a_cluster(slurm).apply([an_order(j1=0.5)])).result is Result.POSTPONED
+    outcome = only(a_cluster(slurm).apply([an_order(j1=0.5)]))
+    assert (outcome.result, outcome.after, outcome.remark) == (Result.DONE, "", UNSEEN)
 
 
 def test_of_two_wishes_for_one_lever_the_last_counts() -> None:

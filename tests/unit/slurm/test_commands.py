@@ -62,6 +62,13 @@ def test_a_change_names_only_the_levers_it_changes(program: Program, tmp_path: P
     assert (tmp_path / "written").read_text() == "JobId=1 SiteFactor=0\nJobId=1 TimeMin=17\n"
 
 
+def test_a_change_of_an_arrays_record_names_its_tasks(program: Program, tmp_path: Path) -> None:
+    folder = program("scontrol", SCONTROL)
+    backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
+    backend.change([Change(job_id="5", tasks="0,2-9:3", site_factor=137)])
+    assert (tmp_path / "written").read_text() == "JobId=5_[0,2-9:3] SiteFactor=137\n"
+
+
 def test_a_change_that_scontrol_did_not_come_to_is_not_called_accepted(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL)
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})

@@ -6,11 +6,16 @@ import logging
 from pathlib import Path
 
 import pytest
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from helios.errors import WarehouseUnavailable
 from helios.warehouse import migrate
 from helios.warehouse.engine import engine_for
+
+
+def test_the_newest_revision_is_the_newest_migration_of_the_folder() -> None:
+    assert ScriptDirectory(migrate.migrations_folder()).get_current_head() == migrate.HEAD
 
 
 def test_the_migrations_of_a_source_checkout_are_found() -> None:

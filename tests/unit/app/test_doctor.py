@@ -1,0 +1,76 @@
+"""What the doctor says of Helios' own state, whatever the cluster says."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from helios.app import doctor
+from helios.app.modes import pause
+from helios.slurm.preflight import Finding, Level
+from tests.unit.app.sites import Town
+
+
+@pytest.fixture
+def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
+    silent = Finding(check="controller", verdict=Level.FAIL, fact="slurmctld is away")
+    monkeypatch.setattr(doctor, "preflight", lambda _: [silent])
+    town = Town(tmp_path)
+    town.learn()
+    return town
+
+
+def finding(town: Town, check: str, **sections: dict[str, object]) -> Finding:
+    settings = town.another(**sections).settings
+    found = doctor.diagnose(settings, cluster=None, now=town.cluster.now)
+    return next(it for it in found if it.check == check)
+
+
+def daemon_says(town: Town, *, state: str, ago_s: float = 5, still: tuple[str, ...] = ()) -> None:
+    told = {
+        "written_at": (town.cluster.now - timedelta(seconds=ago_s)).isoformat(),
+        "state": state,
+        "reasons": [],
+        "turn": {"still": list(still)},
+    }
+    (town.folder / "state").mkdir(exist_ok=True)
+    (town.folder / "state" / doctor.HEALTH_FILE).write_text(json.dumps(told))
+
+
+def test_with_the_controller_away_what_the_warehouse_knows_is_told_all_the_same(town: Town) -> None:
+    pause(town.url, "dev", town.folder / "elsewhere", by="root", reason="enough", now=town.cluster.now)
+    assert "enough" in finding(town, "pause").fact
+    assert "80 jobs" in finding(town, "history").fact
+
+
+def test_no_daemon_is_a_warning(town: Town) -> None:
+    assert finding(town, "daemon").verdict is Level.WARN
+
+
+def test_a_daemon_at_work_is_well_and_one_that_is_silent_is_not(town: Town) -> None:
+    daemon_says(town, state="at work")
+    assert finding(town, "daemon").verdict is Level.OK
+    daemon_says(town, state="at work", ago_s=1000)
+    assert "silent for 1000 s" in finding(town, "daemon").fact
+
+
+def test_why_a_daemon_is_still_is_told(town: Town) -> None:
+    daemon_says(town, state="still", still=("the breaker is open",))
+    said = finding(town, "daemon")
+    assert (said.verdict, said.fact) == (Level.WARN, "still; the breaker is open")
+
+
+def test_a_lease_that_runs_out_between_turns_is_a_warning(town: Town) -> None:
+    assert "standby" in finding(town, "rhythm", control={"lease_s": 60}, daemon={"turn_s": 60}).fact
+    with pytest.raises(StopIteration):
+        finding(town, "rhythm")
+
+
+def test_a_warehouse_that_cannot_be_written_is_no_warehouse(town: Town) -> None:
+    read_only = f"sqlite:///file:{town.folder / 'helios.db'}?mode=ro&uri=true"
+    assert finding(town, "warehouse").verdict is Level.OK
+    said = finding(town, "helios", database={"url": read_only})
+    assert said.verdict is Level.FAIL and "readonly" in said.fact

@@ -1,0 +1,93 @@
+"""When the priority hook has a table: only while Helios acts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from helios.app.chores import Desk
+from helios.app.modes import PAUSE_FILE, set_mode
+from helios.model import Mode
+from helios.slurm.hook import TABLE, read_table
+from tests.unit.app.sites import Town
+
+
+class Published:
+    """A site whose qssf is active and whose hook has a table."""
+
+    def __init__(self, folder: Path) -> None:
+        self.town = Town(folder, hook={"publish": True})
+        self.town.learn()
+        self.town.cluster.submit(user="alice")
+        self.desk = Desk(self.town.settings, opens=lambda _: self.town.site(), clock=lambda: self.town.cluster.now)
+        self.set(Mode.ACTIVE)
+        assert self.desk.turn().still == ()
+        self.desk.publish_hook()
+        assert self.rows > 0
+
+    def set(self, mode: Mode) -> None:
+        set_mode(self.town.url, "dev", "qssf", mode, by="root", reason="", now=self.town.cluster.now)
+
+    @property
+    def table(self) -> Path:
+        return self.town.folder / "state" / TABLE
+
+    @property
+    def rows(self) -> int:
+        return len(read_table(self.table, self.town.cluster.now).rows)
+
+    def later(self, minutes: int = 10) -> None:
+        self.town.cluster.tick(timedelta(minutes=minutes))
+        self.town.read()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Published:
+    return Published(tmp_path)
+
+
+def test_a_helios_that_is_still_has_no_table(site: Published) -> None:
+    site.town.skew_s = 3600.0
+    site.later()
+    assert site.desk.turn().still != ()
+    site.desk.publish_hook()
+    assert not site.table.exists()
+    site.town.skew_s = 0.0
+    site.later()
+    site.desk.turn()
+    site.desk.publish_hook()
+    assert site.rows > 0
+
+
+def test_a_service_that_sits_out_does_not_reach_the_table(site: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> list[object]:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(site.desk.turns.services["qssf"], "decide", fails)
+        for _ in range(3):
+            site.later()
+            site.desk.turn()
+    site.desk.publish_hook()
+    assert site.rows == 0
+
+
+def test_a_pause_that_comes_while_the_rows_are_made_is_minded(site: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = site.desk.turns.services["qssf"]
+    decide = service.decide
+
+    def decide_slowly(snapshot: object) -> object:
+        (site.town.folder / "state" / PAUSE_FILE).touch()
+        return decide(snapshot)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(service, "decide", decide_slowly)
+    site.desk.publish_hook()
+    assert not site.table.exists()
+
+
+def test_a_service_that_is_a_shadow_again_leaves_no_rows(site: Published) -> None:
+    site.set(Mode.SHADOW)
+    site.desk.publish_hook()
+    assert site.rows == 0

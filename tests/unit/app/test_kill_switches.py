@@ -1,0 +1,203 @@
+"""What stops Helios, with other parts of it down, at a bad moment, or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from helios.actions import Action, Outcome
+from helios.app.chores import Desk
+from helios.app.modes import PAUSE_FILE, RELEASED_FILE, resume, set_mode
+from helios.app.turn_lock import TurnUnderWay, alone
+from helios.cli.application import application
+from helios.control import ServiceMode
+from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
+from helios.model import Mode
+from helios.slurm.hook import TABLE
+from helios.warehouse import Warehouse
+from tests.unit.app.sites import Town
+
+ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Town:
+    """Two jobs wait, and Helios has ordered both."""
+    town = Town(tmp_path)
+    town.learn()
+    town.cluster.submit(user="bob")
+    town.cluster.submit(user="alice")
+    assert town.turns.turn(modes=ACTIVE).acted == 2
+    return town
+
+
+def desk(town: Town, **sections: object) -> Desk:
+    settings = town.settings.model_validate(town.settings.model_dump() | sections)
+    return Desk(settings, opens=lambda _: town.site(), clock=lambda: town.cluster.now)
+
+
+def jobs_set(town: Town) -> int:
+    return sum(town.cluster.site_factor_of(job) != 0 for job in town.cluster.queue)
+
+
+def set_back_by_hand(town: Town) -> None:
+    """Do what helios-release.sh does."""
+    for job in town.cluster.queue:
+        town.cluster.admin_sets_site_factor(job, 0)
+
+
+def minutes_pass(town: Town, number: int = 1) -> None:
+    town.cluster.tick(timedelta(minutes=number))
+
+
+def test_a_pause_by_file_works_with_a_damaged_memory(town: Town) -> None:
+    with town.warehouse() as warehouse:
+        warehouse.remember("dev", "turn", "{", at=town.cluster.now)
+    (town.folder / "state" / PAUSE_FILE).touch()
+    town.turns.turn(modes=ACTIVE)
+    assert jobs_set(town) == 0
+
+
+def test_a_memory_that_cannot_be_read_for_a_moment_is_not_begun_anew(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with town.warehouse() as warehouse:
+        before = warehouse.remembered("dev", "turn")
+
+    def fails(*_: object) -> str:
+        raise WarehouseUnavailable("the connection was lost")
+
+    minutes_pass(town)
+    with monkeypatch.context() as patched:
+        patched.setattr(Warehouse, "remembered", fails)
+        report = town.another().turn(modes=ACTIVE)
+    assert any("connection was lost" in reason for reason in report.still)
+    with town.warehouse() as warehouse:
+        assert warehouse.remembered("dev", "turn") == before
+
+
+def test_a_release_removes_jobs_marks_though_the_hooks_table_cannot_be_removed(town: Town) -> None:
+    (town.folder / "state" / TABLE).mkdir(parents=True)
+    with pytest.raises(HeliosError, match=r"cannot be removed.*2 jobs set back"):
+        desk(town).release("enough")
+    assert jobs_set(town) == 0
+
+
+def test_a_release_needs_no_service_with_options_that_can_be_used(town: Town) -> None:
+    desk(town, services={"qssf": {"no_such_option": 1}}).release("enough")
+    assert jobs_set(town) == 0
+
+
+def test_no_turn_of_this_machine_runs_beside_a_release(town: Town) -> None:
+    apply, refused = town.cluster.apply, []
+
+    def apply_and_try(actions: Sequence[Action]) -> list[Outcome]:
+        with pytest.raises(TurnUnderWay), alone(town.folder / "state"):
+            pass
+        refused.append(True)
+        return apply(actions)
+
+    town.cluster.apply = apply_and_try  # type: ignore[method-assign]
+    town.turns.release("enough")
+    assert refused
+
+
+def test_a_release_does_not_wait_for_ever_for_a_turn_and_says_what_follows(town: Town) -> None:
+    hasty = town.another(slurm={"timeout_s": 0.01})
+    with alone(town.folder / "state"):
+        report = hasty.release("enough")
+    assert jobs_set(town) == 0
+    assert any("under way" in note for note in report.notes)
+
+
+def test_a_pause_in_the_middle_of_a_turn_stops_it(town: Town) -> None:
+    late = [town.cluster.submit(user=user) for user in ("alice", "bob")]
+    decide = town.turns.services["qssf"].decide
+
+    def decide_slowly(snapshot: object) -> object:
+        (town.folder / "state" / PAUSE_FILE).touch()
+        return decide(snapshot)  # type: ignore[arg-type]
+
+    town.turns.services["qssf"].decide = decide_slowly  # type: ignore[method-assign, assignment]
+    minutes_pass(town, 10)
+    town.read()
+    report = town.turns.turn(modes=ACTIVE)
+    assert any("broken off: paused" in note for note in report.notes)
+    assert [town.cluster.site_factor_of(job) for job in late] == [0, 0]
+
+
+def by_shell_script(town: Town) -> None:
+    set_back_by_hand(town)
+    (town.folder / "state" / RELEASED_FILE).touch()
+
+
+def by_another_helios(town: Town) -> None:
+    assert town.another(control={"state_folder": str(town.folder / "elsewhere")}).release("a test").clean
+
+
+def by_shell_script_and_resume(town: Town) -> None:
+    set_back_by_hand(town)
+    resume(town.url, "dev", town.folder / "state", now=town.cluster.now)
+
+
+@pytest.mark.parametrize("kill", [by_shell_script, by_another_helios, by_shell_script_and_resume])
+def test_kill_switches_do_not_make_helios_keep_off_jobs_for_good(town: Town, kill: Callable[[Town], None]) -> None:
+    for _ in range(3):
+        kill(town)
+        assert jobs_set(town) == 0
+        for _ in range(3):
+            minutes_pass(town, 10)
+            town.read()
+            report = town.another().turn(modes=ACTIVE)
+            assert report.still == ()
+        assert jobs_set(town) == 2
+    with town.warehouse() as warehouse:
+        assert "HandsOff" not in set(warehouse.decisions("dev")["action"])
+
+
+def test_a_standby_that_ends_before_its_first_turn_leaves_the_leaders_jobs(town: Town) -> None:
+    standby = desk(town, control={"state_folder": str(town.folder / "elsewhere")})
+    assert "another Helios" in standby.release_at_the_end("SIGTERM")
+    assert jobs_set(town) == 2
+
+
+def test_whose_lease_ran_out_is_no_longer_the_leader(town: Town) -> None:
+    minutes_pass(town, 60)
+    standby = desk(town, control={"state_folder": str(town.folder / "elsewhere")})
+    assert "nothing is left" in standby.release_at_the_end("SIGTERM")
+    assert jobs_set(town) == 0
+
+
+def test_a_standby_writes_no_turn_down_for_the_reports(town: Town) -> None:
+    town.another(control={"state_folder": str(town.folder / "elsewhere")}).turn(modes=ACTIVE)
+    with town.warehouse() as warehouse:
+        assert list(warehouse.turns("dev")["pending"]) == [2]
+
+
+def pause_command(monkeypatch: pytest.MonkeyPatch, state: Path, url: str) -> str:
+    def away(_: object) -> None:
+        raise ClusterUnavailable("the controller is away")
+
+    monkeypatch.setenv("HELIOS_DATABASE_URL", url)
+    monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", str(state))
+    monkeypatch.setattr(Desk.__init__, "__kwdefaults__", Desk.__init__.__kwdefaults__ | {"opens": away})
+    result = CliRunner().invoke(application, ["pause", "--reason", "enough"])
+    assert result.exit_code != 0
+    return f"{result.output} {result.exception}"
+
+
+@pytest.mark.parametrize("clusters", [0, 2], ids=["warehouse gone", "several clusters"])
+def test_a_pause_is_written_down_with_the_cluster_away_and_its_name_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: int
+) -> None:
+    url = f"sqlite:///{tmp_path}/helios.db" if clusters else f"sqlite:///{tmp_path}/no/helios.db"
+    (tmp_path / "no").touch()
+    for name in ("venus", "earth")[:clusters]:
+        set_mode(url, name, "qssf", Mode.SHADOW, by="root", reason="", now=Town(tmp_path).cluster.now)
+    said = pause_command(monkeypatch, tmp_path / "state", url)
+    assert (tmp_path / "state" / PAUSE_FILE).exists()
+    assert "is paused" in said
