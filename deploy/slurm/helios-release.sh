@@ -12,6 +12,8 @@ usage: helios-release.sh [--dry-run] [--keep-unseen] [--state FOLDER] [--table F
   3. sets SiteFactor and TimeMin of every pending job that carries Helios's mark back to none
   4. reads them back
 
+Of an array that carries the mark, every pending task is set to none, also one that somebody else has changed.
+
   --dry-run      say what would be done, do nothing
   --keep-unseen  leave the jobs alone whose SiteFactor Slurm does not show (held, waiting for a time or for another
                  job); without it they are set to none too, and what their priority was and became is printed

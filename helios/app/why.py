@@ -23,6 +23,10 @@ class JobUnknown(Misuse):
     """Neither the cluster nor the warehouse knows the job."""
 
 
+class NothingKept(Misuse):
+    """No Helios has worked with these settings, so there is nothing to say about what it did."""
+
+
 def explain(turns: Turns, job_id: str) -> Why:
     """Return everything Helios can say about a job, pending, running or over.
 
@@ -37,7 +41,14 @@ def explain(turns: Turns, job_id: str) -> Why:
         The cluster cannot be looked at.
     JobUnknown
         There is no such job in the queue, nor in the last 60 days of the history.
+    NothingKept
+        There is no warehouse: to make one and then say "Helios did nothing" would mislead.
     """
+    if not Warehouse.exists(turns.settings.database.url):
+        raise NothingKept(
+            "Under these settings Helios has kept nothing: there is no warehouse.",
+            remedy="Ask with the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
+        )
     snapshot = turns.site.cluster.snapshot()
     seen = turns.outlook(snapshot)
     name, url = turns.site.name, turns.settings.database.url
@@ -50,6 +61,12 @@ def explain(turns: Turns, job_id: str) -> Why:
             past = _of_cluster(lambda: warehouse.jobs(name, since=since), JOBS.empty())
             predictions = _of_cluster(lambda: warehouse.predictions(name, since=since), pd.DataFrame())
             return _of_the_past(past, predictions, decisions, job_id)
+        if np.isnan(job["p50_s"]):  # it runs: what was predicted while it waited
+            made = _of_cluster(lambda: warehouse.predictions(name, since=job["submitted_at"]), pd.DataFrame())
+            told = _prediction_of(made, job)
+            job = job.copy()
+            for column, value in told.items():
+                job[column] = value
     return _of_the_queue(turns, seen, job, standings, decisions)
 
 
@@ -102,7 +119,7 @@ def _of_the_queue(
         rank_without=ranks[1],
         queued=ranks[2],
         hands_off=_text(job["hands_off"]) or "".join(theirs),
-        stands=tuple(real.loc[real["admins"] == 0, "after"].dropna()),
+        stands=tuple(real.loc[real["admins"] == 0, "after"].dropna()) or _by_the_hook(turns, job, pending=pending),
         would_stand=tuple(shadow["after"].dropna()),
         decisions=_lines_of(decisions, job["job_id"], job["submitted_at"]),
         remarks=_remarks(turns),
@@ -150,6 +167,13 @@ def _lines_of(decisions: pd.DataFrame, job_id: str, submitted_at: pd.Timestamp) 
     mine = (decisions["target"] == job_id) & (decisions["decided_at"] >= submitted_at)
     lines: pd.DataFrame = decisions[mine].reset_index(drop=True)
     return lines
+
+
+def _by_the_hook(turns: Turns, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
+    """Return what stands on a job though no turn has written it: the hook did, at submission."""
+    if not pending or not job["urgency"]:
+        return ()
+    return (f"SiteFactor {turns.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)
 
 
 def _remarks(turns: Turns) -> tuple[str, ...]:

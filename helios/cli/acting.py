@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.app.chores import Desk, released
-from helios.app.modes import modes_in_force, not_paused, pause, pause_here, resume, set_mode
+from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.turns import MEMORY, services_of
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json
@@ -129,6 +129,10 @@ def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False
         raise not_paused(troubles)
     else:
         troubles = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
+    if name is None or not _ever_worked(url, name):
+        troubles.append(
+            f"no Helios has taken a turn with these settings: if one runs here, it has others and does not see {folder}"
+        )
     for trouble in troubles:
         say(f"warning: {trouble}")
     report, told = _taken_back(desk, f"paused by {by}" + (f": {reason}" if reason else ""))
@@ -137,7 +141,7 @@ def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False
             {"paused": True, "cluster": name, "set_back": report.acted, "remaining": [], "audited": report.recorded}
         )
         return
-    show(f"Paused: {told}.", "To go on: helios resume")
+    show(f"Paused by {folder / PAUSE_FILE}: {told}.", "To go on: helios resume")
 
 
 def resume_(cluster: Cluster = None) -> None:
@@ -177,6 +181,15 @@ def scope(mode: ServiceMode) -> str:
         f"of {', '.join(mode.partitions)}" if mode.partitions else "",
     ]
     return " ".join(part for part in parts if part)
+
+
+def _ever_worked(url: str, cluster: str) -> bool:
+    """Return whether a Helios with these settings has ever taken a turn on the cluster."""
+    try:
+        with Warehouse.open(url) as warehouse:
+            return warehouse.lease(cluster) is not None
+    except HeliosError:
+        return False
 
 
 def _show_turn(report: TurnReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:

@@ -203,6 +203,8 @@ def _power(ground: Ground) -> Iterator[Finding]:
 
 
 def _accounting(ground: Ground) -> Iterator[Finding]:
+    # sacctmgr shows its configuration with slurmdbd away too; a list it has to ask for.
+    ground.shell.run("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
     kept = Accounting(shell=ground.shell).keeps_jobs()
     reach = "for ever" if kept is None else f"for {kept.days} days"
     short = kept is not None and kept < timedelta(days=30)
@@ -229,7 +231,12 @@ def _clock(ground: Ground) -> Iterator[Finding]:
 
 def _privileges(ground: Ground) -> Iterator[Finding]:
     if ground.user in {"root", _slurm_user(ground)}:
-        yield Finding(check="privileges", verdict=Level.OK, fact=f"Helios runs as {ground.user}, who may change jobs")
+        yield Finding(
+            check="privileges",
+            verdict=Level.WARN,
+            fact=f"Helios runs as {ground.user}, who may do anything to this cluster",
+            remedy="Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/operate.md",
+        )
         return
     asked = ("--noheader", "--parsable2", "show", "user", f"name={ground.user}", "format=AdminLevel")
     level = lines(ground.shell.run("sacctmgr", *asked))[0].strip() or "no account at all"

@@ -18,7 +18,7 @@ from helios.warehouse.bulk_postgres import PostgresBulk
 from helios.warehouse.bulk_sqlite import SqliteBulk
 from helios.warehouse.clusters import CLUSTERS, cluster_id_for_loading, cluster_id_of, known_clusters, timezone_of
 from helios.warehouse.columns import frame_of, in_order, stored_column, stored_time
-from helios.warehouse.engine import engine_for, reading, shown, writing
+from helios.warehouse.engine import engine_for, reading, shown, sqlite_path, writing
 from helios.warehouse.ledger import SqlLedger
 from helios.warehouse.loading import LoadReport, TraceFile, load
 from helios.warehouse.names import NameBook
@@ -67,6 +67,18 @@ class Warehouse:
             warehouse.close()
             raise
         return warehouse
+
+    @staticmethod
+    def exists(url: str) -> bool:
+        """Return whether there is a database at ``url``; only of SQLite can that be told without opening it.
+
+        Raises
+        ------
+        WarehouseUnavailable
+            The URL is wrong, or the driver missing.
+        """
+        file = sqlite_path(engine_for(url))
+        return file is None or file.exists()
 
     def __enter__(self) -> Self:
         return self

@@ -134,7 +134,7 @@ def test_an_unknown_option_is_named_with_the_allowed_ones_their_types_and_defaul
         ({"names": ["a", 3]}, "names.1 = 3"),
         ({"colour": "blue"}, "colour = 'blue'"),
         ({"gpus": 0}, "gpus must be at least 1"),
-        ({"gpus": object()}, "of no kind"),
+        pytest.param({"gpus": object()}, "of no kind", id="no kind"),
         ({"gpus": 2, "on": "yes"}, "on = 'yes'"),
     ],
     ids=str,

@@ -70,7 +70,7 @@ def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> 
         ("clock", Level.OK, {"skew_s": 29}),
         ("privileges", Level.FAIL, {"level": "None"}),
         ("privileges", Level.FAIL, {"level": ""}),
-        ("privileges", Level.OK, {"level": "", "user": "slurm"}),
+        ("privileges", Level.WARN, {"level": "", "user": "slurm"}),
     ],
 )
 def test_a_setting_is_judged(examined: Examine, check: str, verdict: Level, settings: dict[str, str]) -> None:

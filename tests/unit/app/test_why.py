@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from helios.app.why import JobUnknown, NothingKept, explain
+from helios.control import ServiceMode
+from helios.model import Mode
+from tests.unit.app.sites import Town
+
+ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Town:
+    town = Town(tmp_path)
+    town.learn()
+    return town
+
+
+def said(town: Town, job: str) -> str:
+    return "\n".join(explain(town.turns, job).lines())
+
+
+def test_a_pending_job_is_told_its_place_with_and_without_helios(town: Town) -> None:
+    town.cluster.submit(user="bob")
+    short = town.cluster.submit(user="alice")
+    town.turns.turn(modes=ACTIVE)
+    told = explain(town.turns, short)
+    assert (told.rank, told.rank_without, told.queued) == (1, 2, 2)
+    assert told.stands[0].startswith("SiteFactor")
+
+
+def test_a_running_job_is_told_what_was_predicted_while_it_waited(town: Town) -> None:
+    job = town.cluster.submit(user="alice")
+    town.turns.turn(modes=ACTIVE)
+    town.cluster.tick(timedelta(minutes=1))
+    town.cluster.start(job)
+    assert "Predicted run time" in said(town, job)
+
+
+def test_a_job_that_the_hook_placed_is_told_so(town: Town) -> None:
+    job = town.cluster.submit(user="alice", urgency=0.5)
+    assert "the priority hook" in said(town, job)
+
+
+def test_a_job_of_the_past_is_told_from_the_history(town: Town) -> None:
+    assert "It ran 1 min" in said(town, "alice3")
+
+
+def test_an_unknown_job_is_an_error_with_a_way_on(town: Town) -> None:
+    with pytest.raises(JobUnknown, match="trace sync"):
+        explain(town.turns, "404")
+
+
+def test_where_no_helios_has_worked_nothing_is_claimed_and_no_database_made(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    job = town.cluster.submit()
+    with pytest.raises(NothingKept, match="HELIOS_CONFIG"):
+        explain(town.turns, job)
+    assert not (tmp_path / "helios.db").exists()
