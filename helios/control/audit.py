@@ -60,7 +60,7 @@ class Minutes:
     notes : list of str
         What the operator should be told besides.
     waiting : mapping
-        How many changes wait, by what for: a later turn, or a wider canary.
+        How many changes wait, by what for.
     """
 
     def __init__(self, *, decided_at: datetime, said: Mapping[str, frozenset[str]]) -> None:
@@ -107,7 +107,9 @@ class Minutes:
             self.bad |= outcome.result in _OUT_OF_PLACE
             if outcome.result is Result.DONE:
                 self.changed.add(outcome.job_id)
-            if outcome.result is Result.POSTPONED or outcome.remark == OUTSIDE:
+            if outcome.remark == OUTSIDE:
+                continue  # that is what a canary is for: nothing to say of it, turn by turn
+            if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
                 self.say(_line(service, mode, outcome, jobs.get(outcome.job_id)))
