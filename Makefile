@@ -54,7 +54,8 @@ slurm: ## Install Slurm for the live tests, where that is possible (root, Debian
 	else echo "Slurm is not installed: the live tests will be skipped (deploy/devcluster/devcluster install, as root)"; fi
 
 bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its control
-	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+	@for benchmark in benchmarks/*.py; do \
+	  echo "== $$benchmark"; $(BIN)/python -m benchmarks.$$(basename $$benchmark .py) || exit 1; done
 
 clean: ## Remove the environment and everything made
 	rm -rf $(VENV) build dist helios-try .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
