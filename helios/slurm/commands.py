@@ -101,19 +101,30 @@ class CommandsBackend(Backend):
         surroundings = {} if environment is None else {"environment": environment}
         self.shell = Shell(folder=commands_folder, timeout_s=timeout_s, **surroundings)
         self._scrontab: bool | None = None
+        self._tells_tasks = True
 
     def queue(self) -> list[RawJob]:
         """Return what ``squeue`` lists; on a cluster with scrontab, ask ``scontrol`` which jobs are its."""
         end = f"\x1e{secrets.token_hex(8)}"
         fields = [f"{name}:{_BETWEEN}" for name in _FIELDS[:-1]] + [f"{_FIELDS[-1]}:{end}"]
-        # Else one line stands for all pending tasks of an array, an admin's hand on one of them unseen (22.05.8).
-        words = ("--all", "--array-unique", "--noheader")
-        printed = self.shell.run("squeue", *words, f"--Format={','.join(fields)}")
+        printed = self._squeue("--all", "--noheader", f"--Format={','.join(fields)}")
         records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
         if records.pop():
             raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", remedy="Run: squeue --version")
         cron = self._cron_jobs()
         return [_job(record, cron) for record in records]
+
+    def _squeue(self, *words: str) -> bytes:
+        # Without it one line stands for all pending tasks of an array, an admin's hand on one of them unseen (22.05.8).
+        # squeue of 26.05.5 no longer knows the option: there such a task is not told from its array.
+        if self._tells_tasks:
+            try:
+                return self.shell.run("squeue", "--array-unique", *words)
+            except AnswerNotUnderstood as reason:
+                if "array-unique" not in reason.fact:
+                    raise
+                self._tells_tasks = False
+        return self.shell.run("squeue", *words)
 
     def nodes(self) -> list[RawNode]:
         """Return what ``scontrol show node`` lists."""

@@ -15,6 +15,7 @@ OWN = {"test_proof": "proof", "test_pyslurm": "pyslurm"}
 """Tests with clusters of their own, and the groups that they are kept in."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep live tests that share a cluster on one worker."""
     for item in items:
