@@ -30,6 +30,8 @@ from tests.live.rig import Rig, roomy_folder
 
 TURN_S = 60
 NAIVE_WRITES = 100
+WRITES = 500
+"""The default of slurm.writes_per_turn."""
 STARTED: Counter[str] = Counter()
 
 
@@ -115,18 +117,16 @@ def main(pending: int, days: int) -> None:
     try:
         rig.control("up")
         os.environ["SLURM_CONF"] = rig.environment["SLURM_CONF"]
-        chosen = settings_for(folder, writes=10 * pending)
+        chosen = settings_for(folder, writes=WRITES)
         jobs = remember(chosen, rig.name, days=days)
         queue_up(rig, pending)
         site = open_site(chosen)
         count_processes()
         print(f"{pending:,} jobs pending, a history of {jobs:,} jobs, a model; Slurm's commands")
         turns = Turns(site, chosen)
-        turn_of(turns, "first turn, everything is new")
-        time.sleep(1)
-        turn_of(turns, "next turn, nothing has changed")
-        time.sleep(1)
-        quiet = turn_of(turns, "and the next")
+        for number in range(1, 3 + -(-pending // WRITES)):
+            quiet = turn_of(turns, f"turn {number}")
+            time.sleep(1)
         each = naive(rig)
         print(f"naive, one scontrol a job: {1e3 * each:.1f} ms each, {each * pending:.2f} s and {pending:,} processes")
         calls = sum(quiet.values()) * 60 / TURN_S
