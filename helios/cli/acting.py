@@ -161,7 +161,7 @@ def resume_(cluster: Cluster = None) -> None:
 
 
 def nightly_(cluster: Cluster = None) -> None:
-    """Do the nightly analysis once, for cron: read what came late, learn, publish, report. It changes no job.
+    """Do the nightly analysis once, for cron: read what came late, learn, report. It changes no job.
 
     Example crontab line: 30 2 * * * helios nightly
     """

@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "nightly": (
         "acting:nightly_",
-        "Do the nightly analysis once, for cron: read what came late, learn, publish, report. It changes no job.",
+        "Do the nightly analysis once, for cron: read what came late, learn, report. It changes no job.",
     ),
     "daemon": (
         "daemon:daemon_",

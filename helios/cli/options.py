@@ -32,6 +32,21 @@ Timezone = Annotated[
 Trace = Annotated[Path | None, typer.Option("--trace", help="Read this trace file instead of the warehouse.")]
 Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page here.")]
 
+# What a replay is made of, for every command that makes one.
+Nodes = Annotated[
+    str | None,
+    typer.Option("--nodes", help="PARTITION=N[,PARTITION=N...], or N to pool all jobs; else from the peak demand."),
+]
+GpusPerNode = Annotated[
+    int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of a node; else whatif.gpus_per_node.")
+]
+Since = Annotated[str | None, typer.Option("--from", help="Replay jobs submitted from then on.")]
+Until = Annotated[str | None, typer.Option("--to", help="Replay jobs submitted before then.")]
+WarmUp = Annotated[
+    str | None,
+    typer.Option("--warm-up", help="Also replay this long before --from (7d), without counting it."),
+]
+
 UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
 
 
