@@ -1,7 +1,8 @@
 """The verbs: the closed list of things Helios may do to a cluster, each with a reason for a person.
 
-An action says what is wanted, never how: the Slurm room maps an order to SiteFactor and a soft limit to TimeMin, the
-simulator maps both to arrays. Helios never sets Priority, Nice or TimeLimit, and never cancels, holds or requeues.
+An action says what is wanted, never how: the Slurm room maps an order to SiteFactor, a soft limit to TimeMin, sleep to
+node states and an order of filling to weights; the simulator maps all of it to arrays. Helios never sets Priority, Nice
+or TimeLimit, never cancels, holds or requeues a job, and never drains a node or powers one down that is not idle.
 """
 
 from __future__ import annotations
@@ -132,12 +133,12 @@ class Restore:
     reason: str
 
 
-Action = Reorder | SoftLimit | Restore
+JobAction = Reorder | SoftLimit | Restore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of an action on one job.
+    """What became of an action on one job; see :class:`NodeOutcome` for nodes.
 
     Attributes
     ----------
@@ -160,6 +161,151 @@ class Outcome:
     action: str
     lever: Lever
     job_id: str
+    result: Result
+    reason: str
+    before: str = ""
+    after: str = ""
+    remark: str = ""
+
+
+class NodeLever(StrEnum):
+    """What of a node, or of all of them, Helios can change."""
+
+    POWER = "power"
+    KEEP_AWAKE = "keep_awake"
+    WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerDown:
+    """Put an idle node to sleep; the cluster still counts on it, and wakes it for a job by itself.
+
+    Attributes
+    ----------
+    node : str
+        As in ``NODE_STATES``.
+    reason : str
+        Why this one, and why now, for a person.
+    """
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerUp:
+    """Wake a node ahead of need.
+
+    Attributes
+    ----------
+    node : str
+        As in ``NODE_STATES``.
+    reason : str
+        Why, for a person.
+    """
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepAwake:
+    """Let the cluster's own idle timer put nodes to sleep, but none of these; beside those that the site itself names.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+        All that are to be kept awake from now on; those of an earlier action that are not named may sleep again.
+    reason : str
+        Why, for a person.
+    own : str, optional
+        The site's own list, where control remembers it; None: what is read now is the site's own. A service leaves it.
+    """
+
+    nodes: tuple[str, ...]
+    reason: str
+    own: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillFirst:
+    """Have the cluster fill nodes in this order where the site itself treats them alike.
+
+    The site's own order among its nodes (their weights) goes before this one; the tiers tell apart only what is equal
+    there.
+
+    Attributes
+    ----------
+    tiers : tuple of tuple of str
+        Nodes, first to fill first; within a tier as the site has it. A node that is not named is left as it is.
+    reason : str
+        Why, for a person.
+    own : tuple of (str, int)
+        The site's own weight of nodes that control remembers one of; of the others what is read now is the site's own.
+        A service leaves it.
+    """
+
+    tiers: tuple[tuple[str, ...], ...]
+    reason: str
+    own: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        named = [node for tier in self.tiers for node in tier]
+        if len(set(named)) < len(named):
+            raise ValueError("an order of filling names a node twice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreNodes:
+    """Take back what Helios set on nodes, so that the cluster is as it would be without it.
+
+    Attributes
+    ----------
+    lever : NodeLever
+        POWER: wake them; WEIGHT: the site's own weight; KEEP_AWAKE: the site's own list.
+    own : tuple of (str, str)
+        Each node and what the site itself had there, as text: a weight; of POWER empty; of KEEP_AWAKE one pair of an
+        empty name and the site's list.
+    reason : str
+        Why, for a person.
+    """
+
+    lever: NodeLever
+    own: tuple[tuple[str, str], ...]
+    reason: str
+
+
+NodeAction = PowerDown | PowerUp | KeepAwake | FillFirst | RestoreNodes
+Action = JobAction | NodeAction
+"""All there is. A service acts on jobs or on nodes; each kind has its own door to the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOutcome:
+    """What became of an action on one node.
+
+    Attributes
+    ----------
+    action : str
+        Name of the action's class.
+    lever : NodeLever
+        What was to change.
+    node : str
+        On which node; of the keep-awake list, which is the cluster's, empty text.
+    result : Result
+        What became of it. DONE of a PowerDown or PowerUp says that the node was read back on its way (falling asleep,
+        waking) or there already; whether it arrives is for the next looks to see.
+    reason : str
+        The action's own reason.
+    before, after : str
+        What was read before and after, in the mechanism's words (``IDLE``, ``Weight 20``); empty: not read.
+    remark : str
+        What more there is to say: why it was refused, what the cluster answered.
+    """
+
+    action: str
+    lever: NodeLever
+    node: str
     result: Result
     reason: str
     before: str = ""

@@ -178,6 +178,73 @@ class ReportSettings(_Section):
     keep: int = Field(default=60, ge=1, description="Nightly reports kept")
 
 
+class DemandSettings(_Section):
+    """How the demand for nodes is forecast."""
+
+    holidays: str = Field(
+        default="", description="Days on which people rest, by commas: 2026-12-25, 2026-12-28..2027-01-03"
+    )
+    history_days: int = Field(
+        default=180, ge=7, description="Days of history that forecasts learn from, where there are as many"
+    )
+
+
+class Power(_Section):
+    """How far nodes may be put to sleep; what no service can switch off."""
+
+    mechanism: Literal["sleep", "keep_awake"] = Field(
+        default="sleep",
+        description="sleep: Helios puts nodes to sleep; keep_awake: Slurm's idle timer does, and Helios says which "
+        "nodes it must leave awake (SuspendExcNodes; Slurm 23.02 or newer)",
+    )
+    never: str = Field(
+        default="", description="Nodes never put to sleep, beside Slurm's own exclusions: login1, gpu[01-04]"
+    )
+    most_in_transition: float = Field(
+        default=0.1, gt=0, le=1, description="Largest share of the nodes falling asleep or waking at once; at least one"
+    )
+    most_asleep: float = Field(
+        default=0.8, gt=0, le=1, description="Largest share of the nodes of a partition that Helios may have asleep"
+    )
+    cycles_per_day: int = Field(
+        default=4, ge=1, description="Most times in 24 hours that one node is put to sleep by Helios"
+    )
+    idle_s: int = Field(
+        default=300, ge=0, description="A node is put to sleep only when it has been idle for so long, s"
+    )
+    payback_s: int = Field(
+        default=3600, ge=0, description="A node that Helios put to sleep is not woken ahead of need sooner, s"
+    )
+    failures_to_protect: int = Field(
+        default=3, ge=1, description="Failed wakes in 24 hours, of all nodes, after which nothing is put to sleep"
+    )
+    tiers: int = Field(
+        default=4, ge=2, le=16, description="Most values a node's Weight is raised by, to say which are filled first"
+    )
+    racks: str = Field(
+        default="", description="Racks where Slurm's topology does not tell: r1=gpu[01-08]; r2=gpu[09-16]"
+    )
+
+
+class Energy(_Section):
+    """What a node draws, and what that costs; measure your own and write it here."""
+
+    node_idle_w: float = Field(default=800, ge=0, description="A node that is awake, without load, W")
+    gpu_busy_w: float = Field(default=250, ge=0, description="What each GPU that a job holds adds, W")
+    cpu_busy_w: float = Field(default=0, ge=0, description="What each CPU that a job holds adds, W")
+    node_sleep_w: float = Field(default=15, ge=0, description="A node asleep (its management controller), W")
+    boot_w: float = Field(default=1000, ge=0, description="A node while it wakes or falls asleep, W")
+    boot_s: float = Field(default=300, ge=0, description="Time to wake, s, where it has not been measured")
+    shutdown_s: float = Field(default=120, ge=0, description="Time to fall asleep, s, where it has not been measured")
+    cooling_factor: float = Field(default=1.3, ge=1, description="Energy of the building for each of the nodes (PUE)")
+    price_per_kwh: float = Field(default=0.2, ge=0, description="Price of a kWh")
+    currency: str = Field(default="EUR", min_length=1, description="Of that price")
+    co2_g_per_kwh: float = Field(default=350, ge=0, description="Carbon dioxide of a kWh, g")
+    hourly: str = Field(
+        default="", description="CSV file of hourly price and carbon: time,price_per_kwh,co2_g_per_kwh; empty: constant"
+    )
+
+
 class Settings(_Section):
     """All settings of Helios, a section each."""
 
@@ -191,6 +258,9 @@ class Settings(_Section):
     daemon: Daemon = Field(default_factory=Daemon)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
+    demand: DemandSettings = Field(default_factory=DemandSettings)
+    power: Power = Field(default_factory=Power)
+    energy: Energy = Field(default_factory=Energy)
     services: dict[str, dict[str, Any]] = Field(
         default_factory=_only_qssf,
         description="Services that run, a table [services.NAME] of options each; qssf if none is named",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import Action, Outcome
+from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
 from helios.model import Batch, Snapshot
 
 
@@ -72,7 +73,7 @@ class Cluster(Protocol):
         """
         ...
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, read back, and say what became of each job that an action names.
 
         Idempotent: what already is so is ``UNCHANGED`` and costs no write. A job that must be left alone
@@ -86,12 +87,53 @@ class Cluster(Protocol):
         ...
 
 
+class NodeCluster(Protocol):
+    """The nodes of a cluster, real, shadowed or simulated: look at them, put them to sleep, wake them.
+
+    A door of its own beside :class:`Cluster`: on Slurm it takes an administrator, where job updates take an operator.
+    One contract suite, ``tests/contract/test_nodes.py``, holds every implementation.
+    """
+
+    def snapshot(self) -> Snapshot:
+        """Look, with ``power`` filled in; predictions and demand are missing.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It cannot be reached, or did not answer in time.
+        """
+        ...
+
+    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        """Act, read back, and say what became of each node that an action names.
+
+        Idempotent: what already is so is ``UNCHANGED`` and costs no write. The door itself refuses what can never be
+        right, whoever asks: to power down a node that is not idle or must be left alone (``hands_off``), or to power up
+        one that is falling asleep (``POSTPONED``: Slurm would ignore it). What fails for one node does not stop the
+        others.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It cannot be reached; nothing was written.
+        """
+        ...
+
+
+class Office(StrEnum):
+    """What a service acts on; each office has its own turn, lease and door, and may run under its own identity."""
+
+    JOBS = "jobs"
+    NODES = "nodes"
+
+
 class Service(Protocol):
     """Judgement: looks at a snapshot and proposes actions. It never acts.
 
     ``decide`` is deterministic: no clock (time is ``snapshot.taken_at``), network, disk or randomness of its own.
     A service is a class with a frozen dataclass ``Options`` as an attribute and ``__init__(self, options)``, registered
-    in the entry point group ``helios.services``.
+    in the entry point group ``helios.services``. One that acts on nodes has the class attribute
+    ``office = Office.NODES``; one without it acts on jobs.
     """
 
     every: timedelta
@@ -120,7 +162,7 @@ class Ledger(Protocol):
         ...
 
     def standings(self) -> pd.DataFrame:
-        """Return what stands changed, columns of ``STANDINGS``."""
+        """Return what stands changed, columns of ``STANDINGS``; of the office of nodes ``NODE_STANDINGS``."""
         ...
 
     def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import Action, Reorder, Restore, Result, SoftLimit
+from helios.actions import Action, JobAction, Reorder, Restore, Result, SoftLimit
 from helios.model import Snapshot
 from helios.ports import ReplayPredictor, Service
 from helios.simulate import Predictions, SimCluster
@@ -67,7 +67,7 @@ class Seat:
         """Return when it may be asked again; inf: never."""
         return np.inf if self.benched else self._due_s
 
-    def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[Action]:
+    def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[JobAction]:
         """Ask it; what it raises is written down, and nothing proposed."""
         self.asked += 1
         self._due_s = now_s + self.every.total_seconds()
@@ -160,9 +160,10 @@ class _Foresight:
         self._n_asked, self._n_told = arrived, len(ended)
 
 
-def _checked(actions: Iterable[Action]) -> list[Action]:
+def _checked(actions: Iterable[Action]) -> list[JobAction]:
     chosen = list(actions)
-    strangers = [action for action in chosen if not isinstance(action, Reorder | SoftLimit | Restore)]
-    if strangers:
-        raise TypeError(f"{strangers[0]!r} is not an action")
-    return chosen
+    known = [action for action in chosen if isinstance(action, Reorder | SoftLimit | Restore)]
+    if len(known) < len(chosen):
+        stranger = next(action for action in chosen if not isinstance(action, Reorder | SoftLimit | Restore))
+        raise TypeError(f"{stranger!r} is not an action on a job")
+    return known

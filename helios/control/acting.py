@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from helios.actions import Action, Lever, Outcome, Restore, Result
+from helios.actions import JobAction, Lever, Outcome, Restore, Result
 from helios.control.audit import HELIOS, Minutes
 from helios.control.modes import door_for, worded
 from helios.control.pending import Key
@@ -137,7 +137,7 @@ def _door(errand: Errand, seat: Seat, cluster: Cluster) -> Cluster | None:
 
 
 def _applied(
-    door: Cluster, actions: Sequence[Action], errand: Errand, minutes: Minutes, *, service: str, mode: Mode
+    door: Cluster, actions: Sequence[JobAction], errand: Errand, minutes: Minutes, *, service: str, mode: Mode
 ) -> list[Outcome]:
     outcomes = door.apply(actions)
     minutes.outcomes(service, mode, outcomes, errand.scene.jobs)

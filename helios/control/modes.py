@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from helios.actions import Action, Lever, Outcome, Restore, Result
+from helios.actions import JobAction, Lever, Outcome, Restore, Result
 from helios.control.pending import Key, PendingJob, pending_jobs
 from helios.control.resolution import Resolution
 from helios.control.wishes import Wish, actions_of, proposal_of
@@ -103,7 +103,7 @@ class ShadowCluster:
         """Look."""
         return self.look()
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Say what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
         restores = [action for action in actions if isinstance(action, Restore)]
@@ -151,7 +151,7 @@ class CanaryCluster:
         """Look at the whole cluster."""
         return self.cluster.snapshot()
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Let pass what concerns jobs of the canary."""
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
         wishes = [wish for action in actions for wish in proposal_of([action]).wishes]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
 
-from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.actions import Action, JobAction, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
 from helios.control.pending import Key
 
 
@@ -79,7 +79,7 @@ def proposal_of(actions: Sequence[Action]) -> Proposal:
     )
 
 
-def actions_of(wishes: Sequence[Wish]) -> list[Action]:
+def actions_of(wishes: Sequence[Wish]) -> list[JobAction]:
     """Put wishes together again: an order for each partition, then the soft limits.
 
     Wishes of equal urgency stay as they are given.
@@ -97,7 +97,7 @@ def _wishes(action: Action) -> list[Wish]:
         return [_limit_wish(action)]
     if isinstance(action, Restore):
         return []
-    raise TypeError(f"{type(action).__name__} is not an action; there are Reorder, SoftLimit and Restore")
+    raise TypeError(f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Restore")
 
 
 def _place_wish(order: Reorder, place: Place) -> Wish:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.actions import JobAction, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
 from helios.errors import Misuse, WorkloadInvalid
 from helios.model import Snapshot
 from helios.simulate.state import NEVER, new_state
@@ -169,7 +169,7 @@ class SimCluster:
             nodes=self._view.nodes(self._state),
         )
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, and say what became of each job that an action names."""
         changed: set[int] = set()
         outcomes = [outcome for action in actions for outcome in self._carried_out(action, changed)]
@@ -211,7 +211,7 @@ class SimCluster:
 
     # What comes of an action.
 
-    def _carried_out(self, action: Action, changed: set[int]) -> Iterator[Outcome]:
+    def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
         if isinstance(action, Reorder):
             for place in action.order:
                 yield self._written(_placed(place, steps=self._steps), changed)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from helios.actions import Action, Lever, Outcome, Result
+from helios.actions import JobAction, Lever, Outcome, Result
 from helios.errors import HeliosError
 from helios.model import Snapshot
 from helios.slurm import translate, values
@@ -89,7 +89,7 @@ class SlurmCluster:
             nodes=translate.node_states(self.backend.nodes()),
         )
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, read back, and say what became of each job that an action names.
 
         A ``Restore`` that names no jobs takes back what bears Helios' mark, and writes a neutral zero to jobs whose

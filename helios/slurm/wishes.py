@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from helios.actions import Action, Lever, Outcome, Reorder, Restore, Result, SoftLimit
+from helios.actions import JobAction, Lever, Outcome, Reorder, Restore, Result, SoftLimit
 from helios.slurm import translate
 from helios.slurm.look import SOFT_LIMIT_FLAG, Look
 
@@ -63,7 +63,7 @@ def worded(lever: Lever, value: int | None) -> str:
     return f"SiteFactor {value}" if lever is Lever.ORDER else f"TimeMin {value} min"
 
 
-def wishes_of(actions: Sequence[Action], look: Look, *, most: int) -> list[Wish]:
+def wishes_of(actions: Sequence[JobAction], look: Look, *, most: int) -> list[Wish]:
     """Return what the actions ask for, in their order.
 
     Raises
@@ -99,7 +99,7 @@ def size(wish: Wish, look: Look, *, most: int) -> float:
     return abs(wish.wanted - (before or limit)) / max(limit, wish.wanted)
 
 
-def _of(action: Action, look: Look, most: int) -> Iterator[Wish]:
+def _of(action: JobAction, look: Look, most: int) -> Iterator[Wish]:
     name = type(action).__name__
     if isinstance(action, Reorder):
         for place in action.order:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.actions import JobAction, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
 from helios.errors import ClusterUnavailable
 from helios.model import Snapshot
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
@@ -69,7 +69,7 @@ class FakeCluster:
         How many writes reached a job.
     looks : int
         How many snapshots were taken.
-    applied : list of tuple of Action
+    applied : list of tuple of JobAction
         What each ``apply`` was given.
     """
 
@@ -90,7 +90,7 @@ class FakeCluster:
         self.writes_per_turn = writes_per_turn
         self.writes = 0
         self.looks = 0
-        self.applied: list[tuple[Action, ...]] = []
+        self.applied: list[tuple[JobAction, ...]] = []
         self._steps = (site_factor_most - MARK) // 100
         self._jobs: dict[str, _Job] = {}
         self._faults = _Faults()
@@ -216,14 +216,14 @@ class FakeCluster:
             cluster=self.name,
         )
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, read back, and say what became of each job."""
         self._answer()
         self.applied.append(tuple(actions))
         self._left = math.inf if self.writes_per_turn is None else self.writes_per_turn
         return [outcome for action in actions for outcome in self._carried_out(action)]
 
-    def _carried_out(self, action: Action) -> list[Outcome]:
+    def _carried_out(self, action: JobAction) -> list[Outcome]:
         if isinstance(action, Reorder):
             return [self._place(place) for place in action.order]
         if isinstance(action, SoftLimit):

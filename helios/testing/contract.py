@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pandas as pd
 
-from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.actions import JobAction, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
 from helios.model import Snapshot
 from helios.ports import Cluster
 
@@ -136,7 +136,7 @@ def _takes_back_by_name(cluster: Cluster) -> None:
     _must(_of(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
 
 
-def _some_of_everything(snapshot: Snapshot) -> list[Action]:
+def _some_of_everything(snapshot: Snapshot) -> list[JobAction]:
     first, second, third = _jobs_to_try(snapshot)
     soft = SoftLimit(job_id=third, run_time=timedelta(minutes=11), reason="contract")
     return [_an_order(snapshot, **{first: 0.6, second: -0.6}), soft]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helios.actions import Action, Reorder, Restore, SoftLimit
+from helios.actions import Action, JobAction, Reorder, Restore, SoftLimit
 from helios.model import QUEUE, Snapshot
 from helios.ports import Service
 from helios.services.registry import flaws_of, made
@@ -114,8 +114,9 @@ def _judged(make: Make, snapshot: Snapshot) -> Iterator[str]:
     yield from _of_the_actions(first, snapshot)
 
 
-def _of_the_actions(actions: list[Action], snapshot: Snapshot) -> Iterator[str]:
-    strangers = [action for action in actions if not isinstance(action, Reorder | SoftLimit | Restore)]
+def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
+    actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Restore)]
+    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Restore)]
     if strangers:
         yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Restore of helios.actions"
         return
@@ -127,7 +128,7 @@ def _of_the_actions(actions: list[Action], snapshot: Snapshot) -> Iterator[str]:
             yield f"no pending job is in partition {action.partition!r}; write it as the column partition does"
 
 
-def _of_the_names(actions: list[Action], snapshot: Snapshot) -> Iterator[str]:
+def _of_the_names(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
     pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
     for job_id in dict.fromkeys(job_id for action in actions for job_id in _named(action)):
         if job_id in running:
@@ -141,7 +142,7 @@ def _of_the_names(actions: list[Action], snapshot: Snapshot) -> Iterator[str]:
                 yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
 
 
-def _of_the_reasons(actions: list[Action]) -> Iterator[str]:
+def _of_the_reasons(actions: list[JobAction]) -> Iterator[str]:
     reasons = {type(action).__name__: action.reason for action in actions if not action.reason.strip()}
     yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in reasons)
     places = [place for action in actions if isinstance(action, Reorder) for place in action.order]
@@ -162,7 +163,7 @@ def _memory_complaints(make: Make, snapshots: list[Snapshot]) -> Iterator[str]:
         yield "its answer depends on what it was asked before; keep nothing between calls but the options"
 
 
-def _named(action: Action) -> Iterable[str]:
+def _named(action: JobAction) -> Iterable[str]:
     if isinstance(action, Reorder):
         return [place.job_id for place in action.order]
     return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()

@@ -1,0 +1,63 @@
+"""The nouns: what was asked, what is, what was, what we expect.
+
+The one place where columns are declared. Bulk data travels as pandas frames with these columns;
+every room checks them at its door with :meth:`FrameKind.check`. A change of a column is a change here,
+in a migration, and nowhere else; ``tests/unit/test_model.py`` holds schema and frames together.
+"""
+
+from helios.model.book import (
+    COVERAGE,
+    DECISIONS,
+    MODES,
+    NODE_STANDINGS,
+    NODE_TALLIES,
+    STANDINGS,
+    TURNS,
+    Mode,
+)
+from helios.model.frames import TIME, Column, FrameKind
+from helios.model.history import (
+    JOBS,
+    NODE_EVENTS,
+    NODES,
+    PREDICTIONS,
+    REJECTS,
+    Batch,
+    JobState,
+    ModelRecord,
+    in_submission_order,
+)
+from helios.model.live import QUEUE, Snapshot, plain_values
+from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, PowerSettings, pools
+
+__all__ = [
+    "COVERAGE",
+    "DECISIONS",
+    "JOBS",
+    "MODES",
+    "NODES",
+    "NODE_EVENTS",
+    "NODE_STANDINGS",
+    "NODE_STATES",
+    "NODE_TALLIES",
+    "PREDICTIONS",
+    "QUEUE",
+    "REJECTS",
+    "STANDINGS",
+    "STEP_S",
+    "TIME",
+    "TURNS",
+    "Batch",
+    "Column",
+    "Demand",
+    "FrameKind",
+    "JobState",
+    "Mode",
+    "ModelRecord",
+    "NodePower",
+    "PowerSettings",
+    "Snapshot",
+    "in_submission_order",
+    "plain_values",
+    "pools",
+]

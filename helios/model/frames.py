@@ -1,0 +1,126 @@
+"""Frames with declared columns: how bulk data travels between rooms, and how it is checked at their doors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from pandas.api.types import pandas_dtype
+
+from helios.errors import FrameInvalid
+
+TIME = "datetime64[us, UTC]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One declared column of a frame.
+
+    Parameters
+    ----------
+    name : str
+        Column name; a bare number carries its unit in it.
+    dtype : str
+        ``category`` (text with few values, missing allowed), ``str`` (text, missing allowed),
+        ``float64`` (missing is NaN), ``int32``/``int64`` (never missing), or ``TIME`` (missing is NaT).
+    doc : str
+        What it means, and what a missing value means.
+    """
+
+    name: str
+    dtype: str
+    doc: str
+
+    def empty(self) -> pd.Series[Any]:
+        """Return a series of length 0 with this column's type."""
+        return pd.Series([], dtype=self.dtype, name=self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameKind:
+    """A named set of columns, and the check that a frame has them."""
+
+    name: str
+    columns: tuple[Column, ...]
+    by_name: dict[str, Column] = field(init=False)
+    _types: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {column.name: column for column in self.columns})
+        object.__setattr__(self, "_types", {column.name: pandas_dtype(column.dtype) for column in self.columns})
+
+    @property
+    def names(self) -> list[str]:
+        """Column names in the declared order."""
+        return list(self.by_name)
+
+    def empty(self) -> pd.DataFrame:
+        """Return a frame with all columns and no rows."""
+        return pd.DataFrame({column.name: column.empty() for column in self.columns})
+
+    def conform(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return ``frame`` with every declared column, in order and of its declared type.
+
+        Columns that ``frame`` lacks become missing (0 for integers). Columns not declared here are refused.
+
+        Raises
+        ------
+        FrameInvalid
+            A column is not declared, or cannot be converted.
+        """
+        self._refuse_undeclared(frame.columns)
+        try:
+            return pd.DataFrame(
+                {
+                    column.name: _converted(column, frame[column.name])
+                    if column.name in frame
+                    else _missing(column, frame.index)
+                    for column in self.columns
+                },
+                index=frame.index,
+            )
+        except (ValueError, TypeError) as reason:
+            raise FrameInvalid(f"a {self.name} frame has a column of the wrong type: {reason}") from reason
+
+    def check(self, frame: pd.DataFrame, *, columns: Iterable[str] | None = None) -> pd.DataFrame:
+        """Return ``frame`` unchanged if it has the declared ``columns`` (default all) with their types.
+
+        Raises
+        ------
+        FrameInvalid
+            A declared column is missing or has another type.
+        """
+        # All types at once: taking a column out of a frame costs as much as reading all of its types.
+        found = dict(zip(frame.columns.tolist(), frame.dtypes.tolist(), strict=True))
+        for name in self.by_name if columns is None else columns:
+            if name not in found:
+                raise FrameInvalid(f"a {self.name} frame lacks its column {name!r}")
+            declared = self.by_name[name].dtype
+            # Plain types are the same objects everywhere, and slow to spell.
+            if found[name] is not self._types[name] and str(found[name]) != declared:
+                raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found[name]}, not {declared}")
+        return frame
+
+    def _refuse_undeclared(self, names: Iterable[str]) -> None:
+        undeclared = sorted(set(names) - set(self.by_name))
+        if undeclared:
+            raise FrameInvalid(f"a {self.name} frame has no column {', '.join(undeclared)}")
+
+
+def _converted(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:
+    if not column.dtype.startswith("int") and values.isna().all():
+        # A column of nothing has no type of its own: pandas would take None for a time without a zone.
+        return _missing(column, values.index)
+    return values.astype(pandas_dtype(column.dtype))
+
+
+def _missing(column: Column, index: pd.Index[Any]) -> pd.Series[Any]:
+    fill = 0 if column.dtype.startswith("int") else None
+    return pd.Series(fill, index=index, dtype=column.dtype, name=column.name)
+
+
+def columns(*declared: tuple[str, str, str]) -> tuple[Column, ...]:
+    """Return columns from (name, dtype, meaning)."""
+    return tuple(Column(name=name, dtype=dtype, doc=doc) for name, dtype, doc in declared)

@@ -1,0 +1,153 @@
+"""Nodes: what they are and what they do now, how the cluster powers them, and how many of them will be needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import FrameInvalid
+from helios.model.frames import TIME, FrameKind, columns
+
+STEP_S = 600
+"""Length of a step of node demand, s; the published CES decides every ten minutes."""
+
+
+class NodePower(StrEnum):
+    """Whether a node draws power, in the words an operator uses."""
+
+    AWAKE = "awake"
+    """It can run jobs at once, or runs some."""
+    FALLING_ASLEEP = "falling asleep"
+    """It was told to power down and cannot be called back until Slurm counts it as asleep."""
+    ASLEEP = "asleep"
+    """It is powered down; Slurm wakes it for a job by itself."""
+    WAKING = "waking"
+    """It is powering up and does not run jobs yet."""
+
+
+NODE_STATES = FrameKind(
+    name="node states",
+    columns=columns(
+        ("name", "str", "Node name"),
+        ("partitions", "category", "Its partitions, by commas"),
+        ("state", "category", "Slurm's base state: IDLE, ALLOCATED, MIXED, DOWN, ..."),
+        ("flags", "category", "Slurm's state flags by +, as DRAIN or POWERED_DOWN; missing: none"),
+        ("power", "category", "A NodePower; missing: it is down, or does not answer"),
+        ("hands_off", "category", "Why Helios must not change its power, for a person; missing: it may"),
+        ("kept_awake", "int32", "1: the cluster's own keep-awake list (SuspendExcNodes) names it, whoever put it in"),
+        ("rack", "category", "Rack or leaf switch; missing: unknown"),
+        ("cpus", "float64", "CPUs"),
+        ("cpus_held", "float64", "CPUs held by jobs"),
+        ("gpus", "int32", "GPUs"),
+        ("gpus_held", "int32", "GPUs held by jobs"),
+        ("gpu_type", "category", "GRES type of the GPUs; missing: none or untyped"),
+        ("memory_mib", "float64", "Memory, MiB"),
+        ("weight", "float64", "Slurm's weight: lowest is filled first"),
+        ("features", "category", "Active features, by commas; missing: none"),
+        ("idle_since", TIME, "When its last job left; missing: unknown or busy"),
+        ("reason", "str", "Reason an admin or Slurm gave for its state"),
+    ),
+)
+
+
+def pools(nodes: pd.DataFrame) -> pd.Series[Any]:
+    """Return the pool of each node of a ``NODE_STATES`` frame: nodes of one pool can stand in for each other.
+
+    A pool is the nodes of exactly the same partitions and the same type of GPU; it is named by the partitions as the
+    cluster writes them, and the type where there is one: ``gpu,debug (a100)``.
+    """
+    partitions, gpu_type = nodes["partitions"].astype(object), nodes["gpu_type"].astype(object)
+    names = [
+        f"{where} ({what})" if isinstance(what, str) and what else str(where)
+        for where, what in zip(partitions, gpu_type, strict=True)
+    ]
+    return pd.Series(names, index=nodes.index, dtype="str", name="pool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSettings:
+    """How a cluster puts nodes to sleep and wakes them.
+
+    Attributes
+    ----------
+    suspend_time_s : float
+        Idle time after which the cluster itself puts a node to sleep, s; inf: never.
+    suspend_timeout_s, resume_timeout_s : float
+        Longest time to fall asleep, and to wake, s: after the first a node counts as asleep, after the second one that
+        does not answer counts as failed.
+    keep_awake : str
+        The keep-awake list (SuspendExcNodes) as the cluster has it now; empty: none.
+    can_sleep, can_keep_awake : bool
+        Whether a node can be told to sleep, and whether the keep-awake list can be changed live.
+    why_not : str
+        Why nodes cannot be put to sleep here, for a person, with what to do; empty: they can.
+    """
+
+    suspend_time_s: float
+    suspend_timeout_s: float
+    resume_timeout_s: float
+    keep_awake: str = ""
+    can_sleep: bool = True
+    can_keep_awake: bool = False
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Demand:
+    """How many nodes each pool needed, step by step, and how many it was expected to need.
+
+    Everything in column t was known at the end of step t; no later value has any part in it. The last column is now.
+
+    Attributes
+    ----------
+    pools : tuple of str
+        As :func:`pools` names them.
+    ended_s : int
+        End of the last step, s since the epoch.
+    busy : float64 array of shape (n_pools, n_steps)
+        Most nodes that held a job at once within each step of ``STEP_S``, oldest first, no gaps.
+    total : float64 array of shape (n_pools, n_steps)
+        Nodes in service.
+    ahead_s : tuple of int
+        Horizons of the forecasts, s, ascending.
+    levels : tuple of float
+        Quantiles of ``most``, ascending.
+    point : float64 array of shape (n_pools, n_steps, n_ahead)
+        Busy nodes expected exactly ``ahead_s`` after the step; NaN: no forecast was made then.
+    mean : float64 array of shape (n_pools, n_steps, n_ahead)
+        Busy nodes expected on average over the next ``ahead_s``.
+    most : float64 array of shape (n_pools, n_steps, n_ahead, n_levels)
+        Quantiles of the most nodes needed at once within the next ``ahead_s``.
+    source : str
+        What forecast.
+    """
+
+    pools: tuple[str, ...]
+    ended_s: int
+    busy: NDArray[np.float64]
+    total: NDArray[np.float64]
+    ahead_s: tuple[int, ...]
+    levels: tuple[float, ...]
+    point: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    most: NDArray[np.float64]
+    source: str
+
+    def __post_init__(self) -> None:
+        n_pools, n_steps = self.busy.shape
+        expected = {
+            "total": (n_pools, n_steps),
+            "point": (n_pools, n_steps, len(self.ahead_s)),
+            "mean": (n_pools, n_steps, len(self.ahead_s)),
+            "most": (n_pools, n_steps, len(self.ahead_s), len(self.levels)),
+        }
+        for name, shape in expected.items():
+            if getattr(self, name).shape != shape:
+                raise FrameInvalid(f"the demand's {name} has the shape {getattr(self, name).shape}, not {shape}")
+        if n_pools != len(self.pools):
+            raise FrameInvalid(f"the demand has {n_pools} rows for {len(self.pools)} pools")
