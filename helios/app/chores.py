@@ -13,7 +13,8 @@ from helios.app.live import open_site
 from helios.app.nightly import Night, night
 from helios.app.reading import Reading, read_history
 from helios.app.site import Site
-from helios.app.turns import Turns, another_leads, services_of
+from helios.app.staff import services_of
+from helios.app.turns import Turns, another_leads
 from helios.config import Configuration, Settings
 from helios.control import ServiceMode, TurnReport
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid

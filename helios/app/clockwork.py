@@ -105,19 +105,75 @@ class TurnSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTurnSummary:
+    """One turn on nodes, as logs, health and metrics show it.
+
+    Attributes
+    ----------
+    nodes : mapping of str to int
+        Nodes by what they do: busy, idle, asleep, falling asleep, waking, out of service.
+    by_helios : int
+        Nodes asleep or on the way there because Helios asked for it.
+    slept, woken, weighed : int
+        Nodes told to sleep, told to wake, and given another weight, in this turn.
+    protected : str
+        Why nothing is put to sleep until a person clears it; empty: nothing of the kind.
+    quarantined : int
+        Nodes that failed to wake and are left alone until a person clears them.
+    still, tallies, seconds, modes, breaker, lease_held, notes, trouble
+        As in :class:`TurnSummary`; tallies count nodes.
+    """
+
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    by_helios: int = 0
+    slept: int = 0
+    woken: int = 0
+    weighed: int = 0
+    protected: str = ""
+    quarantined: int = 0
+    still: tuple[str, ...] = ()
+    tallies: tuple[Tally, ...] = ()
+    seconds: float
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    breaker: Breaker = "closed"
+    lease_held: bool = True
+    notes: tuple[str, ...] = ()
+    trouble: str = ""
+
+    @property
+    def acted(self) -> int:
+        """Nodes that were changed."""
+        return self.slept + self.woken + self.weighed
+
+    def line(self) -> str:
+        """Return the turn in one line, for a person."""
+        if self.trouble:
+            return f"no turn on nodes: {self.trouble}"
+        seen = ", ".join(f"{number} {state}" for state, number in self.nodes.items() if number) or "no nodes"
+        seen = f"nodes: {seen}, {self.seconds:.1f} s"
+        if self.still:
+            return f"{seen}; nothing is done: {'; '.join(self.still)}"
+        did = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]
+        said = ", ".join(f"{number} {what}" for what, number in did if number) or "nothing to change"
+        return f"{seen}; {said}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chores:
     """Everything that the clock has done, each bound to its configuration already.
 
     Each returns one line for the log (empty: nothing worth a line) and raises HeliosError when it could not do its
-    work. Whatever a chore raises ends that run only. ``turn``, ``hook`` and ``release`` never run at the same time;
-    ``ingest`` and ``nightly`` run beside them, from other threads.
+    work. Whatever a chore raises ends that run only. ``turn``, ``nodes``, ``hook`` and ``release`` never run at the
+    same time; ``ingest`` and ``nightly`` run beside them, from other threads.
 
     Attributes
     ----------
     ingest : callable
         Read what ended since the last reading.
-    turn : callable
-        Look, ask, check, act, write down.
+    turn : callable, optional
+        Look, ask, check, act on jobs, write down; None: no service of this process acts on jobs.
+    nodes : callable, optional
+        The same on nodes; None: no service of this process acts on nodes.
     hook : callable
         Publish the priority hook's table, or remove it where it must not be; called after each reading and each night.
     nightly : callable
@@ -128,7 +184,8 @@ class Chores:
     """
 
     ingest: Callable[[], str]
-    turn: Callable[[], TurnSummary]
+    turn: Callable[[], TurnSummary] | None
     hook: Callable[[], str]
     nightly: Callable[[], str]
     release: Callable[[str], str]
+    nodes: Callable[[], NodeTurnSummary] | None = None

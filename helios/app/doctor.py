@@ -12,8 +12,9 @@ from helios.app.history import choose_cluster
 from helios.app.live import preflight
 from helios.app.modes import modes_in_force, paused
 from helios.app.reading import read_until
+from helios.app.staff import services_of
 from helios.app.turn_lock import TurnUnderWay, alone
-from helios.app.turns import MEMORY, holder_of, services_of
+from helios.app.turns import MEMORY, holder_of
 from helios.config import Settings
 from helios.control import BreakerState, TurnMemory
 from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster, NotEnoughHistory

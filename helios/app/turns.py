@@ -23,6 +23,7 @@ from helios.app.modes import PAUSE_FILE, RELEASED, RELEASED_FILE, Pause, modes_i
 from helios.app.outlook import Outlook, worth_storing
 from helios.app.reading import read_until
 from helios.app.site import Site
+from helios.app.staff import services_of
 from helios.app.turn_lock import alone
 from helios.config import Settings
 from helios.control import (
@@ -39,8 +40,7 @@ from helios.control import (
 )
 from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
 from helios.model import PREDICTIONS, TIME, TURNS, Mode, Snapshot
-from helios.ports import Cluster, Ledger, Service
-from helios.services.registry import build
+from helios.ports import Cluster, Ledger, Office
 from helios.warehouse import Warehouse
 
 MEMORY = "turn"
@@ -74,7 +74,7 @@ class Turns:
     def __init__(self, site: Site, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
         self.site, self.settings, self._clock = site, settings, clock
         self.holder = holder_of(settings)
-        self.services = services_of(settings)
+        self.services = services_of(settings, office=Office.JOBS)
         self.outlook = Outlook(
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )
@@ -374,17 +374,6 @@ def another_leads(settings: Settings, cluster: str, *, now: datetime) -> str:
         if lease is not None and lease["holder"] not in {None, holder_of(settings)}:
             return str(lease["holder"]) if lease["expires_at"] > now.timestamp() * 1e6 else ""
     return ""
-
-
-def services_of(settings: Settings) -> dict[str, Service]:
-    """Return the services of the configuration, in its order.
-
-    Raises
-    ------
-    ServiceUnknown, ServiceInvalid
-        One cannot be had as it is asked for.
-    """
-    return {name: build(name, options) for name, options in settings.services.items()}
 
 
 def turns_frame(report: TurnReport, *, seconds: float) -> pd.DataFrame:

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from helios.app.chores import Desk, released
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
-from helios.app.turns import MEMORY, services_of
+from helios.app.staff import services_of
+from helios.app.turns import MEMORY
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json
 from helios.control import ServiceMode, TurnReport

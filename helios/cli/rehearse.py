@@ -33,10 +33,10 @@ from helios.cli.screen import progress_bars, say, say_notes, show, show_json, wi
 from helios.cli.whatif import Oversized, Resource
 from helios.config import Settings
 from helios.errors import Misuse
-from helios.ports import Service
+from helios.ports import Office, Service
 from helios.report.describe import describe
 from helios.report.tables import whatif_table
-from helios.services.registry import build
+from helios.services.registry import build, office_of
 
 
 def rehearse_(
@@ -144,7 +144,14 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
         raise Misuse(
             f"--set names {', '.join(strangers)}, which is not rehearsed.", remedy=f"Rehearsed: {', '.join(chosen)}"
         )
-    return {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
+    built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
+    on_nodes = [name for name, service in built.items() if office_of(service) is Office.NODES]
+    if on_nodes and (names or len(on_nodes) == len(built)):
+        raise Misuse(
+            f"{', '.join(on_nodes)} acts on nodes, and a rehearsal shows the waits of jobs.",
+            remedy="See what it would do: helios energy whatif",
+        )
+    return {name: service for name, service in built.items() if name not in on_nodes}
 
 
 def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:

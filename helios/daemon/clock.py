@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -35,7 +35,7 @@ from apscheduler.triggers.interval import (
 )
 
 from helios.actions import Result
-from helios.app.clockwork import Chores, TurnSummary
+from helios.app.clockwork import Chores, NodeTurnSummary, TurnSummary
 from helios.daemon.chore import Chore
 from helios.daemon.door import Door
 from helios.daemon.health import Health
@@ -76,9 +76,9 @@ class Rhythm:
     heartbeat_s: float = 10.0
     zone: ZoneInfo | None = None
 
-    def lately_s(self) -> dict[str, float]:
+    def lately_s(self, *, turns: Iterable[str] = ("turn",)) -> dict[str, float]:
         """Return how long ago each chore that the health rests on may have succeeded: three times, and a minute."""
-        return {"turn": 3 * self.turn_s + 60, "ingest": 3 * self.ingest_s + 60}
+        return dict.fromkeys(turns, 3 * self.turn_s + 60) | {"ingest": 3 * self.ingest_s + 60}
 
     def stuck_s(self) -> float:
         """Return after how long without a sign of progress turns are stuck.
@@ -119,11 +119,13 @@ class Clock:
         self._health = health
         self._metrics = metrics
         self._times = times
-        self._stillness = Stillness()
+        self._stillness, self._stillness_of_nodes = Stillness(), Stillness()
         self._outcomes: frozenset[tuple[str, str]] = frozenset()
         self._bounds: object = None
         self.writing, self._reading, self._nights = Door(), Door(), Door()
-        self.turn = self._chore("turn", self._turn, rhythm.turn_s, self.writing)
+        self.turns = {
+            name: self._chore(name, work, rhythm.turn_s, self.writing) for name, work in self._turns_of(chores)
+        }
         self.hook = self._chore("hook", chores.hook, rhythm.ingest_s, self.writing, repeats=False)
         self.ingest = self._chore("ingest", chores.ingest, rhythm.ingest_s, self._reading)
         self.nightly = self._chore("nightly", chores.nightly, DAY_S, self._nights, rest_s=NIGHT_REST_S)
@@ -132,7 +134,8 @@ class Clock:
     def start(self) -> None:
         """Begin; the first turn and the first reading at once."""
         now = datetime.now(self._scheduler.timezone)
-        self._every(self._rhythm.turn_s, self.turn.tick, name="turn", worker="writes", first=now)
+        for name, turn in self.turns.items():
+            self._every(self._rhythm.turn_s, turn.tick, name=name, worker="writes", first=now)
         self._every(self._rhythm.ingest_s, self.read, name="ingest", worker="reads", first=now)
         self._every(self._rhythm.heartbeat_s, self._beat, name="heartbeat", worker="heart", first=now)
         if self._rhythm.nightly is not None:
@@ -155,7 +158,11 @@ class Clock:
 
     def makes_progress(self) -> bool:
         """Return whether turns begin and end; those that fail do too."""
-        return self.turn.silent_for_s() < self._rhythm.stuck_s()
+        return self.silent_for_s() < self._rhythm.stuck_s()
+
+    def silent_for_s(self) -> float:
+        """Return for how long no turn has begun or ended of the kind that has been silent longest, s."""
+        return max((turn.silent_for_s() for turn in self.turns.values()), default=0.0)
 
     def stop(self) -> None:
         """Call nothing any more; what runs, runs on."""
@@ -175,8 +182,21 @@ class Clock:
             misfire_grace_time=self._grace_s(self._rhythm.ingest_s),
         )
 
-    def _turn(self) -> str:
-        summary = self._chores.turn()
+    def _turns_of(self, chores: Chores) -> Iterator[tuple[str, Callable[[], str]]]:
+        if (turn := chores.turn) is not None:
+            yield "turn", lambda: self._turn(turn())
+        if (nodes := chores.nodes) is not None:
+            yield "nodes", lambda: self._nodes(nodes())
+
+    def _nodes(self, summary: NodeTurnSummary) -> str:
+        self._health.turned_nodes(summary)
+        self._metrics.turned_nodes(summary)
+        self._stillness_of_nodes.hear(summary)
+        if summary.trouble:
+            raise HeliosError(summary.trouble)
+        return summary.line() if summary.acted else ""
+
+    def _turn(self, summary: TurnSummary) -> str:
         self._health.turned(summary)
         self._metrics.turned(summary)
         self._stillness.hear(summary)
@@ -271,7 +291,9 @@ class Clock:
         return max(math.ceil(interval_s), 1)
 
     def _hear(self, event: JobEvent) -> None:
-        chore = {each.name: each for each in (self.turn, self.hook, self.ingest, self.nightly)}.get(event.job_id)
+        chore = {each.name: each for each in (*self.turns.values(), self.hook, self.ingest, self.nightly)}.get(
+            event.job_id
+        )
         if event.code == EVENT_JOB_ERROR:
             _log.error("%s ended in a defect of Helios: %s", event.job_id, event.exception)
         elif chore is None:

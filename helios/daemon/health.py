@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from helios import __version__
-from helios.app.clockwork import TurnSummary
+from helios.app.clockwork import NodeTurnSummary, TurnSummary
 from helios.daemon.times import Times
 
 
@@ -71,12 +71,19 @@ class Health:
         self._started_at = times.now()
         self._chores = {name: ChoreHealth() for name in lately_s}
         self._turn: TurnSummary | None = None
+        self._nodes: NodeTurnSummary | None = None
         self._ending = ""
 
     @property
     def last_turn(self) -> TurnSummary | None:
         """The last turn that was taken; None: none yet."""
         return self._turn
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether other processes of Helios write to this cluster, as far as the last turns saw."""
+        turns = [turn for turn in (self._turn, self._nodes) if turn is not None]
+        return bool(turns) and not any(turn.lease_held for turn in turns)
 
     def began(self, name: str, *, at: datetime) -> None:
         """Take note that a chore began."""
@@ -95,6 +102,10 @@ class Health:
     def turned(self, turn: TurnSummary) -> None:
         """Take note of a turn."""
         self._turn = turn
+
+    def turned_nodes(self, turn: NodeTurnSummary) -> None:
+        """Take note of a turn on nodes."""
+        self._nodes = turn
 
     def ending(self, word: str) -> None:
         """Take note that the daemon is ``stopping``, or ``stopped``."""
@@ -126,6 +137,7 @@ class Health:
             "written_at": _text(self._times.now()),
             "chores": chores,
             "turn": None if self._turn is None else _turn(self._turn),
+            "nodes": None if self._nodes is None else _node_turn(self._nodes),
         }
 
     def _state(self, reasons: list[str]) -> str:
@@ -133,9 +145,10 @@ class Health:
             return self._ending
         if reasons:
             return "failing" if any(chore.failures for chore in self._chores.values()) else "waiting"
-        if self._turn is not None and not self._turn.lease_held:
+        if self.stands_by:
             return "standby"
-        return "still" if self._turn is not None and self._turn.still else "at work"
+        still = any(turn is not None and turn.still for turn in (self._turn, self._nodes))
+        return "still" if still else "at work"
 
     def _complaint(self, name: str) -> str:
         chore = self.of(name)
@@ -164,6 +177,22 @@ def _turn(turn: TurnSummary) -> dict[str, Any]:
         "predictions": turn.predictions,
         "history_read_at": _text(turn.history_read_at),
         "model_trained_at": _text(turn.model_trained_at),
+        "modes": {service: mode.value for service, mode in turn.modes.items()},
+        "breaker": turn.breaker,
+        "lease_held": turn.lease_held,
+    }
+
+
+def _node_turn(turn: NodeTurnSummary) -> dict[str, Any]:
+    return {
+        "line": turn.line(),
+        "nodes": dict(turn.nodes),
+        "by_helios": turn.by_helios,
+        "acted": turn.acted,
+        "protected": turn.protected,
+        "quarantined": turn.quarantined,
+        "still": list(turn.still),
+        "seconds": round(turn.seconds, 3),
         "modes": {service: mode.value for service, mode in turn.modes.items()},
         "breaker": turn.breaker,
         "lease_held": turn.lease_held,

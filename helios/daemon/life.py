@@ -81,7 +81,7 @@ class Daemon:
         self._listen = settings.daemon.listen
         self._notifier = Notifier(environment)
         self._rhythm = rhythm = _rhythm(settings, nightly=nightly, watchdog_s=self._notifier.watchdog_s)
-        self._health = Health(lately_s=rhythm.lately_s(), times=self._times)
+        self._health = Health(lately_s=rhythm.lately_s(turns=_turns_of(chores)), times=self._times)
         self._metrics = Metrics(times=self._times)
         self._file = HealthFile(Path(settings.control.state_folder))
         self._clock = Clock(
@@ -149,14 +149,13 @@ class Daemon:
 
     def _take_back(self, why: str) -> tuple[bool, bool]:
         """Return whether all is taken back that should be, and whether a thread is stuck."""
-        turn = self._health.last_turn
         if not self._clock.writing.shut(within_s=WRITER_S):
             _log.error("a turn is stuck: nothing was taken back. What to do: run helios-release.sh")
             return False, True
         if self._keeps:
             _log.warning("what Helios set stands: daemon.release_on_stop is false")
             return True, False
-        if turn is not None and not turn.lease_held:
+        if self._health.stands_by:
             _log.info("standby: nothing was set from here, nothing to take back")
             return True, False
         return _bounded(lambda: self._release(why), within_s=RELEASE_S)
@@ -177,7 +176,7 @@ class Daemon:
         return f"a turn every {rhythm.turn_s:.0f} s, a reading every {rhythm.ingest_s:.0f} s, {nightly}"
 
     def _silence_s(self) -> float:
-        return self._clock.turn.silent_for_s()
+        return self._clock.silent_for_s()
 
 
 def run(
@@ -248,8 +247,14 @@ def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> R
     )
 
 
+def _turns_of(chores: Chores) -> list[str]:
+    """Return the kinds of turns that this process takes."""
+    return [name for name, work in (("turn", chores.turn), ("nodes", chores.nodes)) if work is not None]
+
+
 def _headline(report: Mapping[str, object]) -> str:
-    reasons, turn = report["reasons"], report["turn"]
+    reasons = report["reasons"]
     if isinstance(reasons, list) and reasons:
         return "; ".join(reasons)
-    return str(turn["line"]) if isinstance(turn, dict) else "the first turn is to come"
+    said = [str(turn["line"]) for turn in (report["turn"], report["nodes"]) if isinstance(turn, dict)]
+    return "; ".join(said) or "the first turn is to come"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from helios import __version__
-from helios.app.clockwork import Breaker, TurnSummary
+from helios.app.clockwork import Breaker, NodeTurnSummary, Tally, TurnSummary
 from helios.daemon.times import Times
 from helios.model import Mode
 
@@ -31,6 +32,7 @@ class Metrics:
         self._turn: TurnSummary | None = None
         self._declare_work()
         self._declare_state()
+        self._declare_nodes()
 
     def turned(self, turn: TurnSummary) -> None:
         """Count a turn."""
@@ -38,10 +40,23 @@ class Metrics:
         self._turns.labels(outcome=_outcome(turn)).inc()
         self._seconds.observe(turn.seconds)
         self._predictions.inc(turn.predictions)
-        for tally in turn.tallies:
+        self._count(turn.tallies)
+        self._show_state(turn)
+
+    def turned_nodes(self, turn: NodeTurnSummary) -> None:
+        """Count a turn on nodes."""
+        self._node_turns.labels(outcome=_outcome(turn)).inc()
+        self._count(turn.tallies)
+        for did, number in (("sleep", turn.slept), ("wake", turn.woken), ("weight", turn.weighed)):
+            self._node_changes.labels(change=did).inc(number)
+        self._by_helios.set(turn.by_helios)
+        self._protected.set(bool(turn.protected))
+        self._quarantined.set(turn.quarantined)
+
+    def _count(self, tallies: Iterable[Tally]) -> None:
+        for tally in tallies:
             labels = {"service": tally.service, "mode": str(tally.mode), "result": tally.result.value}
             self._decisions.labels(**labels).inc(tally.jobs)
-        self._show_state(turn)
 
     def succeeded(self, chore: str, *, at: datetime) -> None:
         """Take note when a chore last ended well."""
@@ -58,7 +73,7 @@ class Metrics:
     def _declare_work(self) -> None:
         self._decisions = Counter(
             "helios_decisions",
-            "Jobs for which a service proposed something, by what became of it",
+            "Jobs or nodes for which a service proposed something, by what became of it",
             ["service", "mode", "result"],
             registry=self.registry,
         )
@@ -73,6 +88,23 @@ class Metrics:
         self._failures = Counter("helios_chore_failures", "Runs that failed", ["chore"], registry=self.registry)
         self._left_out = Counter(
             "helios_chore_left_out", "Times left out since work was still going on", ["chore"], registry=self.registry
+        )
+
+    def _declare_nodes(self) -> None:
+        self._node_turns = Counter(
+            "helios_node_turns", "Turns taken on nodes: acted, quiet, still", ["outcome"], registry=self.registry
+        )
+        self._node_changes = Counter(
+            "helios_node_changes", "Nodes put to sleep, woken, weighed anew", ["change"], registry=self.registry
+        )
+        self._by_helios = Gauge(
+            "helios_nodes_asleep", "Nodes asleep or falling asleep because Helios asked for it", registry=self.registry
+        )
+        self._protected = Gauge(
+            "helios_protected", "1: too many nodes failed to wake, nothing is put to sleep", registry=self.registry
+        )
+        self._quarantined = Gauge(
+            "helios_nodes_quarantined", "Nodes that failed to wake and are left alone", registry=self.registry
         )
 
     def _declare_state(self) -> None:
@@ -104,7 +136,7 @@ class Metrics:
         return UNKNOWN if moment is None else (self._times.now() - moment).total_seconds()
 
 
-def _outcome(turn: TurnSummary) -> str:
+def _outcome(turn: TurnSummary | NodeTurnSummary) -> str:
     if turn.still:
         return "still"
     return "acted" if turn.acted else "quiet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from helios.app.clockwork import TurnSummary
+from helios.app.clockwork import NodeTurnSummary, TurnSummary
 from helios.daemon.trouble import kind_of
 
 _log = logging.getLogger("helios.daemon.turn")
@@ -19,21 +19,21 @@ class Stillness:
         self._notes: frozenset[str] = frozenset()
         self._held: bool | None = None
 
-    def hear(self, turn: TurnSummary) -> None:
+    def hear(self, turn: TurnSummary | NodeTurnSummary) -> None:
         """Take note of a turn."""
         self._say_lease(turn)
         if not turn.trouble:  # which is the chore's to say
             self._say_still(turn)
         self._say_notes(turn)
 
-    def _say_lease(self, turn: TurnSummary) -> None:
+    def _say_lease(self, turn: TurnSummary | NodeTurnSummary) -> None:
         if not turn.lease_held and self._held is not False:
             _log.warning("standby: another Helios writes to this cluster; this one takes over when its lease runs out")
         elif turn.lease_held and self._held is False:
             _log.warning("the lease is ours: no longer standby")
         self._held = turn.lease_held
 
-    def _say_still(self, turn: TurnSummary) -> None:
+    def _say_still(self, turn: TurnSummary | NodeTurnSummary) -> None:
         before, self._still = self._still, _kinds(turn.still)
         if not turn.lease_held:
             return  # said as standby
@@ -42,7 +42,7 @@ class Stillness:
         elif before and not self._still:
             _log.warning("acts again")
 
-    def _say_notes(self, turn: TurnSummary) -> None:
+    def _say_notes(self, turn: TurnSummary | NodeTurnSummary) -> None:
         before, self._notes = self._notes, _kinds(turn.notes)
         for note in turn.notes:
             if kind_of(note) not in before:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from helios.errors import ServiceInvalid, ServiceUnknown
-from helios.ports import Service
+from helios.ports import Office, Service
 
 GROUP = "helios.services"
 
@@ -57,6 +57,8 @@ class InstalledService:
         First line of the class's docstring.
     options : tuple of Option
         In the declared order.
+    office : Office
+        What it acts on.
     needs_proof : str
         What the site's own history must show before it may act; empty: nothing.
     broken : str
@@ -68,6 +70,7 @@ class InstalledService:
     package: str
     summary: str = ""
     options: tuple[Option, ...] = ()
+    office: Office = Office.JOBS
     needs_proof: str = ""
     broken: str = ""
 
@@ -159,6 +162,11 @@ def made(service_class: type[Any], options: Any, *, name: str) -> Service:
     return checked
 
 
+def office_of(service: object) -> Office:
+    """Return what a service, or a class of services, acts on: jobs, unless it says otherwise."""
+    return Office(getattr(service, "office", Office.JOBS))
+
+
 def flaws_of(service_class: Any) -> list[str]:
     """Return what keeps a class from being a service, each with what to do; empty: nothing."""
     if not inspect.isclass(service_class):
@@ -166,6 +174,9 @@ def flaws_of(service_class: Any) -> list[str]:
     flaws = []
     if not callable(getattr(service_class, "decide", None)):
         flaws.append("it has no method decide(self, snapshot); add one that returns actions")
+    office = getattr(service_class, "office", Office.JOBS)
+    if office not in set(Office):
+        flaws.append(f"its office is {office!r}; let it be Office.JOBS or Office.NODES of helios.ports")
     options = getattr(service_class, "Options", None)
     if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
         flaws.append("it has no dataclass Options; nest one: @dataclass(frozen=True, kw_only=True) class Options")
@@ -238,6 +249,7 @@ def _described(name: str, entries: list[EntryPoint]) -> InstalledService:
         bare,
         summary=(inspect.getdoc(service_class) or "").partition("\n")[0],
         options=options_of(service_class),
+        office=office_of(service_class),
         needs_proof=getattr(service_class, "needs_proof", ""),
     )
 

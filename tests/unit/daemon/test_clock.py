@@ -79,7 +79,7 @@ def test_after_a_stop_nothing_is_called_any_more() -> None:
         assert eventually(lambda: toys.count("turn") >= 2)
     ticking.clock.writing.shut(within_s=PATIENCE_S)
     before = toys.count("turn")
-    ticking.clock.turn.tick()
+    ticking.clock.turns["turn"].tick()
     assert toys.count("turn") == before
 
 
@@ -202,7 +202,7 @@ def test_turns_that_fail_are_progress_and_turns_that_hang_are_not() -> None:
     ticking = Ticking(toys, times=hand.times, turn_s=60)
     for _ in range(60):
         hand.move(60)
-        ticking.clock.turn.tick()
+        ticking.clock.turns["turn"].tick()
         assert ticking.clock.makes_progress()
     hand.move(299)
     assert ticking.clock.makes_progress()
@@ -212,7 +212,7 @@ def test_turns_that_fail_are_progress_and_turns_that_hang_are_not() -> None:
 
 def test_a_turn_that_could_not_look_counts_as_failed_and_is_shown_all_the_same() -> None:
     ticking = Ticking(ToyChores(turn=a_turn(trouble="slurmctld is away")))
-    assert ticking.clock.turn.tick() is False
+    assert ticking.clock.turns["turn"].tick() is False
     assert ticking.health.of("turn").trouble == "slurmctld is away"
     assert ticking.health.last_turn is not None
 
@@ -236,7 +236,7 @@ def test_a_turn_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogC
             a_turn(),
         ):
             toys.turn = turn
-            clock.turn.tick()
+            clock.turns["turn"].tick()
     lines = [record.getMessage() for record in caplog.records if "pending" in record.getMessage()]
     assert len(lines) == 2
     assert "qssf (active) refused 4" in lines[0]
@@ -244,7 +244,7 @@ def test_a_turn_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogC
 
 def test_health_and_metrics_hear_of_a_turn() -> None:
     ticking = Ticking(ToyChores(turn=a_turn(predictions=9)))
-    ticking.clock.turn.tick()
+    ticking.clock.turns["turn"].tick()
     assert ticking.health.last_turn == a_turn(predictions=9)
     assert ticking.metrics.registry.get_sample_value("helios_predictions_total") == 9
 
