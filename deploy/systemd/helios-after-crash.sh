@@ -1,5 +1,5 @@
 #!/bin/sh
-# ExecStopPost of helios.service: when the daemon did not end cleanly (killed, out of memory, watchdog, or it could not
+# ExecStopPost of the units, given --jobs-only or --nodes-only: when the daemon did not end cleanly (killed, out of memory, watchdog, or it could not
 # take everything back), takes back what Helios set, without Python. After a clean stop there is nothing to do: the
 # daemon has taken everything back and verified it, or daemon.release_on_stop is false, or it was a standby.
 #
@@ -10,7 +10,7 @@ set -u
 state=${HELIOS_CONTROL_STATE_FOLDER:-/var/lib/helios}
 echo "helios ended with ${SERVICE_RESULT:-unknown} (${EXIT_CODE:-?} ${EXIT_STATUS:-?}): taking back what it set"
 [ -e "$state/PAUSED" ] && was_paused=yes || was_paused=
-"$(dirname "$0")/helios-release.sh" --keep-unseen
+"$(dirname "$0")/helios-release.sh" --keep-unseen "$@"
 released=$?
 [ -n "$was_paused" ] || rm -f "$state/PAUSED"
 exit $released

@@ -168,8 +168,8 @@ class Chores:
 
     Attributes
     ----------
-    ingest : callable
-        Read what ended since the last reading.
+    ingest : callable, optional
+        Read what ended since the last reading; None: another process does.
     turn : callable, optional
         Look, ask, check, act on jobs, write down; None: no service of this process acts on jobs.
     nodes : callable, optional
@@ -183,7 +183,7 @@ class Chores:
         Idempotent. It raises when something is left or cannot be verified.
     """
 
-    ingest: Callable[[], str]
+    ingest: Callable[[], str] | None
     turn: Callable[[], TurnSummary] | None
     hook: Callable[[], str]
     nightly: Callable[[], str]

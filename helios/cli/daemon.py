@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from helios.cli.options import Cluster, configuration
+from helios.ports import Office
 
 
 def daemon_(
@@ -17,6 +18,13 @@ def daemon_(
     nightly: Annotated[
         bool,
         typer.Option("--nightly/--no-nightly", help="Also do the nightly analysis; no: a timer does (helios nightly)."),
+    ] = True,
+    office: Annotated[
+        list[Office] | None,
+        typer.Option("--office", help="Act on jobs, or on nodes, only; else on whatever the services act on."),
+    ] = None,
+    ingest: Annotated[
+        bool, typer.Option("--ingest/--no-ingest", help="Also read the accounting; no: another daemon does.")
     ] = True,
 ) -> None:
     """Read, decide and act in a rhythm, until SIGTERM: then take back what was set, verify it, and exit 0.
@@ -28,7 +36,8 @@ def daemon_(
 
     settings = configuration()
     start_logs(settings.settings.daemon.logs, stream=sys.stderr)
-    ending = run(chores(settings, cluster=cluster), settings=settings.settings, nightly=nightly, environment=os.environ)
+    work = chores(settings, cluster=cluster, offices=frozenset(office or Office), ingest=ingest)
+    ending = run(work, settings=settings.settings, nightly=nightly, environment=os.environ)
     if ending.stuck:
         _leave_at_once(ending.code)
     raise typer.Exit(ending.code)

@@ -76,9 +76,10 @@ class Rhythm:
     heartbeat_s: float = 10.0
     zone: ZoneInfo | None = None
 
-    def lately_s(self, *, turns: Iterable[str] = ("turn",)) -> dict[str, float]:
+    def lately_s(self, *, chores: Iterable[str] = ("turn", "ingest")) -> dict[str, float]:
         """Return how long ago each chore that the health rests on may have succeeded: three times, and a minute."""
-        return dict.fromkeys(turns, 3 * self.turn_s + 60) | {"ingest": 3 * self.ingest_s + 60}
+        every_s = {"turn": self.turn_s, "nodes": self.turn_s, "ingest": self.ingest_s}
+        return {name: 3 * every_s[name] + 60 for name in chores}
 
     def stuck_s(self) -> float:
         """Return after how long without a sign of progress turns are stuck.
@@ -127,7 +128,7 @@ class Clock:
             name: self._chore(name, work, rhythm.turn_s, self.writing) for name, work in self._turns_of(chores)
         }
         self.hook = self._chore("hook", chores.hook, rhythm.ingest_s, self.writing, repeats=False)
-        self.ingest = self._chore("ingest", chores.ingest, rhythm.ingest_s, self._reading)
+        self.ingest = chores.ingest and self._chore("ingest", chores.ingest, rhythm.ingest_s, self._reading)
         self.nightly = self._chore("nightly", chores.nightly, DAY_S, self._nights, rest_s=NIGHT_REST_S)
         self._scheduler = self._scheduler_of()
 
@@ -136,7 +137,8 @@ class Clock:
         now = datetime.now(self._scheduler.timezone)
         for name, turn in self.turns.items():
             self._every(self._rhythm.turn_s, turn.tick, name=name, worker="writes", first=now)
-        self._every(self._rhythm.ingest_s, self.read, name="ingest", worker="reads", first=now)
+        if self.ingest is not None:
+            self._every(self._rhythm.ingest_s, self.read, name="ingest", worker="reads", first=now)
         self._every(self._rhythm.heartbeat_s, self._beat, name="heartbeat", worker="heart", first=now)
         if self._rhythm.nightly is not None:
             self._each_night(self._rhythm.nightly)
@@ -144,7 +146,7 @@ class Clock:
 
     def read(self) -> None:
         """Read what ended; after it the hook's table is due."""
-        if self.ingest.tick():
+        if self.ingest is not None and self.ingest.tick():
             self._hook_is_due()
 
     def think(self) -> None:
@@ -291,9 +293,8 @@ class Clock:
         return max(math.ceil(interval_s), 1)
 
     def _hear(self, event: JobEvent) -> None:
-        chore = {each.name: each for each in (*self.turns.values(), self.hook, self.ingest, self.nightly)}.get(
-            event.job_id
-        )
+        chores = (*self.turns.values(), self.hook, self.ingest, self.nightly)
+        chore = {each.name: each for each in chores if each is not None}.get(event.job_id)
         if event.code == EVENT_JOB_ERROR:
             _log.error("%s ended in a defect of Helios: %s", event.job_id, event.exception)
         elif chore is None:

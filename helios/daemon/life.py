@@ -81,7 +81,7 @@ class Daemon:
         self._listen = settings.daemon.listen
         self._notifier = Notifier(environment)
         self._rhythm = rhythm = _rhythm(settings, nightly=nightly, watchdog_s=self._notifier.watchdog_s)
-        self._health = Health(lately_s=rhythm.lately_s(turns=_turns_of(chores)), times=self._times)
+        self._health = Health(lately_s=rhythm.lately_s(chores=_steady(chores)), times=self._times)
         self._metrics = Metrics(times=self._times)
         self._file = HealthFile(Path(settings.control.state_folder))
         self._clock = Clock(
@@ -173,7 +173,9 @@ class Daemon:
         rhythm = self._rhythm
         night = self._clock.due().get("nightly")
         nightly = f"nightly analysis next at {night:%Y-%m-%d %H:%M %Z}" if night else "no nightly analysis"
-        return f"a turn every {rhythm.turn_s:.0f} s, a reading every {rhythm.ingest_s:.0f} s, {nightly}"
+        reading = f"a reading every {rhythm.ingest_s:.0f} s" if self._clock.ingest else "no reading"
+        on = " and ".join({"turn": "jobs"}.get(name, name) for name in self._clock.turns)
+        return f"a turn on {on} every {rhythm.turn_s:.0f} s, {reading}, {nightly}"
 
     def _silence_s(self) -> float:
         return self._clock.silent_for_s()
@@ -247,9 +249,10 @@ def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> R
     )
 
 
-def _turns_of(chores: Chores) -> list[str]:
-    """Return the kinds of turns that this process takes."""
-    return [name for name, work in (("turn", chores.turn), ("nodes", chores.nodes)) if work is not None]
+def _steady(chores: Chores) -> list[str]:
+    """Return which chores this process has of those that must succeed again and again for it to be well."""
+    works = {"turn": chores.turn, "nodes": chores.nodes, "ingest": chores.ingest}
+    return [name for name, work in works.items() if work is not None]
 
 
 def _headline(report: Mapping[str, object]) -> str:

@@ -29,7 +29,9 @@ class Unit(configparser.RawConfigParser):
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("name", ["helios.service", "helios-nightly.service", "helios-nightly.timer"])
+@pytest.mark.parametrize(
+    "name", ["helios.service", "helios-power.service", "helios-nightly.service", "helios-nightly.timer"]
+)
 def test_systemd_understands_every_line(tmp_path: Path, name: str) -> None:
     for path in [*UNITS.glob("*.service"), *UNITS.glob("*.timer")]:
         text = re.sub(r"^(Exec\w+=)-?/opt/.*", r"\1/bin/true", path.read_text(), flags=re.MULTILINE)
@@ -41,7 +43,7 @@ def test_systemd_understands_every_line(tmp_path: Path, name: str) -> None:
     assert str(tmp_path) not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["helios.service", "helios-nightly.service"])
+@pytest.mark.parametrize("name", ["helios.service", "helios-power.service", "helios-nightly.service"])
 def test_what_a_unit_starts_is_a_command_of_helios(name: str) -> None:
     program, command, *options = Unit(name)["Service"]["ExecStart"].split()
     known = imported(command)
@@ -69,11 +71,27 @@ def test_the_timer_keeps_the_hour_that_the_settings_promise() -> None:
     assert Unit("helios-nightly.timer")["Timer"]["OnCalendar"] == f"*-*-* {Daemon().nightly}:00"
 
 
-def test_the_power_unit_cannot_start_in_this_version() -> None:
-    unit = Unit("helios-power.service")
-    assert "Install" not in unit
-    assert unit["Unit"]["ConditionPathExists"] == "/opt/helios/bin/helios-power"
-    assert unit["Service"]["User"] != Unit("helios.service")["Service"]["User"]
+def test_jobs_and_nodes_have_an_identity_a_state_and_a_port_each() -> None:
+    jobs, nodes = Unit("helios.service")["Service"], Unit("helios-power.service")["Service"]
+    for key in ("User", "Group", "StateDirectory", "CacheDirectory", "ExecStart", "ExecStopPost"):
+        assert jobs[key] != nodes[key]
+    text = (UNITS / "helios-power.service").read_text()
+    assert "HELIOS_CONTROL_STATE_FOLDER=/var/lib/helios-power\n" in text
+    assert f"HELIOS_DAEMON_LISTEN={Daemon().listen}" not in text
+    assert "HELIOS_DAEMON_LISTEN=" in text
+
+
+def test_each_unit_keeps_to_its_office() -> None:
+    for name, office, other in (("helios.service", "jobs", "nodes"), ("helios-power.service", "nodes", "jobs")):
+        unit = Unit(name)["Service"]
+        assert f"--office {office}" in unit["ExecStart"]
+        assert f"--{office}-only" in unit["ExecStopPost"]
+        assert other not in unit["ExecStart"] + unit["ExecStopPost"]
+
+
+def test_the_accounting_is_read_by_one_daemon() -> None:
+    assert "--no-ingest" in Unit("helios-power.service")["Service"]["ExecStart"]
+    assert "--no-ingest" not in Unit("helios.service")["Service"]["ExecStart"]
 
 
 def test_numba_may_compile() -> None:
