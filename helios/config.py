@@ -218,6 +218,10 @@ class Power(_Section):
     failures_to_protect: int = Field(
         default=3, ge=1, description="Failed wakes in 24 hours, of all nodes, after which nothing is put to sleep"
     )
+    wake_on_stop: bool = Field(
+        default=True,
+        description="Wake what Helios put to sleep when its daemon stops; else it stays asleep until needed",
+    )
     tiers: int = Field(
         default=4, ge=2, le=16, description="Most values a node's Weight is raised by, to say which are filled first"
     )

@@ -39,6 +39,10 @@ class FrameInvalid(HeliosError):
     """A frame at a room's door lacks a declared column or has one of the wrong type."""
 
 
+class HostlistInvalid(Misuse):
+    """A text that should name nodes does not."""
+
+
 class FormatUnknown(Misuse):
     """A file's format could not be recognised, or its name is not one Helios reads."""
 

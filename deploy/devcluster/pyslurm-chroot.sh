@@ -11,13 +11,18 @@ usage: pyslurm-chroot.sh ROOT [COMMAND]
   down           stop them
   forget         stop them and remove the cluster's queue and history
   run WORDS...   run a command inside
+  boot NODE HOW  how NODE boots from now on when it is woken: SECONDS (0: at once), or never
   wipe           stop all and remove ROOT
+
+Its nodes sleep and wake as Slurm is told (scontrol update nodename=n1 state=power_down, power_up) and when a job needs
+them: their slurmd is stopped and started, and what Slurm asked for is written down in log/power.log.
 
 Settings are environment variables, with their defaults:
   CHROOT_NODES=2  CHROOT_GPUS=4   nodes n1, n2, ... and GPUs of each; none of them need exist
   CHROOT_PORT=28817               the controller's port; slurmdbd's is 2 above, the nodes' begin 184 above
   CHROOT_USERS="alice bob carol"  users made inside
   CHROOT_CONF=                    lines added to slurm.conf
+  CHROOT_SUSPEND_TIMEOUT=3  CHROOT_RESUME_TIMEOUT=20   of the nodes, s
   CHROOT_PYSLURM=25.11.2          release of pyslurm that is built
 TEXT
 }
@@ -100,7 +105,8 @@ make_users() {
 }
 
 write_configuration() {
-  mkdir -p "$ROOT$LAB"/{state,spool,run,log,dev} "$ROOT"/etc/{slurm,munge}
+  mkdir -p "$ROOT$LAB"/{state,spool,run,log,dev,bin,boot} "$ROOT"/etc/{slurm,munge}
+  write_power_programs
   local g host; host=$(hostname -s)
   echo "127.0.0.1 localhost $host" >"$ROOT/etc/hosts"
   for ((g = 0; g < GPUS; g++)); do
@@ -141,6 +147,14 @@ PriorityWeightPartition=100000
 PriorityCalcPeriod=1
 GresTypes=gpu
 $(accounting)
+SuspendProgram=$LAB/bin/suspend
+ResumeProgram=$LAB/bin/resume
+SuspendTime=604800
+SuspendTimeout=${CHROOT_SUSPEND_TIMEOUT:-3}
+ResumeTimeout=${CHROOT_RESUME_TIMEOUT:-20}
+SuspendRate=0
+ResumeRate=0
+SlurmctldParameters=power_save_interval=1
 ${CHROOT_CONF:-}
 NodeName=n[1-$NODES] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((PORT + 184))-$((PORT + 183 + NODES))] Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=512000 Gres=gpu:a100:$GPUS State=UNKNOWN
 PartitionName=gpu Nodes=n[1-$NODES] Default=YES MaxTime=7-0 DefMemPerCPU=1000 State=UP OverSubscribe=NO PriorityJobFactor=1
@@ -166,6 +180,44 @@ StorageUser=root
 StorageLoc=slurm_acct_db
 TEXT
   chmod 600 "$ROOT/etc/slurm/slurmdbd.conf"
+}
+
+# Slurm calls them inside; each node's slurmd is stopped and started in turn, never both at once. In a session of its own
+# before anything goes to the background: Slurm kills what is left of a program's process group when the program ends.
+write_power_programs() {
+  cat >"$ROOT$LAB/bin/suspend" <<TEXT
+#!/bin/sh
+for node in \$(scontrol show hostnames "\$1"); do
+  echo "\$(date +%s.%3N) off \$node" >>$LAB/log/power.log
+  setsid sh -c '$LAB/bin/switch off "\$1" &' - "\$node" </dev/null >/dev/null 2>&1
+done
+TEXT
+  sed 's/ off / on /' "$ROOT$LAB/bin/suspend" >"$ROOT$LAB/bin/resume"
+  cat >"$ROOT$LAB/bin/switch" <<TEXT
+#!/bin/sh
+PATH=/usr/sbin:/usr/bin:/sbin:/bin; export PATH
+exec 9>$LAB/run/power.\$2.lock
+flock 9
+pid=\$(cat $LAB/run/slurmd.\$2.pid 2>/dev/null)
+if [ "\$1" = off ]; then
+  [ -z "\$pid" ] || kill "\$pid"
+  while [ -n "\$pid" ] && grep -qa slurmd "/proc/\$pid/cmdline" 2>/dev/null; do sleep 0.1; done
+else
+  how=\$(cat $LAB/boot/\$2 2>/dev/null || echo 0)
+  [ "\$how" != never ] || exit 0
+  sleep "\$how"
+  # The default signals, because slurmctld blocks some and slurmd would ignore SIGTERM; -b, or it goes on waking.
+  env --default-signal setsid slurmd -b -N "\$2" 9>&- </dev/null >>"$LAB/log/slurmd.\$2.out" 2>&1
+fi
+TEXT
+  chmod 755 "$ROOT$LAB"/bin/*
+}
+
+boot() { # NODE HOW
+  case ${1:+${2:-}} in
+  never | [0-9] | [0-9]*[0-9]) mkdir -p "$ROOT$LAB/boot"; echo "$2" >"$ROOT$LAB/boot/$1" ;;
+  *) fail "which node, and how: SECONDS or never?" ;;
+  esac
 }
 
 accounting() { # without slurmdbd Slurm knows no GPUs in its TRES
@@ -247,7 +299,7 @@ start_slurmd() {
   done
   wait_for 60 all_idle
 }
-all_idle() { local s; s=$(inside sinfo -h -N -o '%t'); [ -n "$s" ] && ! grep -qvE '^(idle|mix|alloc)$' <<<"$s"; }
+all_idle() { local s; s=$(inside sinfo -h -N -o '%t'); [ -n "$s" ] && ! grep -qvE '^(idle|mix|alloc)[~%!]?$' <<<"$s"; }
 
 down() {
   local f
@@ -279,10 +331,11 @@ forget() { down; rm -rf "$ROOT$LAB"; }
 wipe() { down; rm -rf --one-file-system "$ROOT"; rm -f "$ROOT.log"; }
 
 case $COMMAND in
-build | up | down | forget | run | wipe) [ -n "$ROOT" ] || { usage >&2; exit 2; } ;;
+build | up | down | forget | run | boot | wipe) [ -n "$ROOT" ] || { usage >&2; exit 2; } ;;
 *) usage >&2; exit 2 ;;
 esac
 case $COMMAND in
 run) shift 2; inside "$@" ;;
+boot) boot "${3:-}" "${4:-}" ;;
 *) "$COMMAND" ;;
 esac

@@ -2,47 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import RLock
 
-from helios.app.clockwork import Chores, TurnSummary
+from helios.app.clockwork import Chores, NodeTurnSummary, TurnSummary
 from helios.app.hook_table import hook_rows
 from helios.app.live import open_site
 from helios.app.nightly import Night, night
+from helios.app.node_turns import NodeTurns
 from helios.app.reading import Reading, read_history
 from helios.app.site import Site
-from helios.app.staff import services_of
+from helios.app.staff import offices_of, services_of
 from helios.app.turns import Turns, another_leads
 from helios.config import Configuration, Settings
 from helios.control import ServiceMode, TurnReport
+from helios.control.nodes import NodeTurnReport
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
-from helios.ports import Progress, Service, in_silence
+from helios.ports import Office, Progress, Service, in_silence
 from helios.slurm.hook import TABLE, publish, render, retract
+from helios.slurm.undo import UNDO_FILE
+
+ALL_OFFICES = frozenset(Office)
 
 
-def chores(configuration: Configuration, *, cluster: str | None = None) -> Chores:
+def chores(
+    configuration: Configuration,
+    *,
+    cluster: str | None = None,
+    offices: frozenset[Office] = ALL_OFFICES,
+    ingest: bool = True,
+) -> Chores:
     """Return the chores of the live cluster that this machine reaches; nothing is touched before one is called.
 
     Parameters
     ----------
     cluster : str, optional
         Refuse any other cluster than this one.
+    offices : frozenset of Office
+        What this process acts on; on nodes only if a service is configured that does.
+    ingest : bool
+        Whether this process reads the accounting.
 
     Raises
     ------
     ServiceUnknown, ServiceInvalid
         A service of the configuration cannot be had as it is asked for.
+    ConfigurationInvalid
+        Nothing is left to do: no configured service acts on nodes, and nothing else was asked for.
     """
-    services_of(configuration.settings)  # a mistake in a service's options is told at the start, not every turn
-    desk = Desk(configuration.settings, cluster=cluster)
+    settings = configuration.settings
+    # A mistake in a service's options is told at the start, not every turn.
+    on_nodes = bool(services_of(settings, office=Office.NODES)) and Office.NODES in offices
+    on_jobs = Office.JOBS in offices
+    if not (on_jobs or on_nodes):
+        raise ConfigurationInvalid(
+            "No configured service acts on nodes, and this daemon was to act on nothing else.",
+            remedy="Name one in helios.toml: [services.ces]",
+        )
+    desk = Desk(settings, cluster=cluster, patient=False)
+    here = {office for office, acts in ((Office.JOBS, on_jobs), (Office.NODES, on_nodes)) if acts}
     return Chores(
-        ingest=lambda: desk.read().line(),
-        turn=desk.turn,
-        hook=desk.publish_hook,
+        ingest=(lambda: desk.read().line()) if ingest else None,
+        turn=desk.turn if on_jobs else None,
+        nodes=desk.node_turn if on_nodes else None,
+        hook=desk.publish_hook if on_jobs else lambda: "",
         nightly=lambda: desk.night().line(),
-        release=desk.release_at_the_end,
+        release=lambda why: desk.release_at_the_end(why, offices=here),
     )
 
 
@@ -59,10 +86,13 @@ class Desk:
         cluster: str | None = None,
         opens: Callable[[Settings], Site] = open_site,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        patient: bool = True,
     ) -> None:
+        self._patient = patient
         self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
         self._site: Site | None = None
         self._turns: Turns | None = None
+        self._node_turns: NodeTurns | None = None
         self._lock = RLock()
 
     @property
@@ -95,6 +125,14 @@ class Desk:
             return self._turns
 
     @property
+    def node_turns(self) -> NodeTurns:
+        """The nodes of the cluster with everything around them; raises as :attr:`turns`."""
+        with self._lock:
+            if self._node_turns is None:
+                self._node_turns = NodeTurns(self.site, self.settings, clock=self._clock, patient=self._patient)
+            return self._node_turns
+
+    @property
     def state_folder(self) -> Path:
         """Where the pause file and the hook's table lie."""
         return Path(self.settings.control.state_folder)
@@ -117,6 +155,10 @@ class Desk:
     def turn(self) -> TurnSummary:
         """Take one turn in the modes that were set."""
         return self.turns.summary()
+
+    def node_turn(self) -> NodeTurnSummary:
+        """Take one turn on the nodes in the modes that were set."""
+        return self.node_turns.summary()
 
     def publish_hook(self) -> str:
         """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
@@ -185,11 +227,67 @@ class Desk:
             raise HookTableInvalid(f"{trouble.fact}; but of the jobs: {told}", remedy=trouble.remedy) from trouble
         return Turns(self.site, bare, clock=self._clock).release(why)
 
-    def release_at_the_end(self, why: str) -> str:
-        """Take back everything that this Helios set: nothing, while another one writes to the cluster."""
-        if holder := another_leads(self.settings, self.site.name, now=self._clock()):
-            return f"nothing was taken back: what stands is another Helios' ({holder})"
-        return released(self.release(why))
+    def may_stand_on_nodes(self) -> bool:
+        """Return whether anything of Helios may stand on nodes: a service acts on them, or the undo file is there."""
+        return Office.NODES in offices_of(self.settings) or (self.state_folder / UNDO_FILE).exists()
+
+    def release_nodes(self, why: str) -> NodeTurnReport:
+        """Wake everything that Helios put to sleep, and give back weights and the keep-awake list."""
+        bare = self.settings.model_copy(update={"services": {}})
+        return NodeTurns(self.site, bare, clock=self._clock).release(why)
+
+    def everything_back(self, why: str) -> tuple[TurnReport, NodeTurnReport | None, str]:
+        """Take back everything on jobs and nodes; return what became of each, and both in one line.
+
+        Raises
+        ------
+        HeliosError
+            Something is left, or nobody could look; both were tried.
+        """
+        troubles: list[HeliosError] = []
+        jobs, nodes, told = None, None, []
+        try:
+            jobs = self.release(why)
+            told.append(released(jobs))
+        except HeliosError as trouble:
+            troubles.append(trouble)
+        try:
+            if self.may_stand_on_nodes():
+                nodes = self.release_nodes(why)
+                told.append(released_nodes(nodes))
+        except HeliosError as trouble:
+            troubles.append(trouble)
+        if troubles or jobs is None:
+            raise HeliosError("; ".join([it.fact for it in troubles] + told), remedy=troubles[0].remedy)
+        return jobs, nodes, "; ".join(told)
+
+    def release_at_the_end(self, why: str, *, offices: Collection[Office] = (Office.JOBS,)) -> str:
+        """Take back everything that this Helios set: nothing of an office in which another one writes to the cluster.
+
+        Raises
+        ------
+        HeliosError
+            Something is left, or nobody could look; both offices were tried.
+        """
+        done, troubles = [], []
+        for office in sorted(offices):
+            try:
+                done.append(self._released(office, why))
+            except HeliosError as trouble:
+                troubles.append(trouble)
+        if troubles:
+            facts = "; ".join([trouble.fact for trouble in troubles] + done)
+            raise HeliosError(facts, remedy=troubles[0].remedy)
+        return "; ".join(done)
+
+    def _released(self, office: Office, why: str) -> str:
+        if holder := another_leads(self.settings, self.site.name, now=self._clock(), office=office):
+            return f"nothing of {office} was taken back: what stands is another Helios' ({holder})"
+        if office is Office.JOBS:
+            return released(self.release(why))
+        if not self.settings.power.wake_on_stop:
+            return "what sleeps stays asleep (power.wake_on_stop is false); Slurm wakes it for jobs"
+        return released_nodes(self.release_nodes(why))
 
 
 def released(report: TurnReport) -> str:
@@ -209,6 +307,24 @@ def released(report: TurnReport) -> str:
             remedy="Run deploy/slurm/helios-release.sh as a Slurm operator; it needs neither Python nor the database.",
         )
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
+
+
+def released_nodes(report: NodeTurnReport) -> str:
+    """Return what a release of nodes did in one line.
+
+    Raises
+    ------
+    HeliosError
+        Something is left, or nobody could look.
+    """
+    if not report.clean:
+        left = "unknown: the nodes could not be looked at" if report.remaining is None else ", ".join(report.remaining)
+        raise HeliosError(
+            f"Not all nodes could be set back yet; left: {left}. {' '.join(report.notes)}",
+            remedy="A node that falls asleep can be woken only then. While Helios is paused its daemon goes on; "
+            "without one: helios pause again, or deploy/slurm/helios-release.sh --nodes-only as an administrator.",
+        )
+    return "; ".join([f"{len(report.woken)} nodes woken, looked again, nothing is left", *report.notes[1:]])
 
 
 def _start(text: str) -> datetime | None:

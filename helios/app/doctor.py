@@ -11,14 +11,17 @@ from pathlib import Path
 from helios.app.history import choose_cluster
 from helios.app.live import preflight
 from helios.app.modes import modes_in_force, paused
+from helios.app.node_turns import MEMORY as NODE_MEMORY
 from helios.app.reading import read_until
 from helios.app.staff import services_of
 from helios.app.turn_lock import TurnUnderWay, alone
 from helios.app.turns import MEMORY, holder_of
 from helios.config import Settings
 from helios.control import BreakerState, TurnMemory
+from helios.control.nodes import NodeMemory
 from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster, NotEnoughHistory
 from helios.model import Mode
+from helios.ports import Office
 from helios.slurm.hook import TABLE, read_table
 from helios.slurm.preflight import Finding, Level
 from helios.warehouse import Warehouse
@@ -51,6 +54,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _rhythm(settings),
         lambda: _lease(settings, name, now),
         lambda: _breaker(settings, name, now),
+        lambda: _nodes(settings, name),
         lambda: _pause(settings, name),
         lambda: _hook(settings, now),
     )
@@ -225,6 +229,28 @@ def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
         verdict=Level.WARN if bad else Level.OK,
         fact=f"{state.value}" + (f" after {memory.breaker.bad_in_row} bad turns in a row" if bad else ""),
         remedy="See what failed: helios report decisions" if bad else "",
+    )
+
+
+def _nodes(settings: Settings, name: str) -> Iterator[Finding]:
+    """Say what of the nodes needs a person; nothing where no service acts on nodes."""
+    if not services_of(settings, office=Office.NODES):
+        return
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            text = warehouse.remembered(name, NODE_MEMORY)
+        except NoSuchCluster:
+            text = None
+    memory = NodeMemory.from_json(text) if text else NodeMemory()
+    failed = ", ".join(sorted(memory.quarantined))
+    fact = memory.protected or (
+        f"set apart, since they failed to wake: {failed}" if failed else "every node is trusted"
+    )
+    yield Finding(
+        check="nodes",
+        verdict=Level.FAIL if memory.protected else Level.WARN if failed else Level.OK,
+        fact=fact,
+        remedy="Mend them, then: helios power clear" if memory.protected or failed else "",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -11,13 +12,16 @@ from numpy.typing import NDArray
 
 from helios.app.reading import Accounting
 from helios.app.site import Site
+from helios.app.staff import offices_of
 from helios.config import Settings
 from helios.errors import HeliosError
+from helios.ports import NodeCluster, Office
 from helios.slurm import accounting, translate, values
 from helios.slurm.backend import Backend
 from helios.slurm.look import look_at
-from helios.slurm.opening import open_cluster, way_in
+from helios.slurm.opening import open_cluster, open_nodes, way_in
 from helios.slurm.preflight import Finding, controllers_time, examine
+from helios.slurm.preflight_power import power_checks
 from helios.slurm.shell import Shell
 
 READING_S = 600.0
@@ -46,20 +50,34 @@ def open_site(settings: Settings) -> Site:
         site_factor=lambda urgency: translate.site_factor(urgency, most=slurm.site_factor_most),
         time_min=_time_min if _knows_soft_limits(cluster.backend) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
+        nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
         notes=cluster.notes,
         close=cluster.close,
     )
 
 
+def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
+    """Return what opens a door when it is first asked for it, and gives the same one after that."""
+    opened: list[NodeCluster] = []
+
+    def door() -> NodeCluster:
+        if not opened:
+            opened.append(opens())
+        return opened[0]
+
+    return door
+
+
 def preflight(settings: Settings) -> list[Finding]:
     """Return what the cluster's own settings mean for Helios; one that is silent is a finding too."""
-    way = way_in(settings.slurm.model_copy(update={"backend": "commands"}))
+    way, power = way_in(settings.slurm.model_copy(update={"backend": "commands"})), settings.power
     return examine(
         shell=way.shell,
         configuration=way.backend.configuration,
         user=getpass.getuser(),
         site_factor_most=settings.slurm.site_factor_most,
         clock_skew_s=settings.control.clock_skew_s,
+        more=power_checks(power.mechanism, tiers=power.tiers) if Office.NODES in offices_of(settings) else (),
     )
 
 

@@ -93,6 +93,7 @@ def night(
                 keep=settings.report.keep,
                 gpus_per_node=settings.whatif.gpus_per_node,
                 default_time_limit_s=settings.whatif.default_time_limit_s,
+                energy=settings.energy,
             )
         )
         return f"report {kept[0].page}"

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from helios.app.energy.ledger import energy_ledger
 from helios.app.history import choose_cluster
-from helios.errors import Misuse
+from helios.config import Energy
+from helios.errors import Misuse, NotEnoughHistory
 from helios.model import JOBS
 from helios.report.admin.accuracy import prediction_accuracy
 from helios.report.admin.answer import Answer
@@ -20,15 +22,18 @@ from helios.report.admin.audit import decision_lines, service_days
 from helios.report.admin.jobs import chosen_jobs
 from helios.report.admin.mail import as_mail, as_text
 from helios.report.admin.moments import local_day, moment_in_words
-from helios.report.admin.nightly import WEEKS_BEFORE, Digest, Night, digest_of
+from helios.report.admin.nightly import WEEKS_BEFORE, Digest, Night, NightEnergy, digest_of
 from helios.report.admin.people import usage_by
 from helios.report.admin.queue import queue_at, queue_over_time
 from helios.report.admin.shadow import ShadowDay
+from helios.report.energy.ledger import EnergyLedger
 from helios.warehouse import Warehouse
 
 DEFAULT_LENGTH = timedelta(days=7)
 LONGEST_HELD = timedelta(days=60)
 """How long before a window a job may have been submitted and still have waited or run in it; older ones are missed."""
+ENERGY_DAYS = timedelta(days=14)
+"""Days whose savings the nightly report shows side by side."""
 COLUMNS = [
     name
     for name in JOBS.names
@@ -158,6 +163,12 @@ def service_report(ask: Ask, *, services: Collection[str] = ()) -> Answer:
         )
 
 
+def energy_report(ask: Ask, *, energy: Energy, by: str = "day") -> EnergyLedger:
+    """Report what the nodes did and drew in the window, and what sleep saved, by day, partition or node."""
+    with _opened(ask) as desk:
+        return _ledger(desk, desk.since, desk.until, energy=energy, by=by)
+
+
 def shadow_report(
     ask: Ask,
     *,
@@ -212,6 +223,7 @@ def nightly_pages(
     nodes: Mapping[str, int] | None = None,
     gpus_per_node: int = 8,
     default_time_limit_s: int = 7 * 86_400,
+    energy: Energy | None = None,
     sender: str = "helios",
     recipient: str = "root",
 ) -> NightlyReport:
@@ -225,6 +237,8 @@ def nightly_pages(
         Made if missing.
     keep : int
         Reports of this cluster kept there, the newest.
+    energy : Energy, optional
+        What nodes draw; None: as the built-in defaults say.
 
     Raises
     ------
@@ -237,7 +251,8 @@ def nightly_pages(
         shadow = _shadow(
             desk, begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
         )
-        digest = digest_of(_night(desk, begin, end, shadow))
+        night = _night(desk, begin, end, shadow)
+        digest = digest_of(replace(night, energy=_energy(desk, begin, end, energy=energy or Energy())))
     from helios.report.admin.page import render_nightly  # noqa: PLC0415 - drawing takes a second to import
 
     return _written(digest, render_nightly(digest), folder, keep=keep, sender=sender, recipient=recipient)
@@ -298,6 +313,23 @@ def _night(desk: _Desk, begin: datetime, end: datetime, shadow: ShadowDay) -> Ni
         decisions=warehouse.decisions(cluster, since=begin, until=end),
         turns=warehouse.turns(cluster, since=begin, until=end),
         shadow=shadow,
+    )
+
+
+def _energy(desk: _Desk, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
+    """Return what the nodes drew on the day and the days before; None where the history names no nodes."""
+    try:
+        return NightEnergy(
+            day=_ledger(desk, begin, end, energy=energy, by="partition"),
+            days=_ledger(desk, begin - ENERGY_DAYS + timedelta(days=1), end, energy=energy, by="day"),
+        )
+    except NotEnoughHistory:
+        return None
+
+
+def _ledger(desk: _Desk, since: datetime, until: datetime, *, energy: Energy, by: str) -> EnergyLedger:
+    return energy_ledger(
+        desk.warehouse, desk.cluster, timezone=desk.timezone, since=since, until=until, energy=energy, by=by
     )
 
 

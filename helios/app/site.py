@@ -10,7 +10,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.reading import Accounting
-from helios.ports import Cluster
+from helios.errors import ClusterUnavailable
+from helios.ports import Cluster, NodeCluster
+
+
+def no_nodes() -> NodeCluster:
+    """Raise that there is no such door."""
+    raise ClusterUnavailable("this cluster has no door to its nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +42,8 @@ class Site:
         Gives the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
     without_helios : callable
         Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+    nodes : callable
+        Gives the door to the nodes, which is opened when it is first asked for: an office of its own.
     notes : tuple of str
         How the cluster is reached, and why so.
     close : callable
@@ -50,5 +58,6 @@ class Site:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
+    nodes: Callable[[], NodeCluster] = no_nodes
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None

@@ -6,7 +6,7 @@ from typing import Any
 
 from helios.config import Settings
 from helios.ports import Office, Service
-from helios.services.registry import build, find, office_of, options_of
+from helios.services.registry import build, find, installed, office_of, options_of
 
 
 def services_of(settings: Settings, *, office: Office | None = None) -> dict[str, Service]:
@@ -24,6 +24,12 @@ def services_of(settings: Settings, *, office: Office | None = None) -> dict[str
     """
     made = {name: build(name, _completed(name, options, settings)) for name, options in settings.services.items()}
     return {name: service for name, service in made.items() if office in {None, office_of(service)}}
+
+
+def offices_of(settings: Settings) -> frozenset[Office]:
+    """Return what the services of the configuration act on; one that cannot be had acts on nothing."""
+    offered = installed()
+    return frozenset(offered[name].office for name in settings.services if name in offered)
 
 
 def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:

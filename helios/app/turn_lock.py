@@ -12,6 +12,7 @@ from typing import IO
 from helios.errors import HeliosError
 
 LOCK = "turn.lock"
+LOCK_OF_NODES = "nodes.lock"
 
 
 class TurnUnderWay(HeliosError):
@@ -19,13 +20,15 @@ class TurnUnderWay(HeliosError):
 
 
 @contextmanager
-def alone(folder: Path, *, within_s: float = 0.0) -> Iterator[None]:
+def alone(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[None]:
     """Keep other processes of this Helios, which share its lease, from taking a turn meanwhile.
 
     Parameters
     ----------
     within_s : float
         How long to wait for the end of a turn that is being taken, s.
+    lock : str
+        Name of the lock's file: turns on jobs and on nodes do not wait for each other.
 
     Raises
     ------
@@ -36,7 +39,7 @@ def alone(folder: Path, *, within_s: float = 0.0) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a")
+        file = (folder / lock).open("a")
     except OSError as reason:
         raise HeliosError(
             f"{folder} cannot be written: {reason}", remedy="Set control.state_folder to a folder of Helios' own."

@@ -205,7 +205,7 @@ class Turns:
             history_read_at=read_at,
             model_trained_at=self.outlook.knowledge.trained_at,
             modes={name: mode.mode for name, mode in modes.items()},
-            breaker=_state(report.memory, self.settings, self._clock()),
+            breaker=breaker_in_words(report.memory, self.settings, self._clock()),
             lease_held=lease is None or lease["holder"] in {None, self.holder},
             notes=report.notes,
             trouble="" if report.seen else "; ".join(report.still),
@@ -367,10 +367,10 @@ def holder_of(settings: Settings) -> str:
     return f"{socket.gethostname()} {Path(settings.control.state_folder).resolve()}"
 
 
-def another_leads(settings: Settings, cluster: str, *, now: datetime) -> str:
-    """Return who else holds the lease of a cluster; empty: nobody, or it cannot be known."""
+def another_leads(settings: Settings, cluster: str, *, now: datetime, office: Office = Office.JOBS) -> str:
+    """Return who else holds the lease of a cluster's office; empty: nobody, or it cannot be known."""
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
-        lease = warehouse.lease(cluster)
+        lease = warehouse.lease(cluster, office=office)
         if lease is not None and lease["holder"] not in {None, holder_of(settings)}:
             return str(lease["holder"]) if lease["expires_at"] > now.timestamp() * 1e6 else ""
     return ""
@@ -399,7 +399,8 @@ def _tallies(report: TurnReport, modes: Mapping[str, ServiceMode]) -> Iterator[T
             yield Tally(service=service, mode=mode.value, result=Result(result), jobs=jobs)
 
 
-def _state(memory: TurnMemory, settings: Settings, now: datetime) -> Breaker:
+def breaker_in_words(memory: TurnMemory, settings: Settings, now: datetime) -> Breaker:
+    """Return the state of the breaker, as health and metrics spell it."""
     names: dict[BreakerState, Breaker] = {
         BreakerState.CLOSED: "closed",
         BreakerState.HALF_OPEN: "half-open",

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from helios.app.chores import Desk, released
+from helios.app.chores import Desk
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.staff import services_of
 from helios.app.turns import MEMORY
@@ -22,6 +22,8 @@ from helios.cli.screen import progress_bars, say, say_notes, show, show_json
 from helios.control import ServiceMode, TurnReport
 from helios.errors import HeliosError, Misuse
 from helios.model import Mode
+from helios.ports import Office
+from helios.services.registry import office_of
 from helios.warehouse import Warehouse
 
 MOST_LINES = 40
@@ -109,14 +111,16 @@ def mode_(
         return
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
     for row_name, row_mode in modes.items():
-        table.add_row(row_name, row_mode.mode.value, scope(row_mode))
+        table.add_row(row_name, row_mode.mode.value, scope(row_mode, of=office_of(services[row_name])))
     show(table)
 
 
 def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False) -> None:
     """Stop Helios at once: take back everything it set, verify that, and do nothing until helios resume.
 
-    It works without the daemon, and with the database gone. Example: helios pause --reason 'maintenance'
+    Nodes that it put to sleep are woken. It works without the daemon, and with the database gone.
+
+    Example: helios pause --reason 'maintenance'
     """
     settings = configuration().settings
     desk, by, now = Desk(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
@@ -136,10 +140,23 @@ def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False
         )
     for trouble in troubles:
         say(f"warning: {trouble}")
-    report, told = _taken_back(desk, f"paused by {by}" + (f": {reason}" if reason else ""))
+    why = f"paused by {by}" + (f": {reason}" if reason else "")
+    try:
+        report, nodes, told = desk.everything_back(why)
+    except HeliosError as trouble:
+        raise HeliosError(
+            f"Helios is paused, but what it set may still stand: {trouble.fact}", remedy=trouble.remedy
+        ) from trouble
     if as_json:
         show_json(
-            {"paused": True, "cluster": name, "set_back": report.acted, "remaining": [], "audited": report.recorded}
+            {
+                "paused": True,
+                "cluster": name,
+                "set_back": report.acted,
+                "nodes_woken": [] if nodes is None else list(nodes.woken),
+                "remaining": [],
+                "audited": report.recorded and (nodes is None or nodes.recorded),
+            }
         )
         return
     show(f"Paused by {folder / PAUSE_FILE}: {told}.", "To go on: helios resume")
@@ -152,10 +169,13 @@ def resume_(cluster: Cluster = None) -> None:
     """
     settings = configuration().settings
     name = _cluster_name(settings.database.url, cluster)
+    from helios.app.node_turns import forget_what_is_damaged  # noqa: PLC0415 - no pause waits for what it imports
+
     now = datetime.now(UTC)
     resume(settings.database.url, name, Path(settings.control.state_folder), now=now)
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.remember(name, MEMORY, "", at=now)
+        forget_what_is_damaged(warehouse, name, at=now)
     modes = modes_in_force(settings.database.url, name, services_of(settings))
     said = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
     show(f"Helios goes on with its next turn: {said}.")
@@ -173,12 +193,12 @@ def nightly_(cluster: Cluster = None) -> None:
     told.line()
 
 
-def scope(mode: ServiceMode) -> str:
-    """Say on which jobs a service acts."""
+def scope(mode: ServiceMode, *, of: Office = Office.JOBS) -> str:
+    """Say on which jobs, or nodes, a service acts."""
     if mode.mode in {Mode.OFF, Mode.SHADOW}:
         return "nothing"
     parts = [
-        f"{mode.percent} % of the jobs" if mode.percent is not None else "all jobs",
+        f"{mode.percent} % of the {of}" if mode.percent is not None else f"all {of}",
         f"of {', '.join(mode.partitions)}" if mode.partitions else "",
     ]
     return " ".join(part for part in parts if part)
@@ -249,16 +269,6 @@ def _name_in_the_warehouse(url: str) -> str | None:
     except HeliosError as trouble:
         say(f"warning: {trouble.fact}")
         return None
-
-
-def _taken_back(desk: Desk, why: str) -> tuple[TurnReport, str]:
-    try:
-        report = desk.release(why)
-        return report, released(report)
-    except HeliosError as trouble:
-        raise HeliosError(
-            f"Helios is paused, but what it set may still stand: {trouble.fact}", remedy=trouble.remedy
-        ) from trouble
 
 
 def _cluster_name(url: str, cluster: str | None) -> str:

@@ -57,6 +57,7 @@ COMMANDS = {
     ),
     "trace": ("trace:commands", "Job history: load it, look at it."),
     "model": ("model:commands", "Predict run times from history, and judge the prediction."),
+    "forecast": ("forecast:commands", "Forecast how many nodes will be needed, and judge the forecasts."),
     "db": ("db:commands", "The warehouse's schema."),
     "config": ("config:commands", "The settings in force and where each comes from."),
     "report": (
@@ -64,6 +65,8 @@ COMMANDS = {
         "Who waits, who used what, how far off predictions are, what was decided; options as sacct's.",
     ),
     "service": ("service:commands", "Services: what is installed, and with which options."),
+    "energy": ("energy:commands", "What putting idle nodes to sleep would save."),
+    "power": ("power:commands", "Nodes: which sleep, which wake, and why."),
     "hook": ("hook:commands", "The priority hook: job_submit.lua and its table."),
 }
 

@@ -22,11 +22,21 @@ from helios.report.admin.moments import WORDS
 from helios.report.admin.people import fields_by
 from helios.report.admin.queue import NOW, OVER_TIME
 from helios.report.admin.shadow import moved_table, shadow_table
+from helios.report.energy.ledger import EnergyLedger, energy_answer, energy_sentences
+from helios.report.energy.ledger import fields_by as fields_of_energy
 
 commands = typer.Typer(
     no_args_is_help=True,
     help="Who waits, who used what, how far off predictions are, what was decided; options as sacct's.",
 )
+
+
+class EnergyBy(StrEnum):
+    """What a row of the energy ledger is."""
+
+    DAY = "day"
+    PARTITION = "partition"
+    NODE = "node"
 
 
 class By(StrEnum):
@@ -241,6 +251,43 @@ def services(
     _show(reports.service_report(ask, services=_listed(service)), form)
 
 
+@commands.command("energy", epilog="Example: helios report energy -S now-4weeks --by partition --plot energy.html")
+def energy(
+    cluster: Cluster = None,
+    start: Annotated[
+        str | None,
+        typer.Option("-S", "--starttime", "--from", help=f"Begin of the window ({WORDS}); else a week before the end."),
+    ] = None,
+    end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window; else now.")] = None,
+    by: Annotated[
+        EnergyBy, typer.Option("--by", help="A row for each: nodes of the same partitions and GPUs are one partition.")
+    ] = EnergyBy.DAY,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also draw it here: .png, or .html for a page with all of it.")
+    ] = None,
+    fields: Fields = None,
+    noheader: Noheader = False,
+    parsable: Parsable = False,
+    parsable2: Parsable2 = False,
+    helpformat: Helpformat = False,
+    json: AsJson = False,
+) -> None:
+    """Show what nodes did and drew, what sleep saved against Slurm's idle timer, and what idle nodes cost."""
+    _list_fields(helpformat, fields_of_energy(by.value))
+    form = _form(fields, noheader, parsable, parsable2, json)
+    found = reports.energy_report(
+        _ask(cluster, start, end, None, None, None), energy=configuration().settings.energy, by=by.value
+    )
+    if plot is not None:
+        _draw(found, plot)
+    if json:
+        show_json(found.to_json())
+        return
+    _show(energy_answer(found), form)
+    if not (parsable or parsable2):
+        _print(["", *energy_sentences(found)])
+
+
 @commands.command("shadow", epilog="Example: helios report shadow --day 2026-11-20")
 def shadow(
     cluster: Cluster = None,
@@ -297,12 +344,32 @@ def nightly(
         keep=settings.report.keep,
         gpus_per_node=settings.whatif.gpus_per_node,
         default_time_limit_s=settings.whatif.default_time_limit_s,
+        energy=settings.energy,
         recipient=recipient,
     )
     if json:
         show_json(asdict(report))
         return
     _print([report.subject, *(str(path) for path in (report.page, report.text, report.mail))])
+
+
+def _draw(found: EnergyLedger, path: Path) -> None:
+    # Drawing takes a second to import, which no table should wait for.
+    if path.suffix == ".png":
+        from helios.report.energy.figures import as_png  # noqa: PLC0415 - as above
+
+        content = as_png(found)
+    elif path.suffix in {".html", ".htm"}:
+        from helios.report.energy.page import render_energy  # noqa: PLC0415 - as above
+
+        content = render_energy(found).encode()
+    else:
+        raise Misuse(f"--plot {path}: a plot is a .png or an .html file.", remedy="Name it energy.png or energy.html")
+    try:
+        path.write_bytes(content)
+    except OSError as reason:
+        raise Misuse(f"{path} cannot be written: {reason}", remedy="Choose another place: --plot") from reason
+    say(f"Drawn: {path}")
 
 
 def _ask(

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Generic, TypeVar
 
-from helios.actions import Result
+from helios.actions import Action, Result
 from helios.config import Control
 from helios.control.audit import Line, Minutes
 from helios.control.bench import Bench
 from helios.control.memory import TurnMemory
 from helios.control.plan import Seat
-from helios.control.wishes import Proposal, proposal_of
 from helios.model import Mode, Snapshot
 
 LONGEST_FAULT = 300
 """Characters of a service's own words that are kept."""
 
 
+Asked = TypeVar("Asked")
+"""All that a service asked for, in the form of its office."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class Answers(Generic[Asked]):
     """What the services said.
 
     Attributes
@@ -33,7 +37,7 @@ class Answers:
         With who was asked, and the bench.
     """
 
-    proposals: Mapping[str, Proposal]
+    proposals: Mapping[str, Asked]
     playing: tuple[Seat, ...]
     memory: TurnMemory
 
@@ -46,9 +50,16 @@ def ask(
     minutes: Minutes,
     settings: Control,
     now: datetime,
-) -> Answers:
-    """Ask each service that is due, and take down who failed or sits out."""
-    proposals: dict[str, Proposal] = {}
+    understand: Callable[[Sequence[Action]], Asked],
+) -> Answers[Asked]:
+    """Ask each service that is due, and take down who failed or sits out.
+
+    Parameters
+    ----------
+    understand : callable
+        Takes the actions of a service apart; what it raises is the service's fault.
+    """
+    proposals: dict[str, Asked] = {}
     bench, asked_at = memory.bench, dict(memory.asked_at)
     for seat in seats:
         absent = seat.mode.mode is Mode.OFF or bench.why_not(seat.name, now=now, failures=settings.raises_to_bench)
@@ -56,27 +67,20 @@ def ask(
             continue
         asked_at[seat.name] = snapshot.taken_at
         minutes.asks(seat.name)
-        answer = _answer(seat, snapshot)
-        if isinstance(answer, Proposal):
-            proposals[seat.name] = answer
+        try:
+            proposals[seat.name] = understand(list(seat.service.decide(_own_copy(snapshot))))
             bench = bench.without(seat.name)
-        else:
-            bench = bench.after_a_failure(seat.name, what=answer, now=now)
-            minutes.say(_failed(seat, snapshot, answer))
+        except Exception as raised:
+            # Whatever a service may raise: the others and the turn must go on, and the reason is kept.
+            fault = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:LONGEST_FAULT]
+            bench = bench.after_a_failure(seat.name, what=fault, now=now)
+            minutes.say(_failed(seat, snapshot, fault))
             minutes.count(seat.name, Result.FAILED)
     return Answers(
         proposals=proposals,
         playing=_playing(seats, bench, minutes, settings, now),
         memory=replace(memory, bench=bench, asked_at=asked_at),
     )
-
-
-def _answer(seat: Seat, snapshot: Snapshot) -> Proposal | str:
-    try:
-        return proposal_of(list(seat.service.decide(_own_copy(snapshot))))
-    except Exception as fault:
-        # Whatever a service may raise: the others and the turn must go on, and the reason is kept.
-        return f"{type(fault).__name__}: {' '.join(str(fault).split())}"[:LONGEST_FAULT]
 
 
 def _own_copy(snapshot: Snapshot) -> Snapshot:

@@ -13,8 +13,8 @@ from datetime import datetime
 
 import pandas as pd
 
-from helios.actions import Outcome, Result
-from helios.control.memory import digest_of
+from helios.actions import NodeOutcome, Outcome, Result
+from helios.control.memory import digest_of, target_of
 from helios.control.modes import OUTSIDE
 from helios.control.pending import PendingJob
 from helios.model import DECISIONS
@@ -54,7 +54,7 @@ class Minutes:
     ----------
     lines : list of Line
     changed : set of str
-        Jobs that were written.
+        Jobs, or nodes, that were written.
     bad : bool
         Whether a write failed or read back as something else.
     notes : list of str
@@ -100,19 +100,25 @@ class Minutes:
         if number:
             self._counts[service][result] += number
 
-    def outcomes(self, service: str, mode: str, outcomes: Iterable[Outcome], jobs: Mapping[str, PendingJob]) -> None:
+    def outcomes(
+        self,
+        service: str,
+        mode: str,
+        outcomes: Iterable[Outcome | NodeOutcome],
+        jobs: Mapping[str, PendingJob] | None = None,
+    ) -> None:
         """Take down what became of a service's actions."""
         for outcome in outcomes:
             self.count(service, outcome.result)
             self.bad |= outcome.result in _OUT_OF_PLACE
             if outcome.result is Result.DONE:
-                self.changed.add(outcome.job_id)
+                self.changed.add(target_of(outcome))
             if outcome.remark == OUTSIDE:
                 continue  # that is what a canary is for: nothing to say of it, turn by turn
             if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
-                self.say(_line(service, mode, outcome, jobs.get(outcome.job_id)))
+                self.say(_line(service, mode, outcome, (jobs or {}).get(target_of(outcome))))
 
     def frame(self, lines: Iterable[Line] | None = None) -> pd.DataFrame:
         """Return ``lines`` (default all so far) as columns of ``DECISIONS``."""
@@ -123,7 +129,7 @@ class Minutes:
         decided_at = pd.to_datetime([self.decided_at] * len(rows), utc=True)
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
-    def _is_new(self, service: str, outcome: Outcome) -> bool:
+    def _is_new(self, service: str, outcome: Outcome | NodeOutcome) -> bool:
         if outcome.result is not Result.REFUSED:
             return True
         digest = digest_of(outcome)
@@ -131,12 +137,12 @@ class Minutes:
         return digest not in self._said_before.get(service, frozenset())
 
 
-def _line(service: str, mode: str, outcome: Outcome, job: PendingJob | None) -> Line:
+def _line(service: str, mode: str, outcome: Outcome | NodeOutcome, job: PendingJob | None) -> Line:
     return Line(
         service=service,
         mode=mode,
         action=outcome.action,
-        target=outcome.job_id,
+        target=target_of(outcome),
         reason=outcome.reason,
         outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
         before=outcome.before or None,

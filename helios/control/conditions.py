@@ -70,6 +70,21 @@ def reasons_to_be_still(
     now : datetime
         Start of the turn.
     """
+    shared = reasons_of_the_world(conditions, settings, snapshot=snapshot, memory=memory, now=now)
+    if conditions.paused:
+        return shared
+    reasons = [
+        _old_model(conditions, settings, now),
+        conditions.drift and f"the predictions have drifted: {conditions.drift}",
+        _no_predictions(jobs),
+    ]
+    return [*shared, *(reason for reason in reasons if reason)]
+
+
+def reasons_of_the_world(
+    conditions: Conditions, settings: Control, *, snapshot: Snapshot, memory: TurnMemory, now: datetime
+) -> list[str]:
+    """Return the reasons that hold for every office, whatever it acts on: all but those about predictions of jobs."""
     if conditions.paused:
         return [f"paused: {conditions.paused}"]  # whoever paused it wants to read that, not what else there is
     reasons = [
@@ -79,9 +94,6 @@ def reasons_to_be_still(
         _other_controller(conditions, memory),
         _skew(conditions, settings),
         _old_history(conditions, settings, now),
-        _old_model(conditions, settings, now),
-        conditions.drift and f"the predictions have drifted: {conditions.drift}",
-        _no_predictions(jobs),
     ]
     return [reason for reason in reasons if reason]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from helios.actions import Outcome
+from helios.actions import NodeOutcome, Outcome
 from helios.control.bench import Bench
 from helios.control.breaker import Breaker
 from helios.errors import MemoryDamaged
@@ -93,7 +93,12 @@ class TurnMemory:
             ) from reason
 
 
-def digest_of(outcome: Outcome) -> str:
+def target_of(outcome: Outcome | NodeOutcome) -> str:
+    """Return what an outcome is about: a job's id, or a node's name."""
+    return outcome.job_id if isinstance(outcome, Outcome) else outcome.node
+
+
+def digest_of(outcome: Outcome | NodeOutcome) -> str:
     """Return a short name of a refusal: the same while nothing about it changes."""
-    text = "\0".join((outcome.lever, outcome.job_id, outcome.result, outcome.remark))
+    text = "\0".join((outcome.lever, target_of(outcome), outcome.result, outcome.remark))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()

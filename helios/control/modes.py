@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from helios.actions import JobAction, Lever, Outcome, Restore, Result
@@ -34,6 +34,7 @@ class ServiceMode:
     percent : int, optional
         Share of the jobs, 1 to 100, chosen by a digest of the job's id (of an array: its master's id), so that the same
         jobs are chosen in every turn, and all tasks of an array alike. A larger share keeps those of a smaller one.
+        Of a service that acts on nodes: share of the nodes, by a digest of the node's name.
     """
 
     mode: Mode
@@ -54,12 +55,16 @@ class ServiceMode:
 
         A canary without a scope covers nothing: who forgot to say how much must not have meant all.
         """
+        return self.reaches(job.array_job_id or job.job_id, partitions=job.partition.split(","))
+
+    def reaches(self, name: str, *, partitions: Iterable[str]) -> bool:
+        """Return whether the service may change what has that name and those partitions, as :meth:`covers` a job."""
         if self.mode is not Mode.CANARY:
             return self.mode is not Mode.OFF
         if not self.partitions and self.percent is None:
             return False
-        chosen = self.percent is None or _hundredth(job.array_job_id or job.job_id) < self.percent
-        return chosen and (not self.partitions or set(job.partition.split(",")) <= set(self.partitions))
+        chosen = self.percent is None or _hundredth(name) < self.percent
+        return chosen and (not self.partitions or set(partitions) <= set(self.partitions))
 
 
 def door_for(
@@ -173,6 +178,6 @@ def _within(restore: Restore, inside: set[str]) -> Restore:
     return replace(restore, job_ids=tuple(named))
 
 
-def _hundredth(job_id: str) -> int:
-    digest = hashlib.blake2b(job_id.encode(), digest_size=8).digest()
+def _hundredth(name: str) -> int:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100

@@ -33,6 +33,7 @@ from helios.control.standings import (
     without_the_gone,
     without_the_released,
 )
+from helios.control.wishes import proposal_of
 from helios.errors import HeliosError, LeaseLost
 from helios.model import DECISIONS, Mode, Snapshot
 from helios.ports import Cluster, Ledger
@@ -189,6 +190,7 @@ class _Turn:
             minutes=self.minutes,
             settings=self.settings.control,
             now=self.now,
+            understand=proposal_of,
         )
         plan = plan_of(answers.proposals, seats=answers.playing, scene=scene)
         errand = Errand(

@@ -28,7 +28,7 @@ from helios.model.history import (
     in_submission_order,
 )
 from helios.model.live import QUEUE, Snapshot, plain_values
-from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, PowerSettings, pools
+from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pools
 
 __all__ = [
     "COVERAGE",
@@ -55,6 +55,7 @@ __all__ = [
     "Mode",
     "ModelRecord",
     "NodePower",
+    "NodeSeries",
     "PowerSettings",
     "Snapshot",
     "in_submission_order",

@@ -151,3 +151,46 @@ class Demand:
                 raise FrameInvalid(f"the demand's {name} has the shape {getattr(self, name).shape}, not {shape}")
         if n_pools != len(self.pools):
             raise FrameInvalid(f"the demand has {n_pools} rows for {len(self.pools)} pools")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeSeries:
+    """How many nodes held a job, and how many there were, at even steps of time without holes.
+
+    Attributes
+    ----------
+    name : str
+        Of the cluster or file.
+    start_s : int
+        Start of the first step, s since the epoch.
+    step_s : int
+        Length of a step, s.
+    active : float64 array of shape (n_steps,)
+        Nodes that held a job; most of them at once where several were told within a step.
+    total : float64 array of shape (n_steps,)
+        Nodes in service.
+    gaps : bool array of shape (n_steps,)
+        Where nothing was told: the last value known stands there, and nothing should be judged by it.
+    notes : tuple of str
+        What a person should know of how it was read.
+    """
+
+    name: str
+    start_s: int
+    step_s: int
+    active: NDArray[np.float64]
+    total: NDArray[np.float64]
+    gaps: NDArray[np.bool_]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.active.shape == self.total.shape == self.gaps.shape or self.active.ndim != 1:
+            raise FrameInvalid(f"the columns of the node series {self.name} differ in length")
+
+    def __len__(self) -> int:
+        return len(self.active)
+
+    @property
+    def end_s(self) -> int:
+        """End of the last step, s since the epoch."""
+        return self.start_s + len(self) * self.step_s

@@ -46,8 +46,10 @@ The compiled core (:mod:`helios.simulate.engine`) keeps its state in plain array
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown
 from helios.simulate.cluster import SimCluster
+from helios.simulate.holding import Holding, Tally
+from helios.simulate.nodes import Sleep
 from helios.simulate.policies import ORDERS
-from helios.simulate.timeline import Backfill, Replay, replay
+from helios.simulate.timeline import Backfill, Placement, Replay, replay
 from helios.simulate.view import Predictions
 from helios.simulate.workload import ClusterShape, Workload
 
@@ -55,11 +57,15 @@ __all__ = [
     "ORDERS",
     "Backfill",
     "ClusterShape",
+    "Holding",
     "JobLargerThanPartition",
     "PartitionUnknown",
+    "Placement",
     "Predictions",
     "Replay",
     "SimCluster",
+    "Sleep",
+    "Tally",
     "Workload",
     "replay",
 ]

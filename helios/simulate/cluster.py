@@ -16,12 +16,25 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.actions import (
+    JobAction,
+    Lever,
+    NodeAction,
+    NodeOutcome,
+    Outcome,
+    Place,
+    Reorder,
+    Restore,
+    Result,
+    SoftLimit,
+)
 from helios.errors import Misuse, WorkloadInvalid
-from helios.model import Snapshot
+from helios.model import STEP_S
+from helios.simulate.holding import Tally, holding_of, tally_of
+from helios.simulate.nodes import NodeDoor, Sleep
 from helios.simulate.state import NEVER, new_state
-from helios.simulate.steering import Census, admit, carry_on, settle, withdraw
-from helios.simulate.timeline import LONGEST_ESTIMATE_S, MODES, Backfill
+from helios.simulate.steering import Census, admit, carry_on, count_up, settle, withdraw
+from helios.simulate.timeline import LONGEST_ESTIMATE_S, MODES, PLACES, Backfill, Placement
 from helios.simulate.view import BASE_PRIORITY, Glance, Jobs, Marks, Predictions, View, unique_ids
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
@@ -30,7 +43,7 @@ STEP, MARK = 100, 37
 
 
 class SimCluster:
-    """A :class:`helios.ports.Cluster` that lives in the timeline of a workload.
+    """A :class:`helios.ports.Cluster` and :class:`helios.ports.NodeCluster` that lives in the timeline of a workload.
 
     At the moment that :meth:`advance` goes to, jobs end and arrive, and the scheduling pass waits until time is asked
     to go on: a service that looks and acts there is as quick as a policy built into the scheduler.
@@ -53,6 +66,12 @@ class SimCluster:
         to its steps.
     resource : str
         ``gpus`` or ``cpus``: what the workload's GPUs are in truth.
+    placement : Placement
+        Which of the nodes of equal weight that fit a job gets.
+    seed : int
+        Of random placement: the same gives a job the same draws, whatever else happens.
+    sleep : Sleep, optional
+        How nodes sleep; None: they do not.
 
     Raises
     ------
@@ -73,13 +92,24 @@ class SimCluster:
         name: str = "replay",
         resolution: int = 10_000,
         resource: str = "gpus",
+        placement: Placement = Placement.PACKED,
+        seed: int = 0,
+        sleep: Sleep | None = None,
     ) -> None:
         if not len(workload) == len(jobs) == len(estimates_s):
             raise WorkloadInvalid(f"{len(jobs)} rows and {len(estimates_s)} estimates for {len(workload)} jobs")
         refuse_misfits(workload, shape)
         self.name = name
         self.now_s = int(workload.submitted_s[0]) - 1 if len(workload) else 0
-        self._state = new_state(workload, shape, backfill=MODES[backfill], preemptive=False)
+        self._state = new_state(
+            workload,
+            shape,
+            backfill=MODES[backfill],
+            preemptive=False,
+            placement=PLACES[placement],
+            seed=seed,
+            versatile=True,
+        )
         self._estimates_s = estimates_s.clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
         self._state.pending["estimate_s"] = self._estimates_s
         self._limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
@@ -90,6 +120,8 @@ class SimCluster:
         self._position = {job_id: position for position, job_id in enumerate(job_ids)}
         self._job_ids = job_ids
         self._view = View(workload, shape, jobs, job_ids=job_ids, resource=resource)
+        self._resource, self._partitions = resource, shape.partitions
+        self._door = NodeDoor(self._state, self._view.names, sleep)
         self._marks = Marks(
             urgency=np.zeros(len(jobs)),
             soft_limit_s=np.full(len(jobs), np.nan),
@@ -153,11 +185,11 @@ class SimCluster:
 
     # The socket.
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Glance:
         """Look."""
         return self.look(None)
 
-    def look(self, predictions: Predictions | None) -> Snapshot:
+    def look(self, predictions: Predictions | None) -> Glance:
         """Look, with predictions already in the columns of the pending jobs."""
         running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
         by_start = running[np.argsort(self.started_s[running], kind="stable")]
@@ -166,7 +198,8 @@ class SimCluster:
             cluster=self.name,
             pending=self._view.pending(self._queue(), self._marks, predictions),
             running=self._view.running(by_start, self._state),
-            nodes=self._view.nodes(self._state),
+            nodes=self._view.nodes(self._state, self._door.columns()),
+            power=self._door.settings,
         )
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
@@ -176,7 +209,40 @@ class SimCluster:
         self._requeue(changed)
         return outcomes
 
+    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        """Act on nodes, and say what became of each that an action names; see :class:`helios.ports.NodeCluster`."""
+        return self._door.steer(actions, now=self.now_s)
+
+    # What is counted.
+
+    def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+        """Return how many nodes of each partition held a job until now, by steps; see :meth:`Holding.in_steps`."""
+        return holding_of(self._state, until_s=self.now_s).in_steps(step_s)
+
+    def tally(self) -> Tally:
+        """Return what nodes have done until now."""
+        count_up(self._state, now=self.now_s)
+        return tally_of(self._state, self._partitions, resource=self._resource)
+
+    @property
+    def late_s(self) -> Jobs:
+        """How long each job waited for nodes that it was given to get up, s; meaningless where it has not started."""
+        return self._state.jobs["late_s"]
+
     # What an admin does.
+
+    def forbid(self, node: str, *, why: str | None) -> None:
+        """Have Helios leave a node's power alone, as if it were drained or reserved; None: it may act again.
+
+        Raises
+        ------
+        Misuse
+            There is no such node.
+        """
+        number = self._door.number(node)
+        self._door.hands_off.pop(number, None)
+        if why is not None:
+            self._door.hands_off[number] = why
 
     def hold(self, job_id: str, *, why: str = "held") -> None:
         """Hold a pending job: it does not start, and is ``hands_off``.

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from helios.simulate import passes, placement, queue, running
+from helios.simulate import idle, passes, placement, power, queue, running, sets, tally
 from helios.simulate import state as state_tables
 from helios.simulate.kernel import entry_point, fingerprint, kernel
 from helios.simulate.passes import schedule
+from helios.simulate.power import fell, get_up, next_change, time_out
 from helios.simulate.queue import push
 from helios.simulate.running import end
-from helios.simulate.state import NEVER, State
+from helios.simulate.state import NEVER, NOBODY, State
+
+PARTS = (passes, placement, power, sets, idle, tally, queue, running, state_tables)
+"""Where the kernels are that the core calls."""
 
 
 @kernel
 def next_moment(state: State) -> int:
-    """Return when the next job ends or arrives, or NEVER."""
+    """Return when the next job ends or arrives, or a node changes by itself, or NEVER."""
     clock, moment = state.clock[0], NEVER
     if clock.running > 0:
         moment = state.jobs[state.ends[0]].ends_s
     if clock.arrived < len(state.jobs):
         moment = min(moment, state.jobs[clock.arrived].submitted_s)
-    return moment
+    return moment if len(state.versatile) == 0 else min(moment, next_change(state))
 
 
 @kernel
@@ -33,12 +37,24 @@ def _awaits(state: State, now: int, scored: int) -> bool:
 
 @kernel
 def end_due(state: State, now: int) -> int:
-    """Let all end that end ``now``; return how many."""
+    """Let all end that end ``now``, and nodes be up or asleep that are so by now; return how many jobs ended."""
     n_ended: int = state.clock[0].ended
+    state.clock[0].now_s = now
+    if len(state.versatile) > 0:
+        _arrive(state, now)
     while state.clock[0].running > 0 and state.jobs[state.ends[0]].ends_s == now:
         touch(state, state.jobs[state.ends[0]].partition)
         end(state, state.ends[0])
     return int(state.clock[0].ended) - n_ended
+
+
+@kernel
+def _arrive(state: State, now: int) -> None:
+    get_up(state, now)
+    partition = fell(state, now)
+    while partition != NOBODY:
+        touch(state, partition)
+        partition = fell(state, now)
 
 
 @kernel
@@ -59,19 +75,21 @@ def touch(state: State, partition: int) -> None:
     clock, home = state.clock[0], state.partitions[partition]
     if not home.touched:
         home.touched = 1
-        state.touched[clock.touched] = partition
+        state.partitions[clock.touched].due = partition
         clock.touched += 1
 
 
 @kernel
 def schedule_touched(state: State, now: int) -> None:
-    """Make the passes that are due ``now``."""
+    """Make the passes that are due ``now``; what is idle too long after them falls asleep."""
     clock = state.clock[0]
     for place in range(clock.touched):
-        partition = state.touched[place]
+        partition = state.partitions[place].due
         state.partitions[partition].touched = 0
         schedule(state, partition, now)
     clock.touched = 0
+    if len(state.versatile) > 0:
+        time_out(state, now)
 
 
 def _compiled(revision: int) -> Callable[[State, int, int], bool]:
@@ -90,7 +108,7 @@ def _compiled(revision: int) -> Callable[[State, int, int], bool]:
     return entry
 
 
-_run = _compiled(fingerprint(passes, placement, queue, running, state_tables))
+_run = _compiled(fingerprint(*PARTS))
 
 
 def run(state: State, *, scored: int, budget: int) -> bool:

@@ -7,9 +7,10 @@ stays so, and the first of each size says all there is to know about it.
 from __future__ import annotations
 
 from helios.simulate.kernel import kernel
-from helios.simulate.placement import lift, room
+from helios.simulate.placement import lift
 from helios.simulate.queue import before, first_within, push, remove
 from helios.simulate.running import extend_overdue, reservation, start, stop
+from helios.simulate.sets import room, room_awake
 from helios.simulate.state import EASY, NO_BACKFILL, NOBODY, State
 
 
@@ -61,7 +62,7 @@ def _easy(state: State, partition: int, now: int) -> None:
         job = _first_harmless(state, partition, shadow - now, extra)
         if job < 0:
             return
-        if state.pending[job].estimate_s > shadow - now:
+        if state.pending[job].estimate_s > _window_s(state, partition, state.jobs[job].gpus, shadow - now):
             extra -= state.jobs[job].gpus
         _start_pending(state, job, now, True)
 
@@ -114,10 +115,18 @@ def _first_harmless(state: State, partition: int, window_s: int, extra: int) -> 
         if gpus > largest:
             break
         if gpus > extra:
-            job = first_within(state.pending, queues[queue].root, window_s)
+            job = first_within(state.pending, queues[queue].root, _window_s(state, partition, gpus, window_s))
         if job >= 0 and (best < 0 or before(state.pending, job, best)):
             best = job
     return best
+
+
+@kernel
+def _window_s(state: State, partition: int, gpus: int, window_s: int) -> int:
+    """Return how much of a window is left to a job that may have to wait for nodes to boot, s."""
+    if len(state.versatile) == 0 or gpus <= room_awake(state, partition):
+        return window_s
+    return int(window_s - state.clock[0].boot_s)
 
 
 @kernel

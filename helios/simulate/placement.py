@@ -1,7 +1,7 @@
-"""Which nodes a job gets: consolidated, on the fullest node that still fits, whole nodes first for large jobs.
+"""Which nodes a job gets: awake ones before waking ones before sleeping ones; whole nodes first for large jobs.
 
-For every partition and every number of free GPUs (level) the set of such nodes is kept as bits, so that the best
-fit is the lowest bit of the lowest level that suffices.
+Among these the lowest weight goes first, and among nodes of equal weight the mode decides: ``packed``, the fullest node
+that still fits; ``spread``, the emptiest; ``random``, any that fits; ``weighted``, the first. The first node wins ties.
 """
 
 from __future__ import annotations
@@ -9,43 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 from helios.simulate.kernel import kernel
-from helios.simulate.state import NOBODY, WORD_BITS, State
-
-# A de Bruijn sequence tells the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
-# "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-_BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
-for _bit in range(WORD_BITS):
-    _BIT_OF[((int(_DE_BRUIJN) << _bit) & (2**64 - 1)) >> 58] = _bit
+from helios.simulate.power import home_of, wake
+from helios.simulate.sets import first_node, n_below, nth_node, shift
+from helios.simulate.state import ASLEEP, AWAKE, NOBODY, RANDOM, SPREAD, WAKING, WEIGHTED, State
 
 
 @kernel
-def room(state: State, partition: int) -> int:
-    """Return the size of the largest job that can be placed now; every smaller one can be, too.
-
-    With c wholly free nodes of G GPUs and m free on the best other node, that is c G + m: a job of k G + r
-    GPUs (r < G) needs k free nodes and r on another.
-    """
-    home = state.partitions[partition]
-    level, first, full = home.gpus_per_node - 1, home.first_level, home.gpus_per_node
-    while level > 0 and state.level_nodes[first + level] == 0:
-        level -= 1
-    return int(state.level_nodes[first + full] * full + level)
-
-
-@kernel
-def place(state: State, job: int) -> None:
-    """Give ``job``, which must fit, its nodes: the first wholly free ones, then the best fit for the rest."""
+def place(state: State, job: int, now: int) -> int:
+    """Give ``job``, which must fit, its nodes; return when the last of them is up."""
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
-    full, partition = home.gpus_per_node, jobs[job].partition
-    for _ in range(jobs[job].gpus // full):
-        _take(state, job, _first_node(state, partition, full), full)
+    full, up_s = home.gpus_per_node, now
+    for number in range(jobs[job].gpus // full):
+        up_s = max(up_s, _take(state, job, _choice(state, job, number, full), full, now))
     rest = jobs[job].gpus % full
     if rest > 0:
-        level = rest
-        while state.level_nodes[home.first_level + level] == 0:
-            level += 1
-        _take(state, job, _first_node(state, partition, level), rest)
+        up_s = max(up_s, _take(state, job, _choice(state, job, full, rest), rest, now))
+    return up_s
 
 
 @kernel
@@ -53,7 +32,7 @@ def lift(state: State, job: int, sign: int) -> None:
     """Free the GPUs that ``job`` holds (``sign`` 1), or take the same ones again (-1)."""
     share = state.jobs[job].first_share
     while share >= 0:
-        _shift(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
+        shift(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
         share = state.shares[share].next
 
 
@@ -69,41 +48,92 @@ def forget(state: State, job: int) -> None:
 
 
 @kernel
-def _take(state: State, job: int, node: int, gpus: int) -> None:
+def _take(state: State, job: int, node: int, gpus: int, now: int) -> int:
+    """Let ``job`` hold ``gpus`` of ``node``; return when that is up."""
     clock = state.clock[0]
     share = clock.free_share
     clock.free_share = state.shares[share].next
     state.shares[share].node, state.shares[share].gpus = node, gpus
     state.shares[share].next = state.jobs[job].first_share
     state.jobs[job].first_share = share
-    _shift(state, state.jobs[job].partition, node, -gpus)
+    if len(state.versatile) > 0 and state.nodes[node].power == ASLEEP:
+        wake(state, state.jobs[job].partition, node)
+    shift(state, state.jobs[job].partition, node, -gpus)
+    if len(state.versatile) > 0 and state.nodes[node].power == WAKING:
+        return int(state.nodes[node].until_s)
+    return now
 
 
 @kernel
-def _shift(state: State, partition: int, node: int, gpus: int) -> None:
-    """Change the free GPUs of ``node`` by ``gpus``."""
+def _choice(state: State, job: int, number: int, least: int) -> int:
+    """Return the node with ``least`` free GPUs or more that ``job`` gets; ``number`` tells its choices apart."""
+    partition = state.jobs[job].partition
     home = state.partitions[partition]
-    place = node - home.first_node
-    bit = np.uint64(1) << np.uint64(place % WORD_BITS)
-    before = state.free[node]
-    after = before + gpus
-    state.bits[home.first_word + before * home.words + place // WORD_BITS] ^= bit
-    state.bits[home.first_word + after * home.words + place // WORD_BITS] ^= bit
-    state.level_nodes[home.first_level + before] -= 1
-    state.level_nodes[home.first_level + after] += 1
-    state.free[node] = after
-    home.free_gpus += gpus
+    if len(state.versatile) == 0:
+        while state.level_nodes[home.first_level + least] == 0:
+            least += 1
+        return first_node(state, partition, least)
+    power, levels = AWAKE, home.gpus_per_node + 1
+    shelf = _lowest_shelf(state, partition, least, levels)
+    while shelf == NOBODY and power < ASLEEP:
+        power += 1
+        shelf = _lowest_shelf(state, partition, power * levels + least, (power + 1) * levels)
+    return _chosen(state, job, number, shelf, (power + 1) * levels)
 
 
 @kernel
-def _first_node(state: State, partition: int, level: int) -> int:
-    """Return the first node with ``level`` free GPUs; there must be one."""
-    home = state.partitions[partition]
-    word = home.first_word + level * home.words
-    start = word
-    while state.bits[word] == 0:
-        word += 1
-    lone = state.bits[word] & (~state.bits[word] + np.uint64(1))
-    bit = _BIT_OF[np.int64((lone * _DE_BRUIJN) >> np.uint64(58))]
-    node: int = home.first_node + (word - start) * WORD_BITS + bit
-    return node
+def _lowest_shelf(state: State, partition: int, shelf: int, end: int) -> int:
+    """Return the first set from number ``shelf`` on that has a node in it, or NOBODY."""
+    first = state.partitions[partition].first_level
+    while shelf < end:
+        if state.level_nodes[first + shelf] > 0:
+            return shelf
+        shelf += 1
+    return NOBODY
+
+
+@kernel
+def _chosen(state: State, job: int, number: int, lowest: int, end: int) -> int:
+    """Return what weight and mode prefer among the sets from number ``lowest`` on, which has a node in it."""
+    partition, placement, nodes = state.jobs[job].partition, state.clock[0].placement, state.nodes
+    best = first_node(state, partition, lowest)
+    for shelf in range(lowest + 1, end):
+        if state.level_nodes[state.partitions[partition].first_level + shelf] > 0:
+            node = first_node(state, partition, shelf)
+            mine, its = nodes[node].tier_end, nodes[best].tier_end
+            if mine < its or (
+                mine == its and (placement == SPREAD or (placement == WEIGHTED and nodes[node].rank < nodes[best].rank))
+            ):
+                best = node
+    return _any_alike(state, best, lowest, end, _drawn(state, job, number)) if placement == RANDOM else best
+
+
+@kernel
+def _any_alike(state: State, best: int, lowest: int, end: int, drawn: int) -> int:
+    """Return the node that was drawn of those of these sets that have no higher weight than ``best``."""
+    partition, tier_end = home_of(state, best), state.nodes[best].tier_end
+    n_alike = 0
+    for shelf in range(lowest, end):
+        n_alike += n_below(state, partition, shelf, tier_end)
+    n = drawn % n_alike
+    for shelf in range(lowest, end):
+        n_here = n_below(state, partition, shelf, tier_end)
+        if n < n_here:
+            return nth_node(state, partition, shelf, n)
+        n -= n_here
+    return NOBODY
+
+
+@kernel
+def _drawn(state: State, job: int, number: int) -> int:
+    """Draw a number that depends on the seed, the job and its choice only, so that policies see the same draws.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the mix of SplitMix64).
+    """
+    mixed = np.uint64(state.clock[0].seed) * np.uint64(0x9E3779B97F4A7C15)
+    for part in (np.uint64(job), np.uint64(number)):
+        mixed += part + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return int(mixed >> np.uint64(1))

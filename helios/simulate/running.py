@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from helios.simulate.kernel import kernel
 from helios.simulate.placement import forget, lift, place
+from helios.simulate.power import home_of
 from helios.simulate.state import EASY, NEVER, State
+from helios.simulate.tally import count_delay
 
 
 @kernel
 def start(state: State, job: int, now: int) -> None:
-    """Place ``job``, which must fit, and let it run from ``now`` on."""
+    """Place ``job``, which must fit, and let it run from ``now`` on, or from when all of its nodes are up."""
     clock, its = state.clock[0], state.jobs[job]
-    place(state, job)
+    up_s = place(state, job, now)
+    if len(state.versatile) > 0 and up_s > now:
+        its.late_s = up_s - now
+        count_delay(state)
     if its.started_s == NEVER:
-        its.started_s = now
-    its.resumed_s = now
-    its.ends_s = now + its.remaining_s
+        its.started_s = up_s
+    its.resumed_s = up_s
+    its.ends_s = up_s + its.remaining_s
     _rise(state, job, clock.running)
     clock.running += 1
     if clock.preemptive:
@@ -23,7 +28,7 @@ def start(state: State, job: int, now: int) -> None:
         _expect(state, job)
     elif clock.backfill == EASY:
         its.granted_s = state.pending[job].estimate_s
-        its.expected_s = now + its.granted_s
+        its.expected_s = up_s + its.granted_s
         _expect(state, job)
 
 
@@ -70,8 +75,13 @@ def extend_overdue(state: State, partition: int, now: int) -> None:
 
 @kernel
 def reservation(state: State, partition: int, gpus: int) -> tuple[int, int]:
-    """Say when ``gpus`` will be free by count, at an expected end at the earliest, and how many more then."""
+    """Say when ``gpus`` will be free by count, at an expected end at the earliest, and how many more then.
+
+    A node that is falling asleep can be used again once it sleeps, which counts as an end.
+    """
     home = state.partitions[partition]
+    if len(state.versatile) > 0 and state.clock[0].falling > 0:
+        return _reservation_with_falling(state, partition, gpus)
     free, shadow = home.free_gpus, NEVER
     for slot in range(home.first_running, home.first_running + home.running):
         its = state.jobs[state.expected[slot]]
@@ -79,6 +89,44 @@ def reservation(state: State, partition: int, gpus: int) -> tuple[int, int]:
             break
         free, shadow = free + its.gpus, its.expected_s
     return shadow, free - gpus
+
+
+@kernel
+def _reservation_with_falling(state: State, partition: int, gpus: int) -> tuple[int, int]:
+    home, clock = state.partitions[partition], state.clock[0]
+    free, shadow = home.free_gpus, NEVER
+    slot, place = home.first_running, _next_falling(state, partition, 0)
+    while True:
+        ends_s, falls_s = NEVER, NEVER
+        if slot < home.first_running + home.running:
+            ends_s = state.jobs[state.expected[slot]].expected_s
+        if place < clock.falling:
+            falls_s = state.nodes[_falling(state, place)].until_s
+        moment = min(ends_s, falls_s)
+        if moment == NEVER or (shadow != NEVER and free >= gpus and moment != shadow):
+            return shadow, free - gpus
+        shadow = moment
+        if ends_s == moment:
+            free += state.jobs[state.expected[slot]].gpus
+            slot += 1
+        else:
+            free += state.nodes[_falling(state, place)].free
+            place = _next_falling(state, partition, place + 1)
+
+
+@kernel
+def _falling(state: State, place: int) -> int:
+    """Return the node at that place among those that fall asleep, first to be asleep first."""
+    return int(state.nodes[(state.clock[0].first_falling + place) % len(state.nodes)].falling)
+
+
+@kernel
+def _next_falling(state: State, partition: int, place: int) -> int:
+    """Return the first place from ``place`` on of a node of ``partition`` among those that fall asleep."""
+    n_falling = state.clock[0].falling
+    while place < n_falling and home_of(state, _falling(state, place)) != partition:
+        place += 1
+    return place
 
 
 @kernel

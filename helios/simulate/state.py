@@ -18,6 +18,11 @@ NOBODY = -1
 NEVER = np.iinfo(np.int64).max
 NO_BACKFILL, SKIP, EASY = 0, 1, 2
 WORD_BITS = 64
+AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
+"""What a node does; the nodes of a partition are kept in as many sets."""
+N_SETS = 4
+PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
+"""Which of the nodes that fit is taken: the fullest, the emptiest, any, the first."""
 
 JOB = np.dtype(
     [
@@ -28,11 +33,12 @@ JOB = np.dtype(
         ("resumed_s", np.int64),  # start of the present run
         ("granted_s", np.int64),  # estimate in force, which grows when it proves too small
         ("expected_s", np.int64),  # end of the present run, as planned with
-        ("gpus", np.int64),
-        ("partition", np.int64),
-        ("queue", np.int64),
-        ("first_share", np.int64),  # of the shares of nodes that it holds
-        ("place", np.int64),  # in the heap of ends
+        ("late_s", np.int64),  # how long its present run waited for nodes to get up
+        ("gpus", np.int32),
+        ("partition", np.int32),
+        ("queue", np.int32),
+        ("first_share", np.int32),  # of the shares of nodes that it holds
+        ("place", np.int32),  # in the heap of ends
     ],
     align=True,
 )
@@ -55,18 +61,57 @@ PARTITION = np.dtype(
         ("words", np.int64),  # for each level
         ("first_level", np.int64),
         ("first_node", np.int64),
+        ("nodes", np.int64),
         ("gpus_per_node", np.int64),
         ("first_queue", np.int64),
         ("end_queue", np.int64),
         ("first_running", np.int64),
         ("running", np.int64),
-        ("touched", np.int64),
+        ("touched", np.int64),  # whether a pass is due
+        ("due", np.int64),  # not of this partition: a place in the list of those with a pass due
+        # How many nodes are in each state since counted_s, and node seconds until then.
+        ("counted_s", np.int64),
+        ("holding", np.int64),  # with a job, awake or not
+        ("busy", np.int64),  # with a job, awake
+        ("awake", np.int64),
+        ("waking", np.int64),
+        ("asleep", np.int64),
+        ("falling", np.int64),
+        ("gpus", np.int64),  # held on nodes that are awake
+        ("busy_node_s", np.int64),
+        ("awake_node_s", np.int64),
+        ("waking_node_s", np.int64),
+        ("asleep_node_s", np.int64),
+        ("falling_node_s", np.int64),
+        ("gpu_s", np.int64),
+        ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
+        ("row", np.int64),  # the last one in the log of holding nodes
     ],
     align=True,
 )
 SHARE = np.dtype([("node", np.int64), ("gpus", np.int64), ("next", np.int64)], align=True)
+NODE = np.dtype(
+    [
+        ("until_s", np.int64),  # when it will be awake, or asleep
+        ("idle_since_s", np.int64),  # when its last job left, or when it got up
+        ("free", np.int32),  # GPUs
+        ("power", np.int32),  # AWAKE, ...
+        ("rank", np.int32),  # its place in its partition's order of filling
+        ("tier_end", np.int32),  # the first rank of a higher weight
+        ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
+        ("later", np.int32),
+        ("kept", np.int32),  # awake, whatever the idle timer says
+        ("ranked", np.int32),  # not of this node: the node of its partition that ranks as this one is numbered
+        ("waking", np.int32),  # not of this node: a place in the ring of nodes by when they are awake
+        ("falling", np.int32),  # the same, of nodes by when they are asleep
+    ],
+    align=True,
+)
+HOLDING = np.dtype([("at_s", np.int64), ("partition", np.int64), ("nodes", np.int64)], align=True)
+"""How many nodes of a partition hold a job from then on."""
 CLOCK = np.dtype(
     [
+        ("now_s", np.int64),
         ("backfill", np.int64),
         ("preemptive", np.int64),
         ("arrived", np.int64),
@@ -75,6 +120,27 @@ CLOCK = np.dtype(
         ("backfilled", np.int64),
         ("touched", np.int64),
         ("free_share", np.int64),
+        ("placement", np.int64),
+        ("seed", np.int64),
+        ("rows", np.int64),
+        ("boot_s", np.int64),
+        ("shutdown_s", np.int64),
+        ("suspend_s", np.int64),  # what the idle timer is set to; NEVER: off
+        ("first_waking", np.int64),
+        ("waking", np.int64),
+        ("first_falling", np.int64),
+        ("falling", np.int64),
+        ("idle_first", np.int64),
+        ("idle_last", np.int64),
+        ("sleeps", np.int64),  # nodes that were put to sleep, and at how many moments
+        ("sleep_moments", np.int64),
+        ("last_sleep_s", np.int64),
+        ("wakes", np.int64),
+        ("wake_moments", np.int64),
+        ("last_wake_s", np.int64),
+        ("delays", np.int64),  # starts that waited for a node to get up
+        ("delay_moments", np.int64),
+        ("last_delay_s", np.int64),
     ],
     align=True,
 )
@@ -83,10 +149,12 @@ CLOCK = np.dtype(
 class State(NamedTuple):
     """Tables of a replay; see the record types of this module.
 
-    ``free`` holds each node's free GPUs; ``bits`` and ``level_nodes``, for each partition and each number of
-    free GPUs (level), the set of such nodes as bits and their count. ``ends`` is a heap of running jobs by true
+    ``versatile`` is empty where no node sleeps, differs from another or is counted: by its type the core is compiled
+    for such replays without all that, which would nearly halve their speed. ``holding`` is a log.
+    ``bits`` and ``level_nodes`` hold, for each partition, each of AWAKE, WAKING, ... and each number of free GPUs
+    (level), the set of such nodes, as bits by rank, and their count. ``ends`` is a heap of running jobs by true
     end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end;
-    ``ended`` lists the jobs that have ended, in order; ``path`` and ``touched`` are scratch.
+    ``ended`` lists the jobs that have ended, in order; ``path`` is scratch.
     """
 
     clock: NDArray[np.void]
@@ -95,47 +163,77 @@ class State(NamedTuple):
     queues: NDArray[np.void]
     partitions: NDArray[np.void]
     shares: NDArray[np.void]
-    free: NDArray[np.int64]
+    nodes: NDArray[np.void]
     bits: NDArray[np.uint64]
     level_nodes: NDArray[np.int64]
     ends: NDArray[np.int64]
     expected: NDArray[np.int64]
     ended: NDArray[np.int64]
     path: NDArray[np.int64]
-    touched: NDArray[np.int64]
+    holding: NDArray[np.void]
+    versatile: tuple[int, ...]
 
 
-def new_state(workload: Workload, shape: ClusterShape, *, backfill: int, preemptive: bool) -> State:
-    """Return an empty cluster that nobody has submitted to yet."""
+def new_state(
+    workload: Workload,
+    shape: ClusterShape,
+    *,
+    backfill: int,
+    preemptive: bool,
+    placement: int = PACKED,
+    seed: int = 0,
+    versatile: bool = False,
+) -> State:
+    """Return an empty cluster that nobody has submitted to yet, all awake.
+
+    One that is not ``versatile`` only fills the fullest node first; on the others nodes can sleep and are counted.
+    """
     partitions, levels = _partitions(shape)
+    partitions["counted_s"] = workload.submitted_s[0] - 1 if len(workload) else 0
     jobs = _jobs(workload)
     queues, jobs["queue"] = _queues(workload, partitions, by_size=backfill != NO_BACKFILL)
-    free = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
-    bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()), dtype=np.uint64)
+    bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()) * N_SETS, dtype=np.uint64)
     _fill_top_levels(bits, levels, partitions, shape)
     total, n_jobs = shape.total_gpus, len(workload)
+    clock = _clock(backfill, preemptive)
+    clock["placement"], clock["seed"] = placement, seed
+    # A job is counted where it starts and where it ends; starts and ends of one moment share a row.
+    n_rows = 2 * n_jobs + len(partitions) if versatile else 0
     return State(
-        clock=_clock(backfill, preemptive),
+        clock=clock,
         jobs=jobs,
         pending=_pending(n_jobs),
         queues=queues,
         partitions=partitions,
         shares=_shares(total),
-        free=free,
+        nodes=_nodes(shape),
         bits=bits,
         level_nodes=levels,
         ends=np.empty(total, dtype=np.int64),
         expected=np.empty(total, dtype=np.int64),
         ended=np.empty(n_jobs, dtype=np.int64),
         path=np.empty(n_jobs + 1, dtype=np.int64),
-        touched=np.empty(len(partitions), dtype=np.int64),
+        holding=np.empty(n_rows, dtype=HOLDING),
+        versatile=(1,) if versatile else (),
     )
 
 
 def _clock(backfill: int, preemptive: bool) -> NDArray[np.void]:
     clock = np.zeros(1, dtype=CLOCK)
     clock["backfill"], clock["preemptive"] = backfill, preemptive
+    clock["suspend_s"], clock["idle_first"], clock["idle_last"] = NEVER, NOBODY, NOBODY
     return clock
+
+
+def _nodes(shape: ClusterShape) -> NDArray[np.void]:
+    nodes = np.zeros(int(shape.nodes.sum()), dtype=NODE)
+    nodes["ranked"] = np.arange(len(nodes))
+    nodes["free"] = np.repeat(shape.gpus_per_node, shape.nodes)
+    nodes["rank"] = np.arange(len(nodes)) - np.repeat(_starts(shape.nodes), shape.nodes)
+    nodes["tier_end"] = np.repeat(shape.nodes, shape.nodes)
+    nodes["until_s"], nodes["idle_since_s"] = NEVER, NEVER
+    nodes["earlier"], nodes["later"] = NOBODY, NOBODY
+    return nodes
 
 
 def _jobs(workload: Workload) -> NDArray[np.void]:
@@ -158,10 +256,11 @@ def _partitions(shape: ClusterShape) -> tuple[NDArray[np.void], NDArray[np.int64
     levels = shape.gpus_per_node.astype(np.int64) + 1
     words = -(-shape.nodes.astype(np.int64) // WORD_BITS)
     partitions["free_gpus"], partitions["gpus_per_node"] = shape.capacity, shape.gpus_per_node
-    partitions["words"], partitions["first_word"] = words, _starts(words * levels)
-    partitions["first_level"], partitions["first_node"] = _starts(levels), _starts(shape.nodes)
-    partitions["first_running"] = _starts(shape.capacity)
-    return partitions, np.zeros(int(levels.sum()), dtype=np.int64)
+    partitions["words"], partitions["first_word"] = words, _starts(words * levels * N_SETS)
+    partitions["first_level"], partitions["first_node"] = _starts(levels * N_SETS), _starts(shape.nodes)
+    partitions["first_running"], partitions["nodes"] = _starts(shape.capacity), shape.nodes
+    partitions["awake"], partitions["row"] = shape.nodes, NOBODY
+    return partitions, np.zeros(int(levels.sum()) * N_SETS, dtype=np.int64)
 
 
 def _starts(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import Misuse
+from helios.model import STEP_S
 from helios.ports import Order, ReplayPredictor
 from helios.simulate.engine import run
-from helios.simulate.state import EASY, NEVER, NO_BACKFILL, SKIP, State, new_state
+from helios.simulate.holding import Holding, holding_of
+from helios.simulate.state import EASY, NEVER, NO_BACKFILL, PACKED, RANDOM, SKIP, SPREAD, WEIGHTED, State, new_state
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 QUANTILES = {0.1: 0, 0.5: 1, 0.9: 2}
@@ -30,7 +32,22 @@ class Backfill(StrEnum):
     EASY = "easy"
 
 
+class Placement(StrEnum):
+    """Which of the nodes of equal weight that fit a job gets; see :mod:`helios.simulate`."""
+
+    PACKED = "packed"
+    SPREAD = "spread"
+    RANDOM = "random"
+    WEIGHTED = "weighted"
+
+
 MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY}
+PLACES = {
+    Placement.PACKED: PACKED,
+    Placement.SPREAD: SPREAD,
+    Placement.RANDOM: RANDOM,
+    Placement.WEIGHTED: WEIGHTED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +69,8 @@ class Replay:
         Run time that the order believed, s; NaN where it was told none.
     estimate_s : int64 array or None
         Run time that backfill could plan with, s, before any extension; None: it was told none.
+    holding : Holding or None
+        How many nodes held a job, over time; None: nobody counted.
     """
 
     started_s: NDArray[np.int64]
@@ -61,6 +80,19 @@ class Replay:
     busy_gpu_s: int
     believed_s: NDArray[np.float64]
     estimate_s: NDArray[np.int64] | None
+    holding: Holding | None = None
+
+    def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+        """Return how many nodes of each partition held a job, by steps; see :meth:`Holding.in_steps`.
+
+        Raises
+        ------
+        Misuse
+            Nobody counted.
+        """
+        if self.holding is None:
+            raise Misuse("no nodes were counted in this replay", remedy="Replay with count_nodes=True.")
+        return self.holding.in_steps(step_s)
 
 
 def replay(
@@ -74,6 +106,9 @@ def replay(
     estimate_s: NDArray[np.int64] | None = None,
     predictor: ReplayPredictor | None = None,
     plan_quantile: float = 0.9,
+    placement: Placement = Placement.PACKED,
+    seed: int = 0,
+    count_nodes: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Replay:
     """Replay ``workload`` on ``shape`` from an empty cluster until every job has ended; see :mod:`helios.simulate`.
@@ -95,6 +130,12 @@ def replay(
         ``plan_quantile``, rounded up.
     plan_quantile : float
         0.1, 0.5 or 0.9.
+    placement : Placement
+        Which nodes a job gets.
+    seed : int
+        Of random placement: the same gives a job the same draws, whatever the policy.
+    count_nodes : bool
+        Keep count of the nodes that hold jobs, for :meth:`Replay.busy_nodes`; it costs some speed.
     progress : callable, optional
         Called now and then with the number of jobs ended.
 
@@ -109,7 +150,15 @@ def replay(
     _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
-    state = new_state(workload, shape, backfill=MODES[backfill], preemptive=preemptive)
+    state = new_state(
+        workload,
+        shape,
+        backfill=MODES[backfill],
+        preemptive=preemptive,
+        placement=PLACES[placement],
+        seed=seed,
+        versatile=count_nodes or placement is not Placement.PACKED,
+    )
     scores = _Scores(
         workload=workload,
         order=order,
@@ -256,6 +305,7 @@ def _outcome(state: State, scores: _Scores, *, has_estimates: bool) -> Replay:
         busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
         believed_s=scores.believed_s,
         estimate_s=scores.plans.copy() if has_estimates else None,
+        holding=holding_of(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Snapshot, plain_values
+from helios.model import JOBS, NODE_STATES, QUEUE, Demand, JobState, PowerSettings, Snapshot, plain_values
 from helios.simulate.state import State
 from helios.simulate.workload import ClusterShape, Workload
 
@@ -29,6 +29,9 @@ _FIXED = [name for name in JOBS.names if name in QUEUE.by_name and name not in (
 _TEXT = pd.StringDtype(storage="python", na_value=np.nan)
 _NAMES = pd.Index(QUEUE.names, dtype=_TEXT)
 """Shared by all frames: where it stands which column lies is worked out once."""
+
+_LAZY = ("pending", "running", "nodes")
+"""Frames of a snapshot that are made when somebody looks."""
 
 Jobs = NDArray[np.int64]
 
@@ -112,7 +115,10 @@ class View:
 
     def running(self, jobs: Jobs, tables: State) -> Callable[[], pd.DataFrame]:
         """Return what makes the frame of ``jobs``, which run, in that order, as of now."""
-        started_s, held = tables.jobs["started_s"][jobs], tables.jobs["first_share"][jobs]
+        # A job whose nodes are still waking is shown as started when it got them: when they will be up is not over yet.
+        late = tables.jobs["resumed_s"][jobs] > tables.clock["now_s"][0]
+        started_s = tables.jobs["started_s"][jobs] - np.where(late, tables.jobs["late_s"][jobs], 0)
+        held = tables.jobs["first_share"][jobs]
         shares = tables.shares.copy()
 
         def made() -> pd.DataFrame:
@@ -124,9 +130,14 @@ class View:
 
         return made
 
-    def nodes(self, tables: State) -> Callable[[], pd.DataFrame]:
-        """Return what makes the frame of all nodes, in the order in which they are filled, as of now."""
-        free = tables.free.copy()
+    @property
+    def names(self) -> list[str]:
+        """Names of the nodes, as the state numbers them."""
+        return self._names
+
+    def nodes(self, tables: State, changing: Callable[[], dict[str, Any]]) -> Callable[[], pd.DataFrame]:
+        """Return what makes the frame of all nodes as of now, given what makes its columns about power and weight."""
+        free = tables.nodes["free"].copy()
 
         def made() -> pd.DataFrame:
             held = self._size - free
@@ -134,7 +145,7 @@ class View:
             seen = self._nodes.copy()
             seen["state"] = _coded(level, ("IDLE", "MIXED", "ALLOCATED"))
             seen[f"{self._resource}_held"] = held.astype(np.int32 if self._resource == "gpus" else np.float64)
-            return seen
+            return NODE_STATES.conform(seen.assign(**changing()))
 
         return made
 
@@ -209,18 +220,32 @@ class Glance(Snapshot):
         pending: Rows,
         running: Callable[[], pd.DataFrame],
         nodes: Callable[[], pd.DataFrame],
+        power: PowerSettings | None = None,
     ) -> Glance:
         """Return what is to be seen ``now_s``."""
         seen = cls.__new__(cls)
         frames = {"pending": pending.frame, "running": running, "nodes": nodes}
-        facts = {"taken_at": moment(now_s), "cluster": cluster, "_pending": pending, "_frames": frames}
-        for name, value in facts.items():
+        plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
+        for name, value in (plain | {"_pending": pending, "_frames": frames}).items():
             object.__setattr__(seen, name, value)
         return seen
 
+    def with_demand(self, demand: Demand | None) -> Glance:
+        """Return the same with what is expected of the nodes, and no frame made for it."""
+        seen = Glance.__new__(Glance)
+        for name in (*Snapshot.__slots__, *Glance.__slots__):
+            if name in _LAZY and name not in self._made():
+                continue
+            object.__setattr__(seen, name, demand if name == "demand" else getattr(self, name))
+        return seen
+
+    def _made(self) -> list[str]:
+        """Return the names of the frames that are there already."""
+        return [name for name in _LAZY if _is_set(self, name)]
+
     def __getattr__(self, name: str) -> pd.DataFrame:
         """Make a frame: Python asks here for an attribute that is not there yet."""
-        if name not in ("pending", "running", "nodes"):
+        if name not in _LAZY:
             raise AttributeError(name)
         frame = self._frames[name]()
         object.__setattr__(self, name, frame)
@@ -231,6 +256,15 @@ class Glance(Snapshot):
         if hasattr(self, "_pending"):
             return self._pending.values(name)
         return super().pending_values(name)  # a copy made by dataclasses.replace, whose frames are there
+
+
+def _is_set(seen: Glance, name: str) -> bool:
+    """Say whether a slot has a value, without asking ``__getattr__`` for one."""
+    try:
+        object.__getattribute__(seen, name)
+    except AttributeError:
+        return False
+    return True
 
 
 def moment(seconds: int) -> datetime:

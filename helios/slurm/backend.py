@@ -1,4 +1,4 @@
-"""What a way into Slurm delivers, whichever it is: raw records in plain JSON values, and a call that changes jobs.
+"""What a way into Slurm delivers, whichever it is: raw records in plain JSON values, and calls that change it.
 
 Two ways in meet this protocol, Slurm's commands and pyslurm in its worker process; everything that judges what was
 read lives behind it, in ``translate.py`` and ``cluster.py``, once. Raw records carry Slurm's own meaning in plain JSON
@@ -17,11 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
+from helios.hostlist import fold
+
 UNLIMITED = "UNLIMITED"
 """A length without bound, in :class:`RawJob`."""
 
 Length = float | str | None
 """Seconds; :data:`UNLIMITED`; None: not set."""
+
+
+NODES_PER_CALL = 200
+"""Most nodes written in one call: the controller holds its node lock for as long (a guess on the safe side)."""
 
 
 class RawJob(TypedDict):
@@ -141,6 +147,63 @@ class Change:
             raise ValueError(f"TimeMin of job {self.job_id} would be {self.time_min} minutes")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """What is to be written to one node; just one of the two.
+
+    Attributes
+    ----------
+    node : str
+        As in :class:`RawNode`.
+    state : str
+        ``POWER_DOWN`` or ``POWER_UP``; empty leaves its power.
+    weight : int, optional
+        The weight to set; None leaves it.
+    """
+
+    node: str
+    state: str = ""
+    weight: int | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.state) == (self.weight is not None):
+            raise ValueError(f"a change of node {self.node} changes its power or its weight, one of the two")
+        if self.state not in ("", "POWER_DOWN", "POWER_UP"):
+            raise ValueError(f"{self.state} is never written to a node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBatch:
+    """Nodes that are written the same, in one call.
+
+    Attributes
+    ----------
+    nodes : str
+        As Slurm writes many: ``n[1-4,7]``.
+    places : tuple of int
+        Where among the changes each of them stands.
+    state, weight
+        As in :class:`NodeChange`.
+    """
+
+    nodes: str
+    places: tuple[int, ...]
+    state: str = ""
+    weight: int | None = None
+
+
+def batches(changes: Sequence[NodeChange]) -> list[NodeBatch]:
+    """Return changes of nodes gathered into calls of at most ``NODES_PER_CALL`` nodes, in the order of the first."""
+    alike: dict[tuple[str, int | None], list[int]] = {}
+    for place, change in enumerate(changes):
+        alike.setdefault((change.state, change.weight), []).append(place)
+    return [
+        NodeBatch(nodes=fold(changes[place].node for place in part), places=tuple(part), state=state, weight=weight)
+        for (state, weight), places in alike.items()
+        for part in (places[first : first + NODES_PER_CALL] for first in range(0, len(places), NODES_PER_CALL))
+    ]
+
+
 class Backend(Protocol):
     """A way into one Slurm.
 
@@ -169,6 +232,14 @@ class Backend(Protocol):
         An answer is empty where Slurm accepted the change, else Slurm's message. What fails for one job does not stop
         the others. Whether an accepted change took effect is for the caller to read back, and so is a change whose
         answer was lost: it is answered with a text that says so.
+        """
+        ...
+
+    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+        """Write each change of a node, and return one answer for each, in order, as :meth:`change` does.
+
+        Nodes that are written the same go in one call, and have its answer in common; what stands on each is for the
+        caller to read back.
         """
         ...
 

@@ -19,14 +19,15 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, HeliosError
-from helios.slurm.backend import Backend, Change, RawJob, RawNode
+from helios.slurm.backend import Backend, Change, NodeChange, RawJob, RawNode, batches
 from helios.slurm.conversation import REMEDY, Worker, WorkerLost
 from helios.slurm.values import release
 
 WORKER = Path(__file__).with_name("worker.py")
-NOT_KNOWN = "not known whether the job was changed"
+NOT_KNOWN = "not known whether it was changed"
 NOT_SENT = "not sent"
 
+_WRITES = ("change", "change_nodes")
 _LONGEST_PAUSE_S = 60.0
 _DEATHS_PER_CALL = 3
 """After so many deaths in one call of ``change`` the fault is not one job's: the rest is not sent."""
@@ -141,23 +142,36 @@ class PyslurmBackend(Backend):
 
     def change(self, changes: Sequence[Change]) -> list[str]:
         """Write the changes one after the other; a worker that dies of one of them does not stop the rest."""
+        return self._each("change", [_of_job(change) for change in changes])
+
+    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+        """Write the changes, nodes that are written the same in one request; a death does not stop the rest."""
+        calls = batches(changes)
+        said = self._each(
+            "change_nodes", [{"nodes": call.nodes, "state": call.state, "weight": call.weight} for call in calls]
+        )
+        by_place = {place: answer for call, answer in zip(calls, said, strict=True) for place in call.places}
+        return [by_place[place] for place in range(len(changes))]
+
+    def _each(self, call: str, requests: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the answers to requests that change something, one after the other."""
         until = time.monotonic() + self.timeout_s
         answers: list[str] = []
         deaths = 0
         with self._lock:
-            for change in changes:
+            for arguments in requests:
                 try:
-                    answers.append(self._write(change, until))
+                    answers.append(self._write(call, arguments, until))
                 except WorkerLost as reason:
                     answers.append(f"{NOT_KNOWN}: {reason.fact}")
                     deaths += 1 if reason.died else _DEATHS_PER_CALL
                 except ClusterUnavailable as reason:  # nothing was sent
                     if not answers:
                         raise
-                    return answers + [f"{NOT_SENT}: {reason.fact}"] * (len(changes) - len(answers))
+                    return answers + [f"{NOT_SENT}: {reason.fact}"] * (len(requests) - len(answers))
                 if deaths >= _DEATHS_PER_CALL:
                     break
-        return answers + [f"{NOT_SENT}: the pyslurm worker was lost"] * (len(changes) - len(answers))
+        return answers + [f"{NOT_SENT}: the pyslurm worker was lost"] * (len(requests) - len(answers))
 
     def close(self) -> None:
         """End the worker; harmless when repeated. The next call starts another."""
@@ -174,8 +188,8 @@ class PyslurmBackend(Backend):
     ) -> None:
         self.close()
 
-    def _write(self, change: Change, until: float) -> str:
-        """Return the answer to one change.
+    def _write(self, call: str, arguments: Mapping[str, Any], until: float) -> str:
+        """Return the answer to one request that changes something.
 
         Raises
         ------
@@ -190,8 +204,7 @@ class PyslurmBackend(Backend):
             raise ClusterUnavailable(reason.fact, remedy=reason.remedy) from reason
         if (remaining := until - time.monotonic()) <= 0:
             raise ClusterUnavailable(f"The changes took longer than {self.timeout_s:g} s.")
-        arguments = {"job_id": change.job_id, "site_factor": change.site_factor, "time_min": change.time_min}
-        answer = self._ask("change", arguments, within_s=remaining)
+        answer = self._ask(call, arguments, within_s=remaining)
         if answer["ok"]:
             return str(answer["result"])
         error = answer["error"]
@@ -223,7 +236,7 @@ class PyslurmBackend(Backend):
             _check(answer, self._requests)
         except AnswerNotUnderstood as reason:
             self._failed(reason)
-            if call == "change":
+            if call in _WRITES:
                 raise WorkerLost(reason.fact, died=True) from reason
             raise
         except HeliosError as reason:
@@ -260,6 +273,10 @@ class PyslurmBackend(Backend):
         self._why = reason.fact
         pause = 0.0 if self._failures == 1 else min(2.0 ** (self._failures - 2), _LONGEST_PAUSE_S)
         self._not_before = self._clock() + pause
+
+
+def _of_job(change: Change) -> dict[str, Any]:
+    return {"job_id": change.job_id, "site_factor": change.site_factor, "time_min": change.time_min}
 
 
 def _check(answer: Mapping[str, Any], expected: int) -> None:

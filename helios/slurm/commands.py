@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from helios.errors import AnswerNotUnderstood, ClusterUnavailable
 from helios.slurm import values
-from helios.slurm.backend import Backend, Change, RawJob, RawNode
+from helios.slurm.backend import Backend, Change, NodeBatch, NodeChange, RawJob, RawNode, batches
 from helios.slurm.shell import Answer, Shell, lines, quoted
 
 _FIELDS = (
@@ -77,7 +77,7 @@ _CRON = re.compile(r"^JobId=(\d+) (?:.*?[ ]CronJob=(Yes))?", re.MULTILINE)
 _NODE_FIELD = re.compile(r"(?:^| )(\w+)=(.*?)(?= \w+=|$)", re.DOTALL)
 _FREE_TEXT = re.compile(r" (?:Comment|Extra|Reason|OS)=.*?(?= [A-Z]\w+=|$)", re.DOTALL)
 
-UNANSWERED = "scontrol ended before it came to this job: not known whether it was changed"
+UNANSWERED = "scontrol ended before it came to this change: not known whether it was made"
 
 
 class CommandsBackend(Backend):
@@ -148,22 +148,29 @@ class CommandsBackend(Backend):
             return []
         lanes = [range(first, len(changes), _LANES) for first in range(min(_LANES, len(changes)))]
         with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-            answered = list(pool.map(lambda lane: self._write([changes[at] for at in lane]), lanes))
+            answered = list(pool.map(lambda lane: self._said([_command(changes[at]) for at in lane]), lanes))
         by_place = {
             at: text for lane, texts in zip(lanes, answered, strict=True) for at, text in zip(lane, texts, strict=True)
         }
         return [by_place[at] for at in range(len(changes))]
 
+    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+        """Write the changes through one ``scontrol`` process, nodes that are written the same in one command."""
+        calls = batches(changes)
+        said = self._said([_node_command(call) for call in calls]) if calls else []
+        by_place = {place: answer for call, answer in zip(calls, said, strict=True) for place in call.places}
+        return [by_place[place] for place in range(len(changes))]
+
     def close(self) -> None:
         """Do nothing: no process outlives its call."""
 
-    def _write(self, changes: Sequence[Change]) -> list[str]:
-        """Return the answers to ``changes``, told apart by words between them that scontrol calls invalid."""
-        script = "".join(f"{_command(change)}\n{_MARK}{number}\n" for number, change in enumerate(changes))
+    def _said(self, commands: Sequence[str]) -> list[str]:
+        """Return the answers to commands, told apart by words between them that scontrol calls invalid."""
+        script = "".join(f"{command}\n{_MARK}{number}\n" for number, command in enumerate(commands))
         answer = self._told(script)
         parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", answer.complaint, flags=re.MULTILINE)
         by_number = {int(number): said for said, number in zip(parts[0::2], parts[1::2], strict=False)}
-        return [_meaning(by_number.get(number)) for number in range(len(changes))]
+        return [_meaning(by_number.get(number)) for number in range(len(commands))]
 
     def _told(self, script: str) -> Answer:
         try:
@@ -199,6 +206,11 @@ def _command(change: Change) -> str:
     if change.time_min is not None:
         words.append(f"TimeMin={change.time_min}")
     return " ".join(words)
+
+
+def _node_command(call: NodeBatch) -> str:
+    wanted = f"State={call.state}" if call.state else f"Weight={call.weight}"
+    return f"update NodeName={call.nodes} {wanted}"
 
 
 def _meaning(said: str | None) -> str:

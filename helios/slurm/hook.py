@@ -7,11 +7,8 @@ with generation, expiry, size and checksum, a row a line, a last line that repea
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import struct
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from helios.errors import HookTableInvalid
+from helios.slurm.lasting import make_lasting, put
 from helios.slurm.translate import MARK, MINUTE_MARK, is_ours
 
 TABLE = Path("hook") / "table"
@@ -166,14 +164,7 @@ def publish(path: Path, text: str) -> None:
         The folder cannot be written; the table that was there stands.
     """
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fresh = _written_beside(path, text)
-        try:
-            fresh.replace(path)
-        except OSError:
-            fresh.unlink()
-            raise
-        _make_lasting(path.parent)
+        put(path, text)
     except OSError as reason:
         raise HookTableInvalid(
             f"the hook's table cannot be published at {path}: {reason}",
@@ -191,7 +182,7 @@ def retract(path: Path) -> bool:
     """
     try:
         path.unlink()
-        _make_lasting(path.parent)
+        make_lasting(path.parent)
     except FileNotFoundError:
         return False
     except OSError as reason:
@@ -243,30 +234,6 @@ def _line(row: HookRow) -> str:
 
 def _last_line(generation: int, rows: int) -> str:
     return f"end {generation} {rows}\n"
-
-
-def _written_beside(path: Path, text: str) -> Path:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    fresh = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="ascii", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(handle, 0o644)
-            os.fsync(handle)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        raise
-    return fresh
-
-
-def _make_lasting(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _content(path: Path) -> str:

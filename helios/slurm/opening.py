@@ -1,4 +1,4 @@
-"""Choose the way into Slurm, and open the cluster through it."""
+"""Choose the way into Slurm, and open the cluster, or its nodes, through it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from helios.slurm.accounting import Accounting
 from helios.slurm.backend import Backend
 from helios.slurm.cluster import SlurmCluster, now
 from helios.slurm.commands import CommandsBackend
+from helios.slurm.nodes import SlurmNodes
+from helios.slurm.power_settings import PowerDesk, racks_of_configuration
 from helios.slurm.shell import Shell
 from helios.slurm.sprio import Sprio
 
@@ -57,6 +59,42 @@ def open_cluster(
         site_factor_most=settings.site_factor_most,
         writes_per_turn=settings.writes_per_turn,
         sprio=Sprio(shell=way.shell),
+        clock=clock,
+        notes=way.notes,
+    )
+
+
+def open_nodes(
+    settings: Slurm,
+    *,
+    racks: str = "",
+    environment: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = now,
+) -> SlurmNodes:
+    """Return the nodes of the cluster that ``slurm.conf`` names; it takes an administrator to act on them.
+
+    Parameters
+    ----------
+    racks : str
+        ``[power] racks``: those that Slurm's topology does not tell.
+    environment : mapping, optional
+        The process environment; None: that of this process.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm is not installed here, or the controller does not answer.
+    ConfigurationInvalid
+        ``racks`` makes no sense.
+    """
+    desk_racks = racks_of_configuration(racks)
+    way = way_in(settings, environment=environment)
+    return SlurmNodes(
+        way.backend,
+        PowerDesk(shell=way.shell, racks=desk_racks),
+        name=Accounting(shell=way.shell).cluster_name(),
+        site_factor_most=settings.site_factor_most,
+        writes_per_turn=settings.writes_per_turn,
         clock=clock,
         notes=way.notes,
     )

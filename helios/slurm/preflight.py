@@ -6,7 +6,7 @@ Nothing here changes anything. Each check stands alone: one that cannot be made 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -84,6 +84,10 @@ class Ground:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
+Check = Callable[[Ground], Iterator[Finding]]
+"""Looks at one thing."""
+
+
 def examine(
     *,
     shell: Shell,
@@ -92,6 +96,7 @@ def examine(
     site_factor_most: int,
     clock_skew_s: float = 30.0,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    more: Sequence[Check] = (),
 ) -> list[Finding]:
     """Return what is to be known about the cluster; where the controller is silent, only that.
 
@@ -101,6 +106,8 @@ def examine(
         As in :class:`Ground`.
     configuration : callable
         Asks the controller, as :meth:`helios.slurm.backend.Backend.configuration`.
+    more : sequence of Check
+        Further checks, as :func:`helios.slurm.preflight_power.power_checks` has them.
     """
     try:
         settings = configuration()
@@ -114,10 +121,10 @@ def examine(
         clock_skew_s=clock_skew_s,
         clock=clock,
     )
-    return [finding for check in _CHECKS for finding in _tried(check, ground)]
+    return [finding for check in (*_CHECKS, *more) for finding in _tried(check, ground)]
 
 
-def _tried(check: Callable[[Ground], Iterator[Finding]], ground: Ground) -> list[Finding]:
+def _tried(check: Check, ground: Ground) -> list[Finding]:
     try:
         return list(check(ground))
     except HeliosError as reason:
@@ -185,7 +192,7 @@ def _soft_limits(ground: Ground) -> Iterator[Finding]:
 
 def _rate_limit(ground: Ground) -> Iterator[Finding]:
     limited = "rl_enable" in ground.configuration.get("SlurmctldParameters", "").lower()
-    exempt = ground.user in {"root", _slurm_user(ground)}
+    exempt = ground.user in {"root", slurm_user(ground)}
     slow = limited and not exempt
     yield Finding(
         check="rate limit",
@@ -230,7 +237,7 @@ def _clock(ground: Ground) -> Iterator[Finding]:
 
 
 def _privileges(ground: Ground) -> Iterator[Finding]:
-    if ground.user in {"root", _slurm_user(ground)}:
+    if ground.user in {"root", slurm_user(ground)}:
         yield Finding(
             check="privileges",
             verdict=Level.WARN,
@@ -256,7 +263,7 @@ def _private_data(ground: Ground) -> Iterator[Finding]:
         yield Finding(check="private data", verdict=Level.OK, fact=fact)
 
 
-_CHECKS: tuple[Callable[[Ground], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Check, ...] = (
     _controller,
     _priority,
     _weights,
@@ -275,7 +282,8 @@ def _number(text: str) -> int:
     return int(found[0]) if found else 0
 
 
-def _slurm_user(ground: Ground) -> str:
+def slurm_user(ground: Ground) -> str:
+    """Return the user that slurmctld runs as."""
     return ground.configuration.get("SlurmUser", "").partition("(")[0]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
+from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
 from helios.slurm.sprio import SiteFactor
 
@@ -26,6 +27,7 @@ MINUTE_MARK = 7
 SOFT_LIMITS_SINCE = (23, 11)
 """First release of ``SchedulerParameters=time_min_as_soft_limit``: before it, every TimeMin is the user's own."""
 
+_ALONE = power.Surroundings()
 _HOLDING = {"RUNNING": JobState.RUNNING, "SUSPENDED": JobState.SUSPENDED, "COMPLETING": JobState.RUNNING}
 _PLAIN: tuple[str, ...] = (
     "restart",
@@ -151,12 +153,23 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int]) -> pd.DataFrame
     return _frame(QUEUE, _columns(holding) | levers, rows=len(holding))
 
 
-def node_states(nodes: Sequence[RawNode]) -> pd.DataFrame:
-    """Return the nodes as ``NODE_STATES``, in the order of their names."""
+def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -> pd.DataFrame:
+    """Return the nodes as ``NODE_STATES``, in the order of their names.
+
+    Parameters
+    ----------
+    around : Surroundings
+        What the cluster keeps awake itself, and racks; without it no node is kept awake, and no rack known.
+    """
     ordered = sorted(nodes, key=lambda node: (len(node["name"]), node["name"]))
-    plain = [name for name in NODE_STATES.names if name != "idle_since"]
+    plain = [name for name in RawNode.__annotations__ if name != "idle_since"]
+    kept = power.kept_awake(ordered, around.exclusions)
     columns: dict[str, Any] = {name: [_clean(dict(node)[name]) for node in ordered] for name in plain}
     columns["idle_since"] = _times(node["idle_since"] for node in ordered)
+    columns["power"] = [power.power(node) for node in ordered]
+    columns["hands_off"] = [_clean(power.hands_off(node, around.exclusions)) or None for node in ordered]
+    columns["kept_awake"] = [int(node["name"] in kept) for node in ordered]
+    columns["rack"] = [around.racks.get(node["name"]) for node in ordered]
     return _frame(NODE_STATES, columns, rows=len(ordered))
 
 

@@ -4,10 +4,21 @@ Shipped with Helios and stable like the rest of its public surface; needs no tes
 shows it in use.
 """
 
-from helios.testing.builders import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
+from helios.testing.builders import (
+    NOON,
+    a_demand,
+    a_node,
+    a_pending_job,
+    a_running_job,
+    a_snapshot,
+    frame_of,
+    power_settings,
+)
 from helios.testing.cluster import Crash, FakeCluster
 from helios.testing.contract import check_cluster
 from helios.testing.ledger import FakeLedger
+from helios.testing.node_service import node_situations
+from helios.testing.nodes import FakeNodes, PowerDownSeen
 from helios.testing.service import check_service, situations
 
 __all__ = [
@@ -15,6 +26,9 @@ __all__ = [
     "Crash",
     "FakeCluster",
     "FakeLedger",
+    "FakeNodes",
+    "PowerDownSeen",
+    "a_demand",
     "a_node",
     "a_pending_job",
     "a_running_job",
@@ -22,5 +36,7 @@ __all__ = [
     "check_cluster",
     "check_service",
     "frame_of",
+    "node_situations",
+    "power_settings",
     "situations",
 ]

@@ -8,9 +8,23 @@ from functools import cache
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from helios.model import DECISIONS, NODE_STATES, QUEUE, STANDINGS, FrameKind, JobState, Snapshot
+from helios.model import (
+    DECISIONS,
+    NODE_STANDINGS,
+    NODE_STATES,
+    NODE_TALLIES,
+    QUEUE,
+    STANDINGS,
+    STEP_S,
+    Demand,
+    FrameKind,
+    JobState,
+    PowerSettings,
+    Snapshot,
+)
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 """When a snapshot is taken unless the test says otherwise: a Monday."""
@@ -66,11 +80,13 @@ def a_running_job(**overrides: Any) -> Row:
 
 
 def a_node(**overrides: Any) -> Row:
-    """Return an idle node of 8 GPUs in partition ``gpu`` as a row of ``NODE_STATES``."""
+    """Return an idle node of 8 GPUs in partition ``gpu``, awake, as a row of ``NODE_STATES``."""
     return {
         "name": "node1",
         "partitions": "gpu",
         "state": "IDLE",
+        "power": "awake",
+        "kept_awake": 0,
         "cpus": 64.0,
         "cpus_held": 0.0,
         "gpus": 8,
@@ -87,6 +103,8 @@ def a_snapshot(
     nodes: Sequence[Mapping[str, Any]] | None = None,
     taken_at: datetime = NOON,
     cluster: str = "venus",
+    power: PowerSettings | None = None,
+    demand: Demand | None = None,
 ) -> Snapshot:
     """Return a valid snapshot of the given rows, in the given order.
 
@@ -96,6 +114,8 @@ def a_snapshot(
         As :func:`a_pending_job` and :func:`a_running_job` give them.
     nodes : sequence of rows, optional
         None: one ordinary node.
+    power, demand : optional
+        As :func:`power_settings` and :func:`a_demand` give them; None: nobody asked.
     """
     return Snapshot(
         taken_at=taken_at,
@@ -103,6 +123,56 @@ def a_snapshot(
         pending=frame_of(QUEUE, pending),
         running=frame_of(QUEUE, running),
         nodes=frame_of(NODE_STATES, [a_node()] if nodes is None else nodes),
+        power=power,
+        demand=demand,
+    )
+
+
+def power_settings(**overrides: Any) -> PowerSettings:
+    """Return how an ordinary cluster powers its nodes: told to, within minutes, and by itself after a week idle."""
+    values: dict[str, Any] = {
+        "suspend_time_s": 604_800.0,
+        "suspend_timeout_s": 60.0,
+        "resume_timeout_s": 600.0,
+        "can_keep_awake": True,
+    }
+    return PowerSettings(**(values | overrides))
+
+
+def a_demand(
+    busy: Mapping[str, Sequence[float]] | None = None,
+    *,
+    total: float = 16.0,
+    at: datetime = NOON,
+    ahead_s: tuple[int, ...] = (3600, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600),
+    levels: tuple[float, ...] = (0.5, 0.9, 0.99),
+) -> Demand:
+    """Return a demand whose forecasts are the last value of each step: what comes is what is.
+
+    Parameters
+    ----------
+    busy : mapping, optional
+        Busy nodes of each pool, step by step, all of one length, the last one now; None: a week of 4 nodes of pool
+        ``gpu``.
+    total : float
+        Nodes in service, in each pool.
+    at : datetime
+        End of the last step.
+    """
+    known = {"gpu": [4.0] * (7 * 86_400 // STEP_S)} if busy is None else busy
+    rows = np.array([list(values) for values in known.values()], dtype=np.float64).reshape(len(known), -1)
+    point = np.repeat(rows[:, :, None], len(ahead_s), axis=2)
+    return Demand(
+        pools=tuple(known),
+        ended_s=int(at.timestamp()),
+        busy=rows,
+        total=np.full(rows.shape, total),
+        ahead_s=ahead_s,
+        levels=levels,
+        point=point,
+        mean=point.copy(),
+        most=np.repeat(point[:, :, :, None], len(levels), axis=3),
+        source="as it is",
     )
 
 
@@ -118,7 +188,8 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
 @cache
 def _blank(kind_name: str) -> pd.DataFrame:
     """One row of that kind of which everything is missing: taken often, where typing empty columns is slow."""
-    (kind,) = (kind for kind in (QUEUE, NODE_STATES, DECISIONS, STANDINGS) if kind.name == kind_name)
+    kinds = (QUEUE, NODE_STATES, DECISIONS, STANDINGS, NODE_STANDINGS, NODE_TALLIES)
+    (kind,) = (kind for kind in kinds if kind.name == kind_name)
     return kind.conform(pd.DataFrame(index=[0]))
 
 

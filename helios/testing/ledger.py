@@ -7,14 +7,22 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from helios.errors import LeaseLost, WarehouseUnavailable
-from helios.model import DECISIONS, STANDINGS
+from helios.model import DECISIONS, NODE_STANDINGS, STANDINGS
+from helios.ports import Office
 
 
 class FakeLedger:
     """A :class:`helios.ports.Ledger` in memory.
 
+    Parameters
+    ----------
+    office : Office
+        Whose: it says what stands changed in columns of ``STANDINGS``, or of ``NODE_STANDINGS``.
+
     Attributes
     ----------
+    office : Office
+        As it was given.
     records : int
         How often :meth:`record` succeeded.
     token : int
@@ -23,13 +31,15 @@ class FakeLedger:
         Who has the lease, though it may have run out; None: nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, office: Office = Office.JOBS) -> None:
         self.records = 0
         self.token = 0
         self.holder: str | None = None
         self._until: datetime | None = None
         self._written: list[pd.DataFrame] = []
-        self._standings = STANDINGS.empty()
+        self.office = office
+        self._kind = NODE_STANDINGS if office is Office.NODES else STANDINGS
+        self._standings = self._kind.empty()
         self._failing = 0
         self._well_until_failing = 0
 
@@ -60,7 +70,7 @@ class FakeLedger:
             self.holder = None
 
     def standings(self) -> pd.DataFrame:
-        """Return what stands changed, columns of ``STANDINGS``."""
+        """Return what stands changed."""
         self._answer()
         return self._standings.copy()
 
@@ -69,7 +79,7 @@ class FakeLedger:
         self._answer()
         DECISIONS.check(decisions)
         if standings is not None:
-            STANDINGS.check(standings)
+            self._kind.check(standings)
         if token != self.token:
             raise LeaseLost(
                 f"fencing token {token} is not the current one, {self.token}",

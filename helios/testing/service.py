@@ -16,9 +16,10 @@ import pandas as pd
 
 from helios.actions import Action, JobAction, Reorder, Restore, SoftLimit
 from helios.model import QUEUE, Snapshot
-from helios.ports import Service
+from helios.ports import Office, Service
 from helios.services.registry import flaws_of, made
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
+from helios.testing.node_service import KINDS, complaints_about_nodes, contents_of_the_demand, node_situations
 from helios.testing.purity import clocks_named_in, watched
 
 MOST_SHOWN = 12
@@ -34,7 +35,9 @@ def check_service(service: type[Any] | Service) -> None:
     It is asked about an empty cluster, an ordinary queue, one without predictions, one where all that can be missing
     is missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was asked
     before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and ask
-    neither clock, chance, disk nor network.
+    neither clock, chance, disk nor network. One that acts on nodes (``office = Office.NODES``) is asked about nodes in
+    every state as well, with and without a forecast of the demand; it must name only nodes of the snapshot, and put to
+    sleep only those that are idle, awake and not ``hands_off``.
 
     Parameters
     ----------
@@ -58,20 +61,21 @@ def _complaints(service: type[Any] | Service) -> Iterator[str]:
     if flaws:
         return
     yield from _clock_complaints(service_class)
-    make, asked_about = _maker(service), list(situations())
+    on_nodes = getattr(service_class, "office", Office.JOBS) is Office.NODES
+    make, asked_about = _maker(service), [*situations(), *(node_situations() if on_nodes else ())]
     sound = True
     for title, snapshot in asked_about:
         if len(snapshot.pending) < MANY or sound:
-            complaints = _complaints_about(make, title, snapshot)
+            complaints = _complaints_about(make, title, snapshot, on_nodes=on_nodes)
             sound = sound and not complaints
             yield from complaints
     if sound:
         yield from _memory_complaints(make, [snapshot for _, snapshot in asked_about])
 
 
-def _complaints_about(make: Make, title: str, snapshot: Snapshot) -> list[str]:
+def _complaints_about(make: Make, title: str, snapshot: Snapshot, *, on_nodes: bool) -> list[str]:
     try:
-        return [f"{title}: {complaint}" for complaint in _judged(make, snapshot)]
+        return [f"{title}: {complaint}" for complaint in _judged(make, snapshot, on_nodes=on_nodes)]
     except Exception as raised:  # because a service is anybody's code
         what = f"{type(raised).__name__}: {raised}"
         return [f"{title}: it raised {what}; return no action for what cannot be judged"]
@@ -100,8 +104,8 @@ def _clock_complaints(service_class: type[Any]) -> Iterator[str]:
         yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
 
 
-def _judged(make: Make, snapshot: Snapshot) -> Iterator[str]:
-    before = _contents(snapshot)
+def _judged(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
+    before, demand = _contents(snapshot), contents_of_the_demand(snapshot)
     first = list(make().decide(snapshot))
     service = make()
     with watched() as asked:
@@ -109,16 +113,21 @@ def _judged(make: Make, snapshot: Snapshot) -> Iterator[str]:
     yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
     if first != second or second != list(service.decide(snapshot)):
         yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
-    if not _same(before, _contents(snapshot)):
+    same_demand = all(
+        np.array_equal(old, new, equal_nan=True)
+        for old, new in zip(demand, contents_of_the_demand(snapshot), strict=True)
+    )
+    if not _same(before, _contents(snapshot)) or not same_demand:
         yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
-    yield from _of_the_actions(first, snapshot)
+    yield from complaints_about_nodes(first, snapshot) if on_nodes else _of_the_actions(first, snapshot)
 
 
 def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
     actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Restore)]
     strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Restore)]
     if strangers:
-        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Restore of helios.actions"
+        on_nodes = "; to act on nodes, say office = Office.NODES" if isinstance(strangers[0], KINDS) else ""
+        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Restore of helios.actions{on_nodes}"
         return
     yield from _of_the_names(actions, snapshot)
     yield from _of_the_reasons(actions)

@@ -3,36 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select, update
 
 from helios.errors import LeaseLost
-from helios.model import COVERAGE, MODES, STANDINGS, TURNS, FrameKind
+from helios.model import COVERAGE, MODES, NODE_STANDINGS, NODE_TALLIES, STANDINGS, TURNS, FrameKind
+from helios.ports import Office
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import stored_column, stored_time
 
-STANDING_TYPES = {column.name: column.dtype for column in STANDINGS.columns}
 MODE_TYPES = {column.name: column.dtype for column in MODES.columns}
 TURN_TYPES = {column.name: column.dtype for column in TURNS.columns}
 COVERAGE_TYPES = {column.name: column.dtype for column in COVERAGE.columns}
+TALLY_TYPES = {column.name: column.dtype for column in NODE_TALLIES.columns}
 
 
-def acquire(connection: Connection, cluster_id: int, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
-    """Take or renew the lease of a cluster; see :meth:`helios.ports.Ledger.acquire`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """Where what stands changed is kept, for one office.
+
+    Attributes
+    ----------
+    kind : FrameKind
+        Its columns.
+    table : Table
+        Where they are stored.
+    order : tuple of str
+        Columns by which they are read.
+    """
+
+    kind: FrameKind
+    table: Table
+    order: tuple[str, ...]
+
+
+SHELVES = {
+    Office.JOBS: Shelf(kind=STANDINGS, table=schema.standings, order=("lever", "job_id", "mode")),
+    Office.NODES: Shelf(kind=NODE_STANDINGS, table=schema.node_standings, order=("lever", "node", "mode")),
+}
+
+
+def acquire(
+    connection: Connection, cluster_id: int, office: Office, *, holder: str, now: datetime, lasts: timedelta
+) -> int | None:
+    """Take or renew the lease of an office of a cluster; see :meth:`helios.ports.Ledger.acquire`.
 
     A lease that ran out and that nobody took is its last holder's to renew, under the same token.
     """
     leases, at = schema.leases, stored_time(now)
-    here = leases.c.cluster_id == cluster_id
+    here = _here(cluster_id, office)
     row = connection.execute(select(leases).where(here).with_for_update()).one_or_none()
     expires = {"expires_at": stored_time(now + lasts), "holder": holder}
     if row is None:
-        connection.execute(insert(leases).values(cluster_id=cluster_id, token=1, **expires))
+        connection.execute(insert(leases).values(cluster_id=cluster_id, office=office.value, token=1, **expires))
         return 1
     if row.holder not in {None, holder} and at < row.expires_at:
         return None
@@ -41,18 +70,17 @@ def acquire(connection: Connection, cluster_id: int, *, holder: str, now: dateti
     return token
 
 
-def release(connection: Connection, cluster_id: int, *, holder: str) -> None:
+def release(connection: Connection, cluster_id: int, office: Office, *, holder: str) -> None:
     """Give the lease back, if ``holder`` has it; whoever comes next gets a larger token."""
     leases = schema.leases
-    mine = (leases.c.cluster_id == cluster_id) & (leases.c.holder == holder)
+    mine = _here(cluster_id, office) & (leases.c.holder == holder)
     connection.execute(update(leases).where(mine).values(holder=None))
 
 
-def refuse_stale(connection: Connection, cluster_id: int, *, token: int) -> None:
-    """Raise :class:`LeaseLost` unless ``token`` is the cluster's current one."""
-    leases = schema.leases
+def refuse_stale(connection: Connection, cluster_id: int, office: Office, *, token: int) -> None:
+    """Raise :class:`LeaseLost` unless ``token`` is the current one of the office."""
     current = connection.execute(
-        select(leases.c.token).where(leases.c.cluster_id == cluster_id).with_for_update()
+        select(schema.leases.c.token).where(_here(cluster_id, office)).with_for_update()
     ).scalar_one_or_none()
     if current != token:
         raise LeaseLost(
@@ -61,18 +89,24 @@ def refuse_stale(connection: Connection, cluster_id: int, *, token: int) -> None
         )
 
 
-def lease(connection: Connection, cluster_id: int) -> Mapping[str, Any] | None:
-    """Return ``token``, ``holder`` and ``expires_at`` (microseconds) of a cluster's lease; None: never held."""
-    leases = schema.leases
-    row = connection.execute(select(leases).where(leases.c.cluster_id == cluster_id)).one_or_none()
+def lease(connection: Connection, cluster_id: int, office: Office) -> Mapping[str, Any] | None:
+    """Return ``token``, ``holder`` and ``expires_at`` (microseconds) of an office's lease; None: never held."""
+    row = connection.execute(select(schema.leases).where(_here(cluster_id, office))).one_or_none()
     return None if row is None else dict(row._mapping)
 
 
-def replace_standings(connection: Connection, bulk: Bulk, cluster_id: int, standings: pd.DataFrame) -> None:
-    """Store what stands changed in place of what was stored."""
-    STANDINGS.check(standings)
-    connection.execute(delete(schema.standings).where(schema.standings.c.cluster_id == cluster_id))
-    bulk.insert(connection, schema.standings, _stored(STANDINGS, standings, cluster_id))
+def _here(cluster_id: int, office: Office) -> ColumnElement[bool]:
+    return (schema.leases.c.cluster_id == cluster_id) & (schema.leases.c.office == office.value)
+
+
+def replace_standings(
+    connection: Connection, bulk: Bulk, cluster_id: int, office: Office, standings: pd.DataFrame
+) -> None:
+    """Store what stands changed of an office's business in place of what was stored."""
+    shelf = SHELVES[office]
+    shelf.kind.check(standings)
+    connection.execute(delete(shelf.table).where(shelf.table.c.cluster_id == cluster_id))
+    bulk.insert(connection, shelf.table, _stored(shelf.kind, standings, cluster_id))
 
 
 def remember(connection: Connection, cluster_id: int, *, name: str, text: str, at: datetime) -> None:
@@ -99,6 +133,18 @@ def add_mode(connection: Connection, bulk: Bulk, cluster_id: int, mode: pd.DataF
 def add_turns(connection: Connection, bulk: Bulk, cluster_id: int, turns: pd.DataFrame) -> None:
     """Append turns."""
     bulk.insert(connection, schema.turns, _stored(TURNS, turns, cluster_id))
+
+
+def add_tallies(connection: Connection, bulk: Bulk, cluster_id: int, tallies: pd.DataFrame) -> None:
+    """Append counts of nodes; those of a pool at a time that is known stay as they are."""
+    bulk.insert(connection, schema.node_tallies, _stored(NODE_TALLIES, tallies, cluster_id))
+
+
+def forget_tallies(connection: Connection, cluster_id: int, *, before: datetime) -> int:
+    """Delete the counts of nodes taken before a time; return how many rows went."""
+    tallies = schema.node_tallies
+    older = (tallies.c.cluster_id == cluster_id) & (tallies.c.taken_at < stored_time(before))
+    return connection.execute(delete(tallies).where(older)).rowcount
 
 
 def cover(

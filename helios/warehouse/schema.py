@@ -195,10 +195,11 @@ leases = Table(
     "leases",
     metadata,
     _of_a_cluster(),
+    Column("office", Text, nullable=False),
     Column("token", BigInteger, nullable=False),
     Column("holder", Text),
     Column("expires_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("cluster_id"),
+    PrimaryKeyConstraint("cluster_id", "office"),
 )
 
 standings = Table(
@@ -215,6 +216,38 @@ standings = Table(
     Column("written_at", BigInteger, nullable=False),
     Column("admins", Integer, nullable=False),
     PrimaryKeyConstraint("cluster_id", "lever", "job_id", "mode"),
+)
+
+node_standings = Table(
+    "node_standings",
+    metadata,
+    _of_a_cluster(),
+    Column("lever", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("service", Text, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("value", Text),
+    Column("own", Text),
+    Column("after", Text),
+    Column("written_at", BigInteger, nullable=False),
+    Column("admins", Integer, nullable=False),
+    PrimaryKeyConstraint("cluster_id", "lever", "node", "mode"),
+)
+
+node_tallies = Table(
+    "node_tallies",
+    metadata,
+    _of_a_cluster(),
+    Column("taken_at", BigInteger, nullable=False),
+    Column("pool", Text, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("busy", Integer, nullable=False),
+    Column("asleep", Integer, nullable=False),
+    Column("falling_asleep", Integer, nullable=False),
+    Column("waking", Integer, nullable=False),
+    Column("by_helios", Integer, nullable=False),
+    Column("wanted", Double),
+    PrimaryKeyConstraint("cluster_id", "taken_at", "pool"),
 )
 
 # What a room wants back after a restart, as text of its own making.

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, Select, Table, delete
 
 from helios.errors import FrameInvalid, SchemaOutdated
 from helios.model import JOBS, TIME, Batch, ModelRecord
+from helios.ports import Office
 from helios.warehouse import acting, migrate, records, schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.bulk_postgres import PostgresBulk
@@ -224,12 +225,20 @@ class Warehouse:
         with writing(self._engine) as connection:
             records.add_node_events(connection, self._cluster_id(connection, cluster), events)
 
-    def node_events(self, cluster: str, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
-        """Return a cluster's node events that started in [since, until), oldest first."""
+    def node_events(
+        self, cluster: str, since: datetime | None = None, until: datetime | None = None, *, reaching: bool = False
+    ) -> pd.DataFrame:
+        """Return a cluster's node events that started in [since, until), oldest first.
+
+        ``reaching``: those that started earlier too, if they had not ended by ``since``.
+        """
         events = schema.node_events
         with reading(self._engine) as connection:
             query = records.of_cluster(events, cluster_id_of(connection, cluster), list(records.NODE_EVENT_TYPES))
-            query = _between(query, events, "started_at", since, until).order_by(events.c.started_at, events.c.node)
+            query = _between(query, events, "started_at", None if reaching else since, until)
+            if reaching and since is not None:
+                query = query.where(events.c.ended_at.is_(None) | (events.c.ended_at > stored_time(since)))
+            query = query.order_by(events.c.started_at, events.c.node)
             return _blank_as_missing(self._frame(connection, query, records.NODE_EVENT_TYPES), "state")
 
     def add_model(self, record: ModelRecord) -> None:
@@ -328,14 +337,14 @@ class Warehouse:
                 connection, query.order_by(table.c.decided_at, table.c.decision_id), records.DECISION_TYPES
             )
 
-    def ledger(self, cluster: str) -> SqlLedger:
-        """Return what control remembers of ``cluster``, which is made if it is new."""
-        return SqlLedger(self._engine, self._bulk, cluster)
+    def ledger(self, cluster: str, office: Office = Office.JOBS) -> SqlLedger:
+        """Return what control remembers of an office of ``cluster``, which is made if it is new."""
+        return SqlLedger(self._engine, self._bulk, cluster, office)
 
-    def lease(self, cluster: str) -> Mapping[str, Any] | None:
-        """Return the lease of ``cluster``: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
+    def lease(self, cluster: str, *, office: Office = Office.JOBS) -> Mapping[str, Any] | None:
+        """Return an office's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
         with reading(self._engine) as connection:
-            return acting.lease(connection, cluster_id_of(connection, cluster))
+            return acting.lease(connection, cluster_id_of(connection, cluster), office)
 
     def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
         """Store a text under ``name``, in place of the one there; ``cluster`` is made if it is new."""
@@ -368,6 +377,24 @@ class Warehouse:
             query = records.of_cluster(table, cluster_id_of(connection, cluster), list(acting.TURN_TYPES))
             query = _between(query, table, "taken_at", since, until)
             return self._frame(connection, query.order_by(table.c.taken_at, table.c.turn_id), acting.TURN_TYPES)
+
+    def add_node_tallies(self, cluster: str, tallies: pd.DataFrame) -> None:
+        """Append a ``NODE_TALLIES`` frame; a pool's counts at a time that is known stay as they are."""
+        with writing(self._engine) as connection:
+            acting.add_tallies(connection, self._bulk, self._cluster_id(connection, cluster), tallies)
+
+    def node_tallies(self, cluster: str, start: datetime | None = None, end: datetime | None = None) -> pd.DataFrame:
+        """Return the counts of nodes taken in [start, end), oldest first, then by pool, a ``NODE_TALLIES`` frame."""
+        table = schema.node_tallies
+        with reading(self._engine) as connection:
+            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(acting.TALLY_TYPES))
+            query = _between(query, table, "taken_at", start, end)
+            return self._frame(connection, query.order_by(table.c.taken_at, table.c.pool), acting.TALLY_TYPES)
+
+    def forget_tallies(self, cluster: str, before: datetime) -> int:
+        """Delete the counts of nodes taken before a time; return how many rows went."""
+        with writing(self._engine) as connection:
+            return acting.forget_tallies(connection, cluster_id_of(connection, cluster), before=before)
 
     def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
         """Note that the history of [started_at, ended_at) was read; what touches is joined."""

@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
@@ -32,6 +34,8 @@ from helios.model import (
     JOBS,
     MODES,
     NODE_EVENTS,
+    NODE_STANDINGS,
+    NODE_TALLIES,
     NODES,
     REJECTS,
     STANDINGS,
@@ -40,7 +44,8 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.warehouse import LoadReport, Warehouse
+from helios.ports import Office
+from helios.warehouse import LoadReport, Warehouse, migrate
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
 from tests.builders import a_batch, a_job, jobs_frame
@@ -404,6 +409,34 @@ def test_adding_the_same_node_events_again_changes_nothing(warehouse: Warehouse)
     assert len(warehouse.node_events("venus", NOON, NOON + timedelta(hours=1))) == 1
 
 
+def test_events_that_reach_into_a_stretch_are_found_though_they_began_before(warehouse: Warehouse) -> None:
+    hours = [
+        ("gone", 0, 1),
+        ("until it begins", 0, 2),
+        ("reaches in", 0, 3),
+        ("lasts", 1, None),
+        ("within", 2, 3),
+        ("after", 4, 5),
+    ]
+    rows = [
+        {
+            "node": node,
+            "state": "DOWN",
+            "started_at": NOON + timedelta(hours=start),
+            "ended_at": pd.NaT if end is None else NOON + timedelta(hours=end),
+        }
+        for node, start, end in hours
+    ]
+    warehouse.add_node_events("venus", NODE_EVENTS.conform(pd.DataFrame(rows)))
+    since, until = NOON + timedelta(hours=2), NOON + timedelta(hours=4)
+    assert list(warehouse.node_events("venus", since, until)["node"]) == ["within"]
+    assert list(warehouse.node_events("venus", since, until, reaching=True)["node"]) == [
+        "reaches in",
+        "lasts",
+        "within",
+    ]
+
+
 def test_a_model_comes_back_as_it_went_in(warehouse: Warehouse) -> None:
     warehouse.add_model(a_model())
     assert warehouse.model("venus", "m1") == a_model()
@@ -539,7 +572,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001", "0002"]
+        assert untouched.upgrade() == ["0001", "0002", "0003"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 
@@ -559,7 +592,16 @@ def test_a_schema_of_a_newer_helios_is_refused(database: str) -> None:
 
 
 def take_back_to_the_first_schema(database: str) -> None:
-    later = ("leases", "standings", "memories", "modes", "turns", "coverage")
+    later = (
+        "leases",
+        "standings",
+        "memories",
+        "modes",
+        "turns",
+        "coverage",
+        "node_standings",
+        "node_tallies",
+    )
     with engine_for(database).begin() as connection:
         for table in later:
             connection.execute(text(f"DROP TABLE {table}"))
@@ -573,10 +615,31 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002"]
+        assert older.upgrade() == ["0002", "0003"]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
         assert newer.turns("venus").empty
+
+
+def migrated(database: str, revision: str, step: str) -> None:
+    script = ScriptDirectory(migrate.migrations_folder()).get_revision(revision)
+    assert script is not None
+    with engine_for(database).begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        getattr(script.module, step)()
+
+
+def test_the_lease_of_the_jobs_survives_the_way_to_offices_and_back(database: str) -> None:
+    with Warehouse.open(database) as warehouse:
+        token = warehouse.ledger("venus").acquire(holder="a", now=NOON, lasts=MINUTE)
+        warehouse.ledger("venus", Office.NODES).acquire(holder="b", now=NOON, lasts=MINUTE)
+        before = warehouse.lease("venus")
+    migrated(database, "0003", "downgrade")
+    with engine_for(database).connect() as connection:
+        assert connection.execute(text("SELECT token, holder FROM leases")).all() == [(token, "a")]
+    migrated(database, "0003", "upgrade")
+    with Warehouse.open(database) as warehouse:
+        assert warehouse.lease("venus") == before
+        assert warehouse.lease("venus", office=Office.NODES) is None
 
 
 def test_a_database_of_another_program_is_left_alone(database: str) -> None:
@@ -675,6 +738,103 @@ def test_standings_are_replaced_and_read_as_they_were_written(warehouse: Warehou
     assert len(ledger.standings()) == 3
     ledger.record(token=token, decisions=DECISIONS.empty(), standings=after)
     assert_frame_equal(STANDINGS.check(ledger.standings()), after)
+
+
+def a_node_standing(**overrides: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "lever": "power",
+        "node": "n1",
+        "service": "ces",
+        "mode": "active",
+        "value": "asleep",
+        "own": "",
+        "after": None,
+        "written_at": NOON,
+        "admins": 0,
+    }
+    return row | overrides
+
+
+def a_tally(**overrides: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "taken_at": NOON,
+        "pool": "gpu (a100)",
+        "total": 10,
+        "busy": 4,
+        "asleep": 3,
+        "falling_asleep": 1,
+        "waking": 1,
+        "by_helios": 2,
+        "wanted": 6.5,
+    }
+    return row | overrides
+
+
+def tallies_frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    return NODE_TALLIES.conform(pd.DataFrame(rows))
+
+
+def test_the_offices_have_leases_and_tokens_of_their_own(warehouse: Warehouse) -> None:
+    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Office.NODES)
+    assert jobs.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
+    assert nodes.acquire(holder="b", now=NOON, lasts=MINUTE) == 1
+    taken = nodes.acquire(holder="c", now=NOON + 2 * MINUTE, lasts=MINUTE)
+    assert taken == 2
+    jobs.record(token=1, decisions=decisions_frame(a_decision()), standings=None)
+    with pytest.raises(LeaseLost):
+        nodes.record(token=1, decisions=decisions_frame(a_decision()), standings=None)
+    jobs.release(holder="c")
+    of_nodes = warehouse.lease("venus", office=Office.NODES)
+    assert of_nodes is not None and (of_nodes["holder"], of_nodes["token"]) == ("c", 2)
+
+
+def test_what_stands_of_nodes_leaves_what_stands_of_jobs_alone(warehouse: Warehouse) -> None:
+    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Office.NODES)
+    for ledger in (jobs, nodes):
+        assert ledger.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
+    jobs.record(token=1, decisions=DECISIONS.empty(), standings=standings_frame(a_standing()))
+    rows = [
+        a_node_standing(lever="keep_awake", node="", value="n[1-2]", own="login1"),
+        a_node_standing(),
+        a_node_standing(lever="weight", value="20", own="10", after="Weight 20", admins=1),
+    ]
+    written = NODE_STANDINGS.conform(pd.DataFrame(rows))
+    nodes.record(token=1, decisions=decisions_frame(a_decision(service="ces")), standings=written)
+    assert_frame_equal(NODE_STANDINGS.check(nodes.standings()), written)
+    assert len(jobs.standings()) == 1
+    nodes.record(token=1, decisions=DECISIONS.empty(), standings=NODE_STANDINGS.empty())
+    assert nodes.standings().empty and len(jobs.standings()) == 1
+
+
+def test_what_stands_of_jobs_is_refused_by_the_office_of_nodes(warehouse: Warehouse) -> None:
+    nodes = warehouse.ledger("venus", Office.NODES)
+    nodes.acquire(holder="a", now=NOON, lasts=MINUTE)
+    with pytest.raises(FrameInvalid, match="node standings"):
+        nodes.record(token=1, decisions=decisions_frame(a_decision()), standings=standings_frame(a_standing()))
+    assert warehouse.decisions("venus").empty
+
+
+def test_counts_of_nodes_come_back_by_time_and_pool(warehouse: Warehouse) -> None:
+    later = a_tally(taken_at=NOON + MINUTE, wanted=np.nan)
+    written = tallies_frame(later, a_tally(pool="cpu"), a_tally())
+    warehouse.add_node_tallies("venus", written)
+    expected = written.iloc[[1, 2, 0]].reset_index(drop=True)
+    assert_frame_equal(NODE_TALLIES.check(warehouse.node_tallies("venus")), expected)
+    assert len(warehouse.node_tallies("venus", NOON + MINUTE)) == 1
+    assert len(warehouse.node_tallies("venus", NOON, NOON + MINUTE)) == 2
+
+
+def test_counts_of_nodes_taken_twice_at_one_time_are_kept_once(warehouse: Warehouse) -> None:
+    warehouse.add_node_tallies("venus", tallies_frame(a_tally(busy=4)))
+    warehouse.add_node_tallies("venus", tallies_frame(a_tally(busy=5)))
+    assert list(warehouse.node_tallies("venus")["busy"]) == [4]
+
+
+def test_only_counts_of_nodes_from_before_are_forgotten(warehouse: Warehouse) -> None:
+    warehouse.add_node_tallies("venus", tallies_frame(*(a_tally(taken_at=NOON + n * MINUTE) for n in range(3))))
+    warehouse.add_node_tallies("earth", tallies_frame(a_tally()))
+    assert warehouse.forget_tallies("venus", NOON + 2 * MINUTE) == 2
+    assert len(warehouse.node_tallies("venus")) == len(warehouse.node_tallies("earth")) == 1
 
 
 def test_a_text_is_remembered_under_its_name_alone(warehouse: Warehouse) -> None:

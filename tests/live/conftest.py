@@ -1,4 +1,4 @@
-"""One cluster for the whole session; every test finds it empty."""
+"""One cluster for the whole session, and one whose nodes sleep; every test finds them empty and awake."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.rig import Rig, missing, roomy_folder
+from tests.live.rig import SLEEPY, Rig, missing, roomy_folder
 
 HERE = Path(__file__).parent
-OWN = {"test_proof": "proof", "test_pyslurm": "pyslurm"}
+OWN = {"test_proof": "proof", "test_pyslurm": "pyslurm", "test_nodes_pyslurm": "pyslurm"} | dict.fromkeys(
+    ("test_power", "test_power_daemon", "test_power_rig", "test_nodes_commands", "test_release_nodes"), "power"
+)
 """Tests with clusters of their own, and the groups that they are kept in."""
 
 
@@ -25,10 +27,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Rig]:
+    yield from _brought_up({})
+
+
+@pytest.fixture(scope="session")
+def sleepy_cluster() -> Iterator[Rig]:
+    yield from _brought_up(SLEEPY)
+
+
+def _brought_up(settings: dict[str, str]) -> Iterator[Rig]:
     if why := missing():
         # CI installs Slurm: there a skip would hide that nothing was tested.
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
-    rig = Rig(roomy_folder())
+    rig = Rig(roomy_folder(), settings=settings)
     try:
         rig.control("up")
         yield rig
@@ -42,3 +53,13 @@ def rig(cluster: Rig) -> Iterator[Rig]:
     cluster.empty()
     yield cluster
     cluster.empty()
+
+
+@pytest.fixture
+def sleepy(sleepy_cluster: Rig) -> Iterator[Rig]:
+    """The session's cluster of nodes that sleep (``SLEEPY``), without jobs, every node awake, before and after."""
+    sleepy_cluster.empty()
+    sleepy_cluster.wake_all()
+    yield sleepy_cluster
+    sleepy_cluster.empty()
+    sleepy_cluster.wake_all()

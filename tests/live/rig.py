@@ -15,6 +15,21 @@ from pathlib import Path
 DEVCLUSTER = Path(__file__).parents[2] / "deploy" / "devcluster" / "devcluster"
 USERS = ("alice", "bob", "carol")
 LONGEST_S = 30.0
+SLEEPY = {
+    "POWER": "1",
+    "NODES": "8",
+    "SWITCHES": "2",
+    "NODE_OPTIONS": "n1 Feature=ib Weight=10\nn2 Feature=ib Weight=10\nn3 Feature=ib Weight=10\n"
+    "n4 Weight=20\nn5 Feature=big Weight=20\nn6 Weight=50\nn7 Weight=50\nn8 Weight=50",
+    "PARTITIONS": "PartitionName=gpu Nodes=n[1-6] Default=YES MaxTime=7-0 DefMemPerCPU=1000 PriorityJobFactor=1\n"
+    "PartitionName=debug Nodes=n[6-7] MaxTime=7-0 DefMemPerCPU=1000 PriorityJobFactor=1\n"
+    "PartitionName=login Nodes=n8 MaxTime=7-0 DefMemPerCPU=1000 PriorityJobFactor=1",
+    "SUSPEND_TIMEOUT": "2",
+    "RESUME_TIMEOUT": "10",
+    "SUSPEND_EXC_NODES": "n7",
+    "SUSPEND_EXC_PARTS": "login",
+}
+"""Settings of a cluster whose nodes sleep: partitions that share n6, two switches, features, weights, exclusions."""
 
 
 class Rig:
@@ -113,6 +128,66 @@ class Rig:
         words = self.run("scontrol", "-o", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def job_state(self, job: str) -> str:
+        """Return what ``scontrol show job`` says the job's state is."""
+        return self.show_job(job)["JobState"]
+
+    def nodes(self) -> dict[str, str]:
+        """Return what ``scontrol show node`` says each node's state is: IDLE, IDLE+POWERED_DOWN, MIXED+DRAIN, ..."""
+        rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in self._node_lines()]
+        return {row["NodeName"]: row["State"] for row in rows}
+
+    def weights(self) -> dict[str, int]:
+        """Return the weight of every node."""
+        rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in self._node_lines()]
+        return {row["NodeName"]: int(row["Weight"]) for row in rows}
+
+    def _node_lines(self) -> list[str]:
+        return self.lines("scontrol", "-o", "show", "node")
+
+    def power(self, node: str, state: str) -> str:
+        """Ask Slurm itself, as an admin would, for ``power_down`` or ``power_up``, and return its answer."""
+        return self.run("scontrol", "update", f"nodename={node}", f"state={state}", check=False)
+
+    def boots(self, node: str, how: str | int) -> None:
+        """Have ``node`` boot so from now on: in a number of seconds, ``never``, or ``fails``."""
+        self.control("boot", node, str(how))
+
+    def switched(self) -> list[tuple[str, str, str]]:
+        """Return what Slurm asked of the nodes' power, in order: off, on or failed; the node; the jobs on it then."""
+        file = self.folder / "log" / "power.log"
+        rows = [[*line.split(), ""][1:4] for line in file.read_text().splitlines()] if file.exists() else []
+        return [(what, node, jobs.strip(",")) for what, node, jobs in rows]
+
+    def machines_on(self) -> set[str]:
+        """Return the nodes whose slurmd really runs."""
+        pids = {file.name.split(".")[1]: file for file in (self.folder / "run").glob("slurmd.*.pid")}
+        return {node for node, file in pids.items() if _runs(file)}
+
+    def put_to_sleep(self, *nodes: str) -> None:
+        """Have idle nodes asleep, and wait for it."""
+        self.power(",".join(nodes), "power_down")
+        self.until(lambda: all("POWERED_DOWN" in (state := self.nodes()[n]) and "POWERING" not in state for n in nodes))
+
+    def wake_all(self) -> None:
+        """Have every node awake, idle and bootable again, whatever a test did to it."""
+        for node in self.nodes():
+            (self.folder / "boot" / node).unlink(missing_ok=True)
+        try:
+            self.until(lambda: self._wake_what_sleeps() == {"IDLE"})
+        except AssertionError as reason:
+            raise AssertionError(f"{reason}; {self.nodes()}\n{self.log('slurmctld')}") from reason
+
+    def _wake_what_sleeps(self) -> set[str]:
+        """Do what can be done now about every node that is not idle, and return the states that were seen."""
+        nodes = self.nodes()
+        for node, flags in ((node, state.split("+")) for node, state in nodes.items()):
+            if "DOWN" in flags or "DRAIN" in flags:
+                self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+            elif "POWERED_DOWN" in flags and not {"POWERING_DOWN", "POWERING_UP", "POWER_UP"} & set(flags):
+                self.power(node, "power_up")
+        return set(nodes.values())
+
     def log(self, daemon: str) -> str:
         """Return the end of a daemon's log."""
         file = self.folder / "log" / f"{daemon}.log"
@@ -128,8 +203,8 @@ class Rig:
     def until(claim: Callable[[], object], *, longest_s: float = LONGEST_S) -> None:
         """Wait for a real daemon to make ``claim`` true, at most ``longest_s``."""
         limit = time.monotonic() + longest_s
-        while not claim():
-            assert time.monotonic() < limit, f"not so after {longest_s:g} s"
+        while not (seen := claim()):
+            assert time.monotonic() < limit, f"not so after {longest_s:g} s: {seen!r}"
             time.sleep(0.05)
 
 
@@ -152,12 +227,19 @@ def _found(program: str) -> bool:
     return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is not None
 
 
-def _free_ports(wanted: Sequence[int] = (17, 19, 101, 104, 108)) -> int:
+def _free_ports(wanted: Sequence[int] = (17, 19, 101, 104, 108, 112)) -> int:
     # Below 32768: from there on ports are lent to whoever connects somewhere.
     for base in range(10_000 + os.getpid() % 97 * 150, 32_000, 150):
         if all(_is_free(base + port) for port in wanted):
             return base
     raise AssertionError("no free ports")
+
+
+def _runs(pid_file: Path) -> bool:
+    try:
+        return b"slurmd" in Path(f"/proc/{int(pid_file.read_text())}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_free(port: int) -> bool:

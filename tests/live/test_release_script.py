@@ -19,7 +19,8 @@ __all__ = ["hooked", "hooked_cluster"]
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
 # All that the script may use: Slurm's own commands and what POSIX (and every mktemp) has.
-TOOLS = ("sh", "awk", "sed", "sort", "uniq", "head", "tr", "env", "date", "mktemp", "mkdir", "rm", "cp")
+TOOLS = ("sh", "awk", "sed", "sort", "uniq", "head", "tr", "env", "date", "mktemp", "mkdir", "rm", "cp", "mv", "cat")
+TOOLS += ("sleep",)
 SLURMS = ("squeue", "sprio", "scontrol")
 SETPRIV = shutil.which("setpriv") or "setpriv"
 
@@ -251,7 +252,9 @@ def test_a_cluster_without_jobs_is_released(hooked: Hooked, path: Path) -> None:
     assert release(hooked, path).status == 0
 
 
-@pytest.mark.parametrize("options", [["--stat"], ["--state"], ["now"]])
+@pytest.mark.parametrize(
+    "options", [["--stat"], ["--state"], ["now"], ["--wait", "long"], ["--jobs-only", "--nodes-only"]]
+)
 def test_misuse_does_nothing(hooked: Hooked, path: Path, options: list[str]) -> None:
     hooked.publish(HookRow(user="alice", partition="gpu", site_factor=4037), now=datetime.now(UTC))
     assert release(hooked, path, *options).status == 2

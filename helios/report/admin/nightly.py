@@ -19,6 +19,7 @@ from helios.report.admin.jobs import wait_s
 from helios.report.admin.people import usage_by
 from helios.report.admin.queue import levels, queue_at
 from helios.report.admin.shadow import ShadowDay
+from helios.report.energy.ledger import EnergyLedger, energy_line, savings_of
 from helios.report.words import change, percent, spoken_duration
 
 WEEKS_BEFORE = 4
@@ -45,6 +46,27 @@ DAYS = declared(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NightEnergy:
+    """What the nodes drew.
+
+    Attributes
+    ----------
+    day : EnergyLedger
+        Of the day, by partition.
+    days : EnergyLedger
+        Of it and the days before, by day.
+    """
+
+    day: EnergyLedger
+    days: EnergyLedger
+
+    def before(self) -> Iterator[str]:
+        """Tell the days together, where sleep saved anything."""
+        if self.days.slept and self.days.days > 1:
+            yield savings_of(self.days)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Night:
     """All that a nightly report is made of; frames as the warehouse gives them.
 
@@ -59,6 +81,8 @@ class Night:
     predictions, decisions, turns : DataFrame
         Decisions and turns of the day; predictions of ``jobs``.
     shadow : ShadowDay
+    energy : NightEnergy, optional
+        None: no node of the cluster is known.
     """
 
     cluster: str
@@ -71,6 +95,7 @@ class Night:
     decisions: pd.DataFrame
     turns: pd.DataFrame
     shadow: ShadowDay
+    energy: NightEnergy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +115,8 @@ class Digest:
     hourly : DataFrame
         The queue of the day, as :func:`~helios.report.admin.queue.levels` gives it.
     days, waiting, worst, services, partitions : Answer
+    energy : NightEnergy, optional
+        None: no node of the cluster is known.
     """
 
     cluster: str
@@ -107,6 +134,7 @@ class Digest:
     partitions: Answer
     accuracy: Answer
     shadow: ShadowDay
+    energy: NightEnergy | None = None
 
 
 def digest_of(night: Night) -> Digest:
@@ -137,6 +165,7 @@ def digest_of(night: Night) -> Digest:
         partitions=_partitions(today, night),
         accuracy=accuracy,
         shadow=night.shadow,
+        energy=night.energy,
     )
 
 
@@ -153,6 +182,7 @@ def _told(
         ],
         "How long jobs waited": list(_waits(daily)),
         "Who waits longest": list(_waiters(waiting, at=_end_of(night))),
+        **({"What nodes asleep saved": [energy_line(night.energy.day)]} if night.energy else {}),
         "How far off predictions were": list(_accuracy(accuracy)),
         "What the shadow would have changed": night.shadow.sentences,
     }

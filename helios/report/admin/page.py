@@ -14,9 +14,11 @@ from helios.report.admin import figures
 from helios.report.admin.answer import Answer, Field, Kind, chosen_fields, written
 from helios.report.admin.nightly import Digest
 from helios.report.admin.shadow import shadow_table
+from helios.report.energy.figures import nodes_over_time, saved_by_day
+from helios.report.energy.ledger import energy_answer, energy_sentences
 from helios.report.words import duration
 
-_PAGES = Environment(
+PAGES = Environment(
     loader=PackageLoader("helios.report"),
     autoescape=True,
     undefined=StrictUndefined,
@@ -28,34 +30,39 @@ MOST_FIELDS = {"Services": "service,mode,turns,proposed,done,would,refused,misma
 
 def render_nightly(digest: Digest) -> str:
     """Return the page of a night."""
-    return _PAGES.get_template("nightly.html.j2").render(
+    energy = digest.energy
+    return PAGES.get_template("nightly.html.j2").render(
         title=f"{digest.cluster}, {written(digest.begin, Kind.MOMENT, timezone=digest.timezone)[:10]}",
         digest=digest,
         themes=list(digest.sentences.items()),
         figures={
-            "waits": _inline(figures.waits_by_day, digest),
-            "queue": _inline(figures.queue_by_hour, digest),
+            "waits": inline(figures.waits_by_day, digest),
+            "queue": inline(figures.queue_by_hour, digest),
+            "nodes": energy and inline(nodes_over_time, energy.day),
+            "saved": energy and inline(saved_by_day, energy.days),
         },
+        energy_said=energy and [*energy_sentences(energy.day), *energy.before()],
         tables={
-            "services": _cells(digest.services),
-            "days": _cells(digest.days),
-            "partitions": _cells(digest.partitions),
-            "waiting": _cells(digest.waiting),
-            "worst": _cells(digest.worst),
-            "shadow": _cells(shadow_table(digest.shadow, title="The shadow's day")),
+            "services": cells_of(digest.services),
+            "days": cells_of(digest.days),
+            "partitions": cells_of(digest.partitions),
+            "waiting": cells_of(digest.waiting),
+            "worst": cells_of(digest.worst),
+            "energy": energy and cells_of(energy_answer(energy.day)),
+            "shadow": cells_of(shadow_table(digest.shadow, title="The shadow's day")),
         },
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cells:
+class Cells:
     """A table as text: names above, and whether each column is of text; columns without any value are left out."""
 
     header: list[tuple[str, bool]]
     rows: list[tuple[str, ...]]
 
 
-def _cells(answer: Answer) -> _Cells | None:
+def cells_of(answer: Answer) -> Cells | None:
     """Return the table, None where there is no row."""
     if answer.rows.empty:
         return None
@@ -66,7 +73,7 @@ def _cells(answer: Answer) -> _Cells | None:
     ]
     columns = [[_cell(value, field, answer) for value in answer.rows[field.column].tolist()] for field in fields]
     header = [(field.name, field.kind is Kind.TEXT) for field in fields]
-    return _Cells(header=header, rows=list(zip(*columns, strict=True)))
+    return Cells(header=header, rows=list(zip(*columns, strict=True)))
 
 
 def _cell(value: Any, field: Field, answer: Answer) -> str:
@@ -75,9 +82,9 @@ def _cell(value: Any, field: Field, answer: Answer) -> str:
     return written(value, field.kind, timezone=answer.timezone)
 
 
-def _inline(draw: Callable[..., str | None], digest: Digest) -> Markup | None:
+def inline(draw: Callable[..., str | None], shown: Any) -> Markup | None:
     """Draw for a desk and for a phone; a figure is safe, for it is ours and its texts are escaped when drawn."""
-    wide, narrow = draw(digest), draw(digest, narrow=True)
+    wide, narrow = draw(shown), draw(shown, narrow=True)
     if wide is None or narrow is None:
         return None
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(Markup(wide), Markup(narrow))

@@ -82,6 +82,23 @@ class Jobs:
         return {job["id"]: Job.of(job) for job in state()["jobs"]}
 
 
+class Node:
+    def __init__(self, name=None, state=None, weight=None):
+        self.given = {"name": name, "state": state, "weight": weight}
+
+    def modify(self, changes):
+        name = self.given["name"]
+        if "nope" in name:
+            state()
+            raise RPCError(2018, "Invalid node name specified")
+        state()
+        sent = {key: value for key, value in changes.given.items() if value and key != "name"}
+        if "weight" in sent:
+            sent["weight"] = int(sent["weight"])
+        with open(str(STATE) + ".written", "a") as log:
+            log.write(json.dumps([name, sent]) + "\\n")
+
+
 class Nodes:
     @staticmethod
     def load():

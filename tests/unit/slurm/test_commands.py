@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
-from helios.slurm.backend import Change
+from helios.slurm.backend import Change, NodeChange, batches
 from helios.slurm.commands import UNANSWERED, CommandsBackend, cron_jobs
 from helios.slurm.shell import Shell
 from helios.slurm.sprio import SiteFactor, Sprio
@@ -67,6 +67,34 @@ def test_a_change_of_an_arrays_record_names_its_tasks(program: Program, tmp_path
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
     backend.change([Change(job_id="5", tasks="0,2-9:3", site_factor=137)])
     assert (tmp_path / "written").read_text() == "JobId=5_[0,2-9:3] SiteFactor=137\n"
+
+
+def test_nodes_that_are_written_the_same_go_in_one_command(program: Program, tmp_path: Path) -> None:
+    folder = program("scontrol", SCONTROL)
+    backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
+    sleeps = [NodeChange(node=f"n{number}", state="POWER_DOWN") for number in (1, 2, 3, 7)]
+    others = [NodeChange(node="n9", state="POWER_UP"), NodeChange(node="n1", weight=0), NodeChange(node="n2", weight=7)]
+    assert backend.change_nodes([sleeps[0], *others, *sleeps[1:]]) == [""] * 7
+    assert (tmp_path / "written").read_text().splitlines() == [
+        "NodeName=n[1-3,7] State=POWER_DOWN",
+        "NodeName=n9 State=POWER_UP",
+        "NodeName=n1 Weight=0",
+        "NodeName=n2 Weight=7",
+    ]
+    assert backend.change_nodes([]) == []
+
+
+def test_nodes_of_one_command_have_its_answer_and_others_theirs(program: Program, tmp_path: Path) -> None:
+    folder = program("scontrol", SCONTROL.replace("*=404)", "*403*)"))
+    backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
+    changes = [NodeChange(node="n404", weight=1), NodeChange(node="n3", weight=2), NodeChange(node="n403", weight=1)]
+    assert [bool(answer) for answer in backend.change_nodes(changes)] == [True, False, True]
+
+
+def test_a_call_is_never_for_more_nodes_than_the_controller_should_hold_its_lock_for() -> None:
+    calls = batches([NodeChange(node=f"n{number}", weight=1) for number in range(450)])
+    assert [len(call.places) for call in calls] == [200, 200, 50]
+    assert [place for call in calls for place in call.places] == list(range(450))
 
 
 def test_a_change_that_scontrol_did_not_come_to_is_not_called_accepted(program: Program, tmp_path: Path) -> None:

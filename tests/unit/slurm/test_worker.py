@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from helios.errors import ClusterRefused, ClusterUnavailable
-from helios.slurm.backend import UNLIMITED, Change, RawJob, RawNode
+from helios.slurm.backend import UNLIMITED, Change, NodeChange, RawJob, RawNode
 from helios.slurm.binding import WORKER, PyslurmBackend
 from tests.unit.slurm.fake_pyslurm import PYSLURM
 
@@ -303,6 +303,19 @@ def test_a_silent_controller_has_no_version_and_the_worker_stays(site: Site) -> 
     site.has()
     assert site.backend.versions().controller == "25.11.4"
     assert site.backend.worker_pid == pid
+
+
+def test_power_and_weight_of_nodes_are_written_a_weight_of_0_too(site: Site) -> None:
+    changes = [NodeChange(node="n1", state="POWER_DOWN"), NodeChange(node="n2", state="POWER_DOWN")]
+    changes += [NodeChange(node="n3", weight=0), NodeChange(node="nope", weight=1)]
+    assert site.backend.change_nodes(changes) == ["", "", "", "Invalid node name specified"]
+    assert site.written() == [["n[1-2]", {"state": "POWER_DOWN"}], ["n3", {"weight": 0}]]
+
+
+def test_a_controller_that_is_silent_to_a_change_of_nodes_is_no_answer(site: Site) -> None:
+    site.has(error=1800)
+    with pytest.raises(ClusterUnavailable):
+        site.backend.change_nodes([NodeChange(node="n1", weight=1)])
 
 
 def test_an_import_that_ends_the_process_ends_only_the_worker(site: Site) -> None:

@@ -1,6 +1,6 @@
 """The tables against the declared columns."""
 
-from helios.model import JOBS, NODE_EVENTS, NODES, PREDICTIONS, REJECTS
+from helios.model import JOBS, NODE_EVENTS, NODE_STANDINGS, NODE_TALLIES, NODES, PREDICTIONS, REJECTS, STANDINGS
 from helios.warehouse import schema
 
 
@@ -14,5 +14,8 @@ def test_every_declared_column_of_the_other_frames_has_its_place() -> None:
         (NODE_EVENTS, schema.node_events),
         (REJECTS, schema.rejects),
         (PREDICTIONS, schema.predictions),
+        (STANDINGS, schema.standings),
+        (NODE_STANDINGS, schema.node_standings),
+        (NODE_TALLIES, schema.node_tallies),
     ]:
         assert set(kind.names) <= set(table.c.keys()), kind.name

@@ -1,0 +1,259 @@
+"""How many nodes a live cluster needs and will need: its history in steps, forecast, laid into the snapshot."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.config import Settings
+from helios.control.nodes.seen import nodes_seen
+from helios.errors import NoSuchCluster
+from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, pools
+from helios.occupancy import intervals_of, most_at_once
+from helios.predict.demand import (
+    NEVER_S,
+    Calendar,
+    DemandForecaster,
+    Forecasts,
+    JobState,
+    assemble,
+    job_state,
+    parse_holidays,
+    walk_forward,
+)
+from helios.warehouse import Warehouse
+
+DAY = 86_400 // STEP_S
+"""Steps of a day."""
+WEEKS_LOOKED_BACK = 3
+"""How far back services are told what was forecast: what thresholds are re-picked from."""
+REFIT_S = 7 * 86_400
+"""How often the forecasts of those weeks are made from a new fit: what a start costs hangs on it."""
+
+
+class NodeDemand:
+    """Adds the demand for nodes to snapshots; learns once a day, forecasts once a step.
+
+    Parameters
+    ----------
+    cluster : str
+        Its name in the warehouse.
+    settings : Settings
+        The configuration in force.
+    patient : bool
+        Whether the first answer waits until the forecasters have learned, which takes seconds to minutes. Else they
+        learn in a thread of their own, and until then there is no forecast, so that no node is put to sleep.
+    """
+
+    def __init__(self, cluster: str, settings: Settings, *, patient: bool = True) -> None:
+        self._cluster, self._settings = cluster, settings
+        self._learned: dict[str, _Learned] = {}
+        self._learned_s: int | None = None
+        self._demand: Demand | None = None
+        self._looked_s: int | None = None
+        self._worker = None if patient else ThreadPoolExecutor(1, thread_name_prefix="node-demand")
+        self._learning: Future[dict[str, _Learned]] | None = None
+
+    def __call__(self, snapshot: Snapshot) -> Snapshot:
+        """Return ``snapshot`` with ``demand``; as it is where nothing was learned yet.
+
+        Raises
+        ------
+        WarehouseUnavailable
+            The history cannot be read.
+        """
+        ended_s = int(snapshot.taken_at.timestamp()) // STEP_S * STEP_S
+        if self._looked_s != ended_s or (self._demand is None and self._learning is not None and self._learning.done()):
+            self._demand = self._forecast(snapshot, ended_s)
+            self._looked_s = ended_s
+        return replace(snapshot, demand=self._demand)
+
+    def _forecast(self, snapshot: Snapshot, ended_s: int) -> Demand | None:
+        history, zone = self._history(snapshot)
+        seen = busy_of_pools(history, snapshot, ended_s=ended_s)
+        calendar = Calendar(zone=zone, holidays=parse_holidays(self._settings.demand.holidays))
+        self._learn(seen, calendar)
+        told = {}
+        for at, pool in enumerate(seen.pools):
+            if pool in self._learned:
+                self._learned[pool] = learned = _followed(self._learned[pool], seen, at)
+                told[pool] = (seen.busy[at], seen.total[at], learned.told)
+        return assemble(told, ended_s=ended_s) if told else None
+
+    def _learn(self, seen: Seen, calendar: Calendar) -> None:
+        """Have the forecasters learn anew where they never did, or a day ago; take over what they learned since."""
+        if self._learning is not None and self._learning.done():
+            learning, self._learning = self._learning, None
+            self._learned = learning.result()
+        strangers = any(pool not in self._learned for pool in seen.pools)
+        old = self._learned_s is None or seen.ended_s - self._learned_s >= DAY * STEP_S
+        if self._learning is not None or not (old or strangers):
+            return
+        self._learned_s = seen.ended_s
+        if self._worker is None:
+            self._learned = _learned(seen, calendar)
+        else:
+            self._learning = self._worker.submit(_learned, seen, calendar)
+
+    def _history(self, snapshot: Snapshot) -> tuple[pd.DataFrame, ZoneInfo]:
+        since = snapshot.taken_at - timedelta(days=self._settings.demand.history_days)
+        with Warehouse.open(self._settings.database.url) as warehouse:
+            try:
+                jobs = warehouse.jobs(self._cluster, since=since)
+                return jobs, ZoneInfo(warehouse.timezone(self._cluster) or "UTC")
+            except NoSuchCluster:
+                return JOBS.empty(), ZoneInfo("UTC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Learned:
+    """What was learned of a pool, and what was forecast since, one row for each step up to ``told_s``."""
+
+    forecaster: DemandForecaster
+    told: Forecasts
+    told_s: int
+
+    def with_next(self, now: Forecasts, *, ended_s: int) -> _Learned:
+        """Return it with one more forecast; steps in which nobody asked have none."""
+        missed = (ended_s - self.told_s) // STEP_S - 1
+
+        def joined(name: str) -> NDArray[np.float64]:
+            before, last = getattr(self.told, name), getattr(now, name)[-1:]
+            return np.concatenate([before, np.full((missed, *last.shape[1:]), np.nan), last])
+
+        told = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
+        return replace(self, told=told, told_s=ended_s)
+
+
+def _learned(seen: Seen, calendar: Calendar) -> dict[str, _Learned]:
+    """Fit a forecaster for each pool, and say what the last weeks would have been told."""
+    return {pool: _learned_of(seen, at, calendar) for at, pool in enumerate(seen.pools)}
+
+
+def _learned_of(seen: Seen, at: int, calendar: Calendar) -> _Learned:
+    busy, total, state = seen.busy[at], seen.total[at], seen.states[at]
+    n_steps = len(busy)
+    told = walk_forward(
+        busy,
+        total,
+        start_s=seen.first_s,
+        from_step=max(n_steps - WEEKS_LOOKED_BACK * 7 * DAY, 0),
+        until_step=n_steps,
+        calendar=calendar,
+        state=state,
+        refit_every_s=REFIT_S,
+    )
+    forecaster = DemandForecaster.fit(busy, total, start_s=seen.first_s, calendar=calendar, state=state)
+    return _Learned(forecaster=forecaster, told=told, told_s=seen.ended_s)
+
+
+def _followed(learned: _Learned, seen: Seen, at: int) -> _Learned:
+    """Return what was learned with the forecast of now."""
+    if learned.told_s >= seen.ended_s:
+        return learned
+    now = learned.forecaster.forecast(seen.busy[at], seen.total[at], start_s=seen.first_s, state=seen.states[at])
+    return learned.with_next(now, ended_s=seen.ended_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Seen:
+    """What a cluster's pools needed, step by step.
+
+    Attributes
+    ----------
+    pools : tuple of str
+        Those with nodes in service.
+    first_s, ended_s : int
+        Begin of the first step, end of the last, s since the epoch.
+    busy, total : float64 arrays of shape (n_pools, n_steps)
+        Most nodes with a job at once in each step; nodes in service, as there are now.
+    states : tuple of JobState
+        What jobs told, of each pool.
+    """
+
+    pools: tuple[str, ...]
+    first_s: int
+    ended_s: int
+    busy: NDArray[np.float64]
+    total: NDArray[np.float64]
+    states: tuple[JobState, ...]
+
+
+def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> Seen:
+    """Count the busy nodes of each pool, from the jobs that ended and those that run.
+
+    Parameters
+    ----------
+    history : DataFrame
+        Columns of ``JOBS``. Only what has ended is taken from it: what runs, the cluster itself knows best.
+    ended_s : int
+        End of the last step to count.
+    """
+    nodes = NODE_STATES.check(snapshot.nodes)
+    seen = nodes_seen(snapshot)
+    in_service = nodes[np.array([seen[name].in_service for name in nodes["name"]], dtype=np.bool_)]
+    pool_of = pools(in_service)
+    names = tuple(sorted(set(pool_of)))
+    jobs = _jobs(history, snapshot)
+    held = intervals_of(jobs, until_s=ended_s).merged()
+    first_s = int(held.start_s.min(initial=ended_s - STEP_S)) // STEP_S * STEP_S
+    n_steps = max((ended_s - first_s) // STEP_S, 1)
+    number = dict(zip(in_service["name"], (names.index(pool) for pool in pool_of), strict=True))
+    group = np.array([number.get(name, -1) for name in held.names], dtype=np.int64)
+    sizes = np.array([float((pool_of == name).sum()) for name in names])
+    busy = most_at_once(held, group=group, n_groups=len(names), first_s=first_s, step_s=STEP_S, n_steps=n_steps)
+    total = np.repeat(sizes[:, None], n_steps, axis=1)
+    steps_s = first_s + STEP_S * np.arange(1, n_steps + 1, dtype=np.int64)
+    return Seen(
+        pools=names,
+        first_s=first_s,
+        ended_s=ended_s,
+        busy=np.minimum(busy, total),
+        total=total,
+        states=tuple(_state(jobs, in_service[pool_of == name], steps_s) for name in names),
+    )
+
+
+def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
+    """Return all jobs with the columns of both frames: those that ended, run and wait."""
+    columns = ["job_id", "user", "name", "partition", "submitted_at", "started_at", "time_limit_s", "nodes", "gpus"]
+    columns.append("node_list")
+    ended = history.loc[history["ended_at"].notna() & history["started_at"].notna(), [*columns, "ended_at"]]
+    frames = [ended, *(JOBS.conform(frame[columns]) for frame in (snapshot.running, snapshot.pending))]
+    return JOBS.conform(pd.concat([frame[[*columns, "ended_at"]] for frame in frames], ignore_index=True))
+
+
+def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> JobState:
+    """Return what the jobs of a pool's partitions told."""
+    partitions = set(str(nodes["partitions"].iloc[0]).split(","))
+    shared = [bool(partitions & set(str(one).split(","))) for one in jobs["partition"].astype(object)]
+    mine = jobs[np.array(shared, dtype=np.bool_)]
+    gpus = max(float(nodes["gpus"].max()), 1.0)
+    of_gpus = np.where(mine["gpus"] > 0, mine["gpus"] / gpus, mine["nodes"].fillna(1.0))
+    limit_s = mine["time_limit_s"].to_numpy()
+    return job_state(
+        submitted_s=_seconds(mine["submitted_at"]),
+        started_s=_seconds(mine["started_at"]),
+        ended_s=_seconds(mine["ended_at"]),
+        nodes=np.asarray(of_gpus, dtype=np.float64),
+        predicted_s=np.where(np.isfinite(limit_s), limit_s, np.nan),
+        group=_numbered(mine),
+        ends_of_steps_s=steps_s,
+    )
+
+
+def _numbered(jobs: pd.DataFrame) -> NDArray[np.int64]:
+    """Return a number for each job that those of the same user, name and size share: a campaign."""
+    campaign = jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
+    return np.asarray(campaign, dtype=np.int64)
+
+
+def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:
+    return np.where(times.isna(), NEVER_S, times.astype("int64") // 1_000_000)

@@ -1,0 +1,225 @@
+"""``helios energy``: what putting idle nodes to sleep would save, before anything sleeps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from helios.app.machine import parse_nodes
+from helios.cli.options import (
+    AsJson,
+    Cluster,
+    Format,
+    GpusPerNode,
+    Nodes,
+    Report,
+    Timezone,
+    Trace,
+    configuration,
+    history_from,
+    moment,
+    named_timezone,
+)
+from helios.cli.screen import progress_bars, show, show_json, width, write_page
+from helios.config import Settings, zone
+from helios.errors import Misuse
+from helios.ports import Progress
+
+if TYPE_CHECKING:
+    from helios.app.history import History
+    from helios.report.energy.whatif import EnergyWhatIf
+    from helios.services.ces import CesOptions
+
+commands = typer.Typer(no_args_is_help=True, help="What putting idle nodes to sleep would save.")
+
+
+class Placement(StrEnum):
+    """Where the site's Slurm puts jobs today."""
+
+    RANDOM = "random"
+    SPREAD = "spread"
+    PACKED = "packed"
+
+
+@commands.callback()
+def _noun() -> None:
+    pass  # so that whatif stays a verb behind the noun while it is the only one
+
+
+@commands.command(
+    "whatif", epilog="Example: helios energy whatif --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json"
+)
+def whatif(
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --series, to be added up.")
+    ] = None,
+    series: Annotated[
+        list[Path] | None,
+        typer.Option("--series", help="File with the columns time,active,total; several are added up."),
+    ] = None,
+    total: Annotated[
+        float | None, typer.Option("--total", min=0, help="Nodes in service, where a series does not tell.")
+    ] = None,
+    cluster: Cluster = None,
+    trace: Trace = None,
+    trace_format: Format = None,
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    placement: Annotated[
+        Placement,
+        typer.Option("--placement", help="How jobs are put on nodes today; without weights it is near random."),
+    ] = Placement.RANDOM,
+    wake_ups: Annotated[
+        float | None,
+        typer.Option("--wake-ups", min=0.01, help="Wake-ups a day you are willing to have; else the service's."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--from", help="Count from then on; what lies before is history. Else the last quarter."),
+    ] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Count up to then.")] = None,
+    timezone: Timezone = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what CES would save beside what needs no forecast: on a series of busy nodes, or on a cluster's own jobs.
+
+    The controls: always on; Slurm's idle timer at 10 and 30 minutes; the most of the last 3 h and 5 nodes; CES as
+    published, made causal; an oracle that knows the future. On jobs, packing too: alone, and with CES. Watts, prices
+    and times to boot are those of [energy] in the configuration. Nothing touches a cluster.
+    """
+    files = [*(series or []), *(more or [])]
+    if files and (cluster or trace or nodes):
+        raise Misuse(
+            "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", remedy="Give one."
+        )
+    settings = configuration().settings
+    if wake_ups is not None:
+        options = {**settings.services.get("ces", {}), "wake_ups_per_day": wake_ups}
+        settings = settings.model_copy(update={"services": {**settings.services, "ces": options}})
+    with progress_bars() as progress:
+        if files:
+            zone_name = named_timezone(timezone, configuration()) or settings.ingest.timezone
+            window = (moment(since, timezone=zone_name), moment(until, timezone=zone_name))
+            found = _on_series(
+                files, settings, zone_name, window, total=total, gpus_per_node=gpus_per_node, progress=progress
+            )
+        else:
+            history = history_from(
+                trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
+            )
+            window = (moment(since, timezone=history.timezone), moment(until, timezone=history.timezone))
+            found = _on_jobs(
+                history,
+                settings,
+                window,
+                nodes=nodes,
+                gpus_per_node=gpus_per_node,
+                placement=placement,
+                progress=progress,
+            )
+    _answer(found, report=report, as_json=as_json)
+
+
+def _on_series(
+    files: list[Path],
+    settings: Settings,
+    zone_name: str,
+    window: tuple[datetime | None, datetime | None],
+    *,
+    total: float | None,
+    gpus_per_node: int | None,
+    progress: Progress,
+) -> EnergyWhatIf:
+    from helios.app.energy.series import SeriesQuestion, energy_on_series  # noqa: PLC0415 - it takes LightGBM
+    from helios.ingest.node_series import read_series, summed  # noqa: PLC0415 - as above
+    from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
+
+    per_node = gpus_per_node or settings.whatif.gpus_per_node
+    share = None if total is None else total / len(files)
+    read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
+    one = read[0] if len(read) == 1 else summed(read, name=f"{files[0].parent.name} ({len(read)} files)")
+    question = SeriesQuestion(
+        name=one.name,
+        start_s=one.start_s,
+        step_s=one.step_s,
+        active=one.active,
+        total=one.total,
+        window=_window(window, one.start_s, one.start_s + one.step_s * len(one.active)),
+        calendar=Calendar(zone=zone(zone_name), holidays=parse_holidays(settings.demand.holidays)),
+        options=ces_options(settings),
+        gpus_per_node=per_node,
+        notes=tuple(note for series in read for note in series.notes),
+    )
+    return energy_on_series(
+        question, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
+    )
+
+
+def _on_jobs(
+    history: History,
+    settings: Settings,
+    window: tuple[datetime | None, datetime | None],
+    *,
+    nodes: str | None,
+    gpus_per_node: int | None,
+    placement: Placement,
+    progress: Progress,
+) -> EnergyWhatIf:
+    from helios.app.energy.jobs import JobsQuestion, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
+    from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
+    from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
+
+    submitted = history.jobs["submitted_at"]
+    question = JobsQuestion(
+        window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
+        calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
+        placement=Order(placement.value),
+        seed=settings.model.seed,
+        nodes=parse_nodes(nodes) if nodes is not None else None,
+        gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
+        default_time_limit_s=settings.whatif.default_time_limit_s,
+        options=ces_options(settings),
+        history_days=settings.demand.history_days,
+    )
+    return energy_on_jobs(history, question, energy=settings.energy, power=settings.power, progress=progress)
+
+
+def ces_options(settings: Settings) -> CesOptions:
+    """Return the options of CES as the configuration has them.
+
+    Raises
+    ------
+    ServiceInvalid
+        One is unknown, or has a value that does not do.
+    """
+    from helios.services.ces import Ces  # noqa: PLC0415 - numba takes a while
+    from helios.services.registry import checked_options  # noqa: PLC0415 - as above
+
+    checked: CesOptions = checked_options(Ces, settings.services.get("ces", {}), name="ces")
+    return checked
+
+
+def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_s: int) -> tuple[datetime, datetime]:
+    """Return the window that was asked for; without words, the last quarter of what there is."""
+    first, after = datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(after_s, UTC)
+    since, until = asked
+    end = min(until or after, after)
+    return since or end - (end - first) / 4, end
+
+
+def _answer(found: EnergyWhatIf, *, report: Path | None, as_json: bool) -> None:
+    from helios.report.energy.whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
+
+    if report is not None:
+        from helios.report.energy.page import render_energy_whatif  # noqa: PLC0415 - as above
+
+        write_page(report, render_energy_whatif(found))
+    if as_json:
+        show_json(found.to_json())
+        return
+    show(energy_table(found, width=width()))

@@ -1,0 +1,234 @@
+"""Series of busy nodes as sites and papers publish them: a row for every minute or so, in one of a few layouts.
+
+``time,active,total``; ``time,active`` with the total told; and the layout of the Helios traces' virtual clusters, which
+counts GPUs. Real ones have holes, rows twice, rows out of order and an hour that daylight saving repeats: each is
+mended in one stated way, and said.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from helios.errors import FormatUnknown, Misuse, NothingUnderstood
+from helios.ingest.clock import Clock
+from helios.ingest.stream import blocks, head
+from helios.model import STEP_S, NodeSeries
+
+_TIME = "time"
+_LAYOUTS = {("active", "total"): False, ("running_gpu_num", "total_gpu_num"): True, ("active",): False}
+"""Columns beside the time, and whether they count GPUs; the first layout whose columns are all there is taken."""
+_MOST_STEPS = 20_000_000
+_REMEDY = "It needs a header line with the columns time,active,total; or time,active with --total N."
+
+
+def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_per_node: int = 8) -> NodeSeries:
+    """Read a file of busy nodes, gzip or plain.
+
+    Parameters
+    ----------
+    path : Path
+        The file: comma-separated with a header line.
+    timezone : str
+        IANA zone of times that carry none.
+    total : float, optional
+        Nodes in service, where the file does not tell; it goes before what the file tells.
+    gpus_per_node : int
+        For files that count GPUs: so many are one node, a started one counting whole.
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be opened or decompressed.
+    FormatUnknown
+        It has none of the layouts.
+    NothingUnderstood
+        No row makes sense.
+    Misuse
+        The total is missing, or there is no such time zone.
+    """
+    table, columns, in_gpus = _table(path)
+    if total is None and len(columns) == 1:
+        raise Misuse(f"{path} does not tell how many nodes there are.", remedy="Say it: --total N")
+    told = _told(path, table, columns, timezone)
+    notes = list(told.notes)
+    active, there = told.values[:, 0], told.values[:, 1] if len(columns) > 1 else np.zeros(len(told.values))
+    if in_gpus:
+        active, there = np.ceil(active / gpus_per_node), np.ceil(there / gpus_per_node)
+        notes.append(
+            f"GPUs are counted there, not nodes: {gpus_per_node} are taken for a node, rounded up, as if jobs were "
+            "packed."
+        )
+    if total is not None:
+        there = np.full(len(active), float(total))
+    return _even(path, told.seconds, active, there, notes)
+
+
+def resampled(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
+    """Return the most nodes active at once in each longer step; steps that the series covers in part are left out.
+
+    A step counts as a gap where half of it or more is one.
+
+    Raises
+    ------
+    Misuse
+        ``step_s`` is not a multiple of the series' own step, or longer than the whole series.
+    """
+    parts = step_s // series.step_s
+    if parts * series.step_s != step_s:
+        raise Misuse(
+            f"A series in steps of {series.step_s} s cannot be read in steps of {step_s} s.",
+            remedy=f"Give a series whose step divides {step_s} s.",
+        )
+    first = -(series.start_s // series.step_s) % parts
+    n_steps = max(len(series) - first, 0) // parts
+    if n_steps == 0:
+        raise Misuse(f"{series.name} is shorter than one step of {step_s} s.", remedy="Give a longer series.")
+
+    def cut(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values[first : first + n_steps * parts].reshape(n_steps, parts)
+
+    return replace(
+        series,
+        start_s=series.start_s + first * series.step_s,
+        step_s=step_s,
+        active=cut(series.active).max(axis=1),
+        total=cut(series.total).max(axis=1),
+        gaps=cut(series.gaps.astype(np.float64)).mean(axis=1) >= 0.5,
+    )
+
+
+def summed(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
+    """Return the sum of several series over the time that all of them cover; a gap of one is a gap of the sum.
+
+    Raises
+    ------
+    Misuse
+        They have different steps, or no time in common.
+    """
+    if len(series) == 1:
+        return series[0]
+    step_s = series[0].step_s
+    start_s, end_s = max(one.start_s for one in series), min(one.end_s for one in series)
+    if any(one.step_s != step_s or (one.start_s - start_s) % step_s for one in series) or end_s <= start_s:
+        raise Misuse(
+            "The series have different steps, or no time in common: they cannot be added up.",
+            remedy="Give files of one cluster and one stretch of time, or one file at a time.",
+        )
+    cuts = [slice((start_s - one.start_s) // step_s, (end_s - one.start_s) // step_s) for one in series]
+    return NodeSeries(
+        name=name,
+        start_s=start_s,
+        step_s=step_s,
+        active=np.sum([one.active[cut] for one, cut in zip(series, cuts, strict=True)], axis=0),
+        total=np.sum([one.total[cut] for one, cut in zip(series, cuts, strict=True)], axis=0),
+        gaps=np.any([one.gaps[cut] for one, cut in zip(series, cuts, strict=True)], axis=0),
+        notes=(
+            f"{len(series)} series are added up, over the time that all cover.",
+            *dict.fromkeys(note for one in series for note in one.notes),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The rows that make sense, in order of time."""
+
+    seconds: NDArray[np.int64]
+    values: NDArray[np.float64]
+    notes: list[str]
+
+
+def _table(path: Path) -> tuple[pd.DataFrame, tuple[str, ...], bool]:
+    header = head(path).split(b"\n", 1)[0].decode("utf-8", "replace")
+    names = [name.strip().strip('"').lower() for name in header.split(",")]
+    layout = next((columns for columns in _LAYOUTS if {_TIME, *columns} <= set(names)), None)
+    if layout is None:
+        raise FormatUnknown(f"{path} is no series of nodes: its first line is {header[:100]!r}.", remedy=_REMEDY)
+    data = b"".join(block.data for block in blocks(path, lines_per_block=1_000_000, continues=lambda _: False))
+    try:
+        table = pd.read_csv(io.BytesIO(data), dtype="str", encoding_errors="replace", on_bad_lines="skip", names=names)
+    except (pd.errors.ParserError, ValueError) as reason:
+        raise FormatUnknown(f"{path} cannot be read as a table: {reason}.", remedy=_REMEDY) from reason
+    return table.iloc[1:], layout, _LAYOUTS[layout]
+
+
+def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: str) -> _Told:
+    clock, notes = Clock(timezone), []
+    seconds, unread = _seconds(clock, table[_TIME])
+    values = np.column_stack([pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64) for name in columns])
+    sane = ~unread & (np.isfinite(values) & (values >= 0)).all(axis=1)
+    if not sane.any():
+        raise NothingUnderstood(f"Not one row of {path} has a time and a number of nodes.", remedy=_REMEDY)
+    if not sane.all():
+        notes.append(f"{path.name}: {int((~sane).sum()):,} rows without a time or a number of nodes were left out.")
+    if clock.nonexistent:
+        notes.append(f"{path.name}: {clock.nonexistent:,} local times that daylight saving skips were moved on.")
+    seconds, values = seconds[sane], values[sane]
+    if (np.diff(seconds) < 0).any():
+        notes.append(f"{path.name}: rows were not in the order of time; they were sorted.")
+    order = np.argsort(seconds, kind="stable")
+    return _Told(seconds[order], values[order], notes)
+
+
+def _seconds(clock: Clock, texts: pd.Series[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the times, and where there is none; of a local time told twice the second is the later of the two."""
+    column = pa.array(texts.to_numpy(dtype=object), from_pandas=True, type=pa.string())
+    instants, _ = clock.read(column)
+    again = pd.Series(instants).duplicated().to_numpy() & ~np.isnat(instants)
+    if again.any():
+        after = instants[again] + np.timedelta64(1, "us")
+        instants = instants.copy()
+        instants[again], _ = clock.read(column.filter(pa.array(again)), not_before=after)
+    unread = np.isnat(instants)
+    return np.where(unread, np.datetime64(0, "us"), instants).astype("datetime64[s]").astype(np.int64), unread
+
+
+def _even(
+    path: Path, seconds: NDArray[np.int64], active: NDArray[np.float64], there: NDArray[np.float64], notes: list[str]
+) -> NodeSeries:
+    """Lay the rows on even steps: the most of what falls on one, the last known where nothing does."""
+    apart = np.diff(np.unique(seconds))
+    lengths, times = np.unique(apart, return_counts=True)
+    step_s = int(lengths[times.argmax()]) if len(apart) else STEP_S
+    start_s = int(seconds[0]) // step_s * step_s
+    place = (seconds - start_s) // step_s
+    n_steps = int(place[-1]) + 1
+    if n_steps > _MOST_STEPS:
+        raise Misuse(f"{path} spans {n_steps:,} steps of {step_s} s.", remedy="Look for a wrong date in it.")
+    if (twice := len(place) - len(np.unique(place))) > 0:
+        notes.append(f"{path.name}: {twice:,} rows fall on a step that has another; the most of them counts.")
+    laid = np.full((2, n_steps), -np.inf)
+    np.maximum.at(laid[0], place, active)
+    np.maximum.at(laid[1], place, there)
+    gaps = np.isinf(laid[0])
+    if gaps.any():
+        notes.append(_holes(path.name, gaps, step_s))
+        laid = laid[:, np.maximum.accumulate(np.where(gaps, 0, np.arange(n_steps)))]
+    if (beyond := int((laid[0] > laid[1]).sum())) > 0:
+        notes.append(f"{path.name}: in {beyond:,} steps more nodes are active than there are; the total was raised.")
+    return NodeSeries(
+        name=path.name.split(".")[0] or path.name,
+        start_s=start_s,
+        step_s=step_s,
+        active=laid[0],
+        total=np.maximum(laid[1], laid[0]),
+        gaps=gaps,
+        notes=tuple(notes),
+    )
+
+
+def _holes(name: str, gaps: NDArray[np.bool_], step_s: int) -> str:
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], gaps, [False]])))
+    lengths = np.diff(edges)[::2]
+    return (
+        f"{name}: {len(lengths):,} holes, the longest of {lengths.max() * step_s / 3600:.1f} h; the last value stands "
+        "there, and nothing is judged by it."
+    )

@@ -1,0 +1,1 @@
+"""What sleeping nodes save: of imagined policies (``whatif``) and of the real cluster."""

@@ -1,0 +1,65 @@
+"""The pages of an energy ledger and an energy what-if: self-contained HTML files in the look of the other reports."""
+
+from __future__ import annotations
+
+from helios.report.admin.page import PAGES, Cells, cells_of, inline
+from helios.report.energy.figures import nodes_over_time, saved_by_day
+from helios.report.energy.ledger import EnergyLedger, energy_answer, energy_sentences
+from helios.report.energy.whatif import EnergyWhatIf, PolicyResult, energy_figure, energy_verdict
+from helios.report.words import percent
+
+_POLICY_HEADER = (
+    ("Policy", True),
+    *(
+        (name, False)
+        for name in (
+            "Nodes asleep",
+            "Powered nodes in use",
+            "Wake-ups a day",
+            "Nodes each",
+            "Short, node h",
+            "Jobs delayed",
+            "kWh",
+            "Saved",
+        )
+    ),
+)
+
+
+def render_energy(ledger: EnergyLedger) -> str:
+    """Return the page."""
+    answer = energy_answer(ledger)
+    return PAGES.get_template("energy.html.j2").render(
+        title=answer.title,
+        ledger=ledger,
+        sentences=energy_sentences(ledger),
+        figures={"nodes": inline(nodes_over_time, ledger), "saved": inline(saved_by_day, ledger)},
+        table=cells_of(answer),
+    )
+
+
+def render_energy_whatif(found: EnergyWhatIf) -> str:
+    """Return the page of an energy what-if."""
+    return PAGES.get_template("energy_whatif.html.j2").render(
+        title=f"Nodes asleep: {found.name}",
+        found=found,
+        sentences=energy_verdict(found),
+        figure=inline(energy_figure, found),
+        table=Cells(header=list(_POLICY_HEADER), rows=[_policy_cells(policy) for policy in found.policies]),
+    )
+
+
+def _policy_cells(policy: PolicyResult) -> tuple[str, ...]:
+    low, high = policy.wakeups_per_day_interval
+    each, delayed = policy.nodes_per_wakeup, policy.jobs_delayed
+    return (
+        policy.policy,
+        f"{policy.mean_sleeping_nodes:.1f}",
+        percent(policy.node_utilization_after, 1),
+        f"{policy.wakeups_per_day:.2f} ({low:.2f}-{high:.2f})",
+        "-" if each is None else f"{each:.1f}",
+        f"{policy.node_hours_short:,.1f}",
+        "-" if delayed is None else f"{delayed:,}",
+        f"{policy.energy_kwh:,.0f}",
+        f"{policy.saved_kwh:,.0f} kWh",
+    )

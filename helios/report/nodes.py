@@ -1,0 +1,151 @@
+"""What the nodes do and what Helios has to do with it: for the admin who asks, of all of them or of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+from rich.markup import escape
+from rich.table import Table
+
+from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
+
+MOST_SHOWN = 40
+LAST_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeStatus:
+    """Where the nodes of a cluster stand.
+
+    Attributes
+    ----------
+    taken_at : datetime
+    pools : DataFrame
+        Columns of ``NODE_TALLIES``: each pool now.
+    standings : DataFrame
+        Columns of ``NODE_STANDINGS``: what stands changed, and what would in a shadow.
+    protected : str
+        Why nothing is put to sleep; empty: it may be.
+    quarantined : mapping of str to str
+        Nodes that failed to wake, and what was seen.
+    cannot : str
+        Why this cluster cannot put nodes to sleep at all; empty: it can.
+    paused : str
+        Who paused Helios; empty: nobody.
+    """
+
+    taken_at: datetime
+    pools: pd.DataFrame
+    standings: pd.DataFrame
+    protected: str
+    quarantined: Mapping[str, str]
+    cannot: str
+    paused: str
+
+    def __post_init__(self) -> None:
+        NODE_TALLIES.check(self.pools)
+        NODE_STANDINGS.check(self.standings)
+
+    def parts(self) -> Iterator[Table | str]:
+        """Yield what to show, for a person."""
+        if self.paused:
+            yield f"PAUSED {escape(self.paused)}"
+        if self.cannot:
+            yield f"Nodes cannot be put to sleep here: {escape(self.cannot)}"
+        if self.protected:
+            yield f"PROTECTED: {escape(self.protected)}. To end it: helios power clear"
+        for node, what in self.quarantined.items():
+            name = escape(node)
+            yield f"{name} is left alone, it failed to wake: {escape(what)}. Once mended: helios power clear {name}"
+        yield self._pools()
+        if len(self.standings):
+            yield ""
+            yield self._standings()
+        else:
+            yield "Nothing of Helios stands on any node."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "taken_at": self.taken_at.isoformat(),
+            "paused": self.paused,
+            "cannot": self.cannot,
+            "protected": self.protected,
+            "quarantined": dict(self.quarantined),
+            "pools": _records(self.pools.drop(columns=["taken_at", "wanted"])),
+            "standings": _records(self.standings),
+        }
+
+    def _pools(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for name in ("Pool", "Nodes", "Busy", "Idle", "Asleep", "Falling asleep", "Waking", "By Helios"):
+            table.add_column(name, justify="left" if name == "Pool" else "right")
+        for row in self.pools.to_dict("records"):
+            idle = row["total"] - row["busy"] - row["asleep"] - row["falling_asleep"] - row["waking"]
+            counts = (row["total"], row["busy"], max(idle, 0), row["asleep"], row["falling_asleep"], row["waking"])
+            table.add_row(escape(str(row["pool"])), *(f"{int(n):,}" for n in (*counts, row["by_helios"])))
+        return table
+
+    def _standings(self) -> Table:
+        names = ("Node", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
+        table = Table(*names, box=None, pad_edge=False)
+        for row in self.standings.head(MOST_SHOWN).to_dict("records"):
+            theirs = "; changed by somebody else, left alone" if row["admins"] else ""
+            stands = f"{row['lever']}: {row['value']}{theirs}"
+            cells = (row["node"] or "(the list)", stands, row["own"], row["service"], row["mode"])
+            table.add_row(*(escape(_text(cell)) for cell in cells), f"{row['written_at']:%m-%d %H:%M}")
+        if len(self.standings) > MOST_SHOWN:
+            table.add_row(f"... and {len(self.standings) - MOST_SHOWN:,} more: --json shows all")
+        return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeStory:
+    """What there is to say about one node.
+
+    Attributes
+    ----------
+    facts : tuple of str
+        A sentence each: what it does now, what stands, what keeps Helios off it.
+    decisions : DataFrame
+        Columns of ``DECISIONS``: the last ones about it, newest first.
+    """
+
+    node: str
+    facts: tuple[str, ...]
+    decisions: pd.DataFrame
+
+    def __post_init__(self) -> None:
+        DECISIONS.check(self.decisions)
+
+    def parts(self) -> Iterator[Table | str]:
+        """Yield what to show, for a person."""
+        yield from (escape(fact) for fact in self.facts)
+        if not len(self.decisions):
+            yield "Helios has decided nothing about it in the last 30 days."
+            return
+        table = Table("When (UTC)", "Service", "Mode", "Action", "Outcome", "Why", box=None, pad_edge=False)
+        for row in self.decisions.head(LAST_LINES).to_dict("records"):
+            cells = (row["service"], row["mode"], row["action"], row["outcome"], row["reason"])
+            table.add_row(f"{row['decided_at']:%m-%d %H:%M:%S}", *(escape(_text(cell)) for cell in cells))
+        yield ""
+        yield table
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"node": self.node, "facts": list(self.facts), "decisions": _records(self.decisions)}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    plain = frame.astype(object)
+    return [
+        {str(key): value for key, value in row.items()} for row in plain.where(frame.notna(), None).to_dict("records")
+    ]

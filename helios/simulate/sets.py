@@ -1,0 +1,174 @@
+"""The nodes of a partition by what they do and how many GPUs are free on them.
+
+For every partition, each of AWAKE, WAKING, ASLEEP and FALLING, and every number of free GPUs (level) the set of such
+nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helios.simulate.idle import enlist, strike
+from helios.simulate.kernel import kernel
+from helios.simulate.state import ASLEEP, AWAKE, WAKING, WORD_BITS, State
+from helios.simulate.tally import count_gpus, count_holding, count_power
+
+# A de Bruijn sequence tells the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
+# "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
+for _bit in range(WORD_BITS):
+    _BIT_OF[((int(_DE_BRUIJN) << _bit) & (2**64 - 1)) >> 58] = _bit
+
+
+@kernel
+def room(state: State, partition: int) -> int:
+    """Return the size of the largest job that can be placed now; every smaller one can be, too.
+
+    With c wholly free nodes of G GPUs and m free on the best other node, that is c G + m: a job of k G + r
+    GPUs (r < G) needs k free nodes and r on another. Nodes that are falling asleep do not count, sleeping ones do.
+    """
+    if len(state.versatile) == 0:
+        return room_awake(state, partition)
+    home = state.partitions[partition]
+    free, full = 0, home.gpus_per_node
+    for power in (AWAKE, WAKING, ASLEEP):
+        free += state.level_nodes[home.first_level + power * (full + 1) + full]
+    return int(free * full + max(_best_part(state, partition, AWAKE), _best_part(state, partition, WAKING)))
+
+
+@kernel
+def room_awake(state: State, partition: int) -> int:
+    """Return the size of the largest job that nodes hold which are awake."""
+    home = state.partitions[partition]
+    full = home.gpus_per_node
+    return int(state.level_nodes[home.first_level + full] * full + _best_part(state, partition, AWAKE))
+
+
+@kernel
+def _best_part(state: State, partition: int, power: int) -> int:
+    """Return the most GPUs that are free on a node which is not wholly free."""
+    home = state.partitions[partition]
+    level, first = home.gpus_per_node - 1, home.first_level + power * (home.gpus_per_node + 1)
+    while level > 0 and state.level_nodes[first + level] == 0:
+        level -= 1
+    return int(level)
+
+
+@kernel
+def shift(state: State, partition: int, node: int, gpus: int) -> None:
+    """Change the free GPUs of ``node`` by ``gpus``."""
+    home = state.partitions[partition]
+    if len(state.versatile) > 0:
+        _shift_and_count(state, partition, node, gpus)
+        return
+    place = node - home.first_node  # its rank, where all are alike
+    bit = np.uint64(1) << np.uint64(place % WORD_BITS)
+    before = state.nodes[node].free
+    after = before + gpus
+    state.bits[home.first_word + before * home.words + place // WORD_BITS] ^= bit
+    state.bits[home.first_word + after * home.words + place // WORD_BITS] ^= bit
+    state.level_nodes[home.first_level + before] -= 1
+    state.level_nodes[home.first_level + after] += 1
+    state.nodes[node].free = after
+    home.free_gpus += gpus
+
+
+@kernel
+def _shift_and_count(state: State, partition: int, node: int, gpus: int) -> None:
+    """Do the same where nodes sleep, or differ in weight, or are counted."""
+    home, its, clock = state.partitions[partition], state.nodes[node], state.clock[0]
+    before = state.nodes[node].free
+    after = before + gpus
+    _flip(state, partition, node, before, -1)
+    _flip(state, partition, node, after, 1)
+    state.nodes[node].free = after
+    home.free_gpus += gpus
+    count_gpus(state, partition, node, -gpus)
+    if before == home.gpus_per_node:
+        count_holding(state, partition, node, 1)
+        strike(state, node)
+    elif after == home.gpus_per_node:
+        count_holding(state, partition, node, -1)
+        its.idle_since_s = clock.now_s
+        if its.power == AWAKE:
+            enlist(state, node)
+
+
+@kernel
+def turn(state: State, partition: int, node: int, power: int) -> None:
+    """Let ``node`` do what ``power`` says from now on."""
+    home, its = state.partitions[partition], state.nodes[node]
+    held = home.gpus_per_node - state.nodes[node].free
+    _flip(state, partition, node, state.nodes[node].free, -1)
+    count_power(state, partition, its.power, -1)
+    its.power = power
+    _flip(state, partition, node, state.nodes[node].free, 1)
+    count_power(state, partition, power, 1)
+    if held > 0 and power == AWAKE:
+        state.partitions[partition].busy += 1
+        state.partitions[partition].gpus += held
+
+
+@kernel
+def _flip(state: State, partition: int, node: int, level: int, by: int) -> None:
+    """Put ``node`` into the set of its power and ``level`` (``by`` 1), or take it out (-1)."""
+    home, its = state.partitions[partition], state.nodes[node]
+    shelf = its.power * (home.gpus_per_node + 1) + level
+    bit = np.uint64(1) << np.uint64(its.rank % WORD_BITS)
+    state.bits[home.first_word + shelf * home.words + its.rank // WORD_BITS] ^= bit
+    state.level_nodes[home.first_level + shelf] += by
+
+
+@kernel
+def first_node(state: State, partition: int, shelf: int) -> int:
+    """Return the first node of the set number ``shelf``; there must be one."""
+    home = state.partitions[partition]
+    word = home.first_word + shelf * home.words
+    start = word
+    while state.bits[word] == 0:
+        word += 1
+    lone = state.bits[word] & (~state.bits[word] + np.uint64(1))
+    bit = _BIT_OF[np.int64((lone * _DE_BRUIJN) >> np.uint64(58))]
+    return int(state.nodes[home.first_node + (word - start) * WORD_BITS + bit].ranked)
+
+
+@kernel
+def n_below(state: State, partition: int, shelf: int, rank: int) -> int:
+    """Count the nodes of the set number ``shelf`` that rank before ``rank``."""
+    home = state.partitions[partition]
+    if rank >= home.nodes:
+        return int(state.level_nodes[home.first_level + shelf])
+    n, first = 0, home.first_word + shelf * home.words
+    for word in range(rank // WORD_BITS):
+        n += _ones(state.bits[first + word])
+    if rank % WORD_BITS:
+        below = (np.uint64(1) << np.uint64(rank % WORD_BITS)) - np.uint64(1)
+        n += _ones(state.bits[first + rank // WORD_BITS] & below)
+    return n
+
+
+@kernel
+def nth_node(state: State, partition: int, shelf: int, n: int) -> int:
+    """Return the node of the set number ``shelf`` before which ``n`` others rank."""
+    home = state.partitions[partition]
+    word = home.first_word + shelf * home.words
+    start = word
+    while _ones(state.bits[word]) <= n:
+        n -= _ones(state.bits[word])
+        word += 1
+    left = state.bits[word]
+    for _ in range(n):
+        left &= left - np.uint64(1)
+    lone = left & (~left + np.uint64(1))
+    bit = _BIT_OF[np.int64((lone * _DE_BRUIJN) >> np.uint64(58))]
+    return int(state.nodes[home.first_node + (word - start) * WORD_BITS + bit].ranked)
+
+
+@kernel
+def _ones(word: np.uint64) -> int:
+    """Count the bits of ``word`` that are set (Warren, "Hacker's Delight", 2nd edition, 5-1)."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return int((word * np.uint64(0x0101010101010101)) >> np.uint64(56))

@@ -1,0 +1,53 @@
+"""Put a small file in its place in one step, to outlast a crash: what a shell or Lua reads while Helios writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def put(path: Path, text: str) -> None:
+    """Write ``text`` at ``path`` and onto the disk: a reader sees the old file whole or the new one whole.
+
+    The folder is made if missing; anybody may read the file, since it may be read as another user.
+
+    Raises
+    ------
+    OSError
+        It could not be written; what was there stands.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    fresh = _written_beside(path, text)
+    try:
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink()
+        raise
+    make_lasting(path.parent)
+
+
+def make_lasting(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _written_beside(path: Path, text: str) -> Path:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    fresh = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(handle, 0o644)
+            os.fsync(handle)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+        raise
+    return fresh

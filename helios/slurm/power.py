@@ -1,0 +1,212 @@
+"""What Slurm's words about a node mean for its power: asleep or awake, and why it must be left as it is.
+
+Pure functions. Flags are judged by what is known of them, not by what is forbidden: one that this version of Helios has
+never heard of keeps its hands off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from helios.errors import HostlistInvalid
+from helios.hostlist import expand
+from helios.model import NodePower
+from helios.slurm import values
+from helios.slurm.backend import RawNode
+
+_POWER_FLAGS = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
+_HARMLESS = _POWER_FLAGS | {"CLOUD", "PERFCTRS", "NET"}
+_BASES = frozenset({"IDLE", "ALLOCATED", "MIXED"})
+_ADMINS = {
+    "DRAIN": "it is drained",
+    "FAIL": "it is marked as failing",
+    "MAINT": "it is under maintenance",
+    "MAINTENANCE": "it is under maintenance",
+    "INVALID_REG": "it registered with less than slurm.conf gives it",
+    "REBOOT_REQUESTED": "a reboot was asked for",
+    "REBOOT_ISSUED": "it is rebooting",
+    "REBOOT^": "it is rebooting",
+    "REBOOT@": "a reboot was asked for",
+    "DYNAMIC_NORM": "it is a dynamic node",
+    "DYNAMIC_FUTURE": "it is a dynamic node",
+    "POWER_DRAIN": "it is drained",
+    "BLOCKED": "another job has it to itself",
+    "EXTERNAL": "it is not Slurm's",
+}
+"""Flags of a node that somebody, or something outside, has in hand: Helios neither puts it to sleep nor wakes it."""
+_SLURMS = {
+    "COMPLETING": "a job on it is still completing",
+    "PLANNED": "Slurm plans to start a job on it",
+    "RESERVED": "it is reserved",
+}
+"""Flags of a node that Slurm itself needs: it is not put to sleep; to wake it does no harm."""
+_COUNTED = re.compile(r"(?P<nodes>.*?)(?::(?P<least>\d+))?")
+_BETWEEN = re.compile(r",(?![^\[]*\])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warm:
+    """Nodes of which the cluster keeps ``least`` idle and awake; None: every one."""
+
+    nodes: tuple[str, ...]
+    least: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusions:
+    """What the cluster itself never puts to sleep; an explicit ``POWER_DOWN`` ignores it (22.05.8), Helios does not.
+
+    Attributes
+    ----------
+    warm : tuple of Warm
+        ``SuspendExcNodes``.
+    partitions, states : set of str
+        ``SuspendExcParts`` and ``SuspendExcStates``.
+    """
+
+    warm: tuple[Warm, ...] = ()
+    partitions: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, configuration: Mapping[str, str]) -> Exclusions:
+        """Return what ``scontrol show config`` says.
+
+        Raises
+        ------
+        HostlistInvalid
+            ``SuspendExcNodes`` cannot be read: nobody knows then what must stay awake.
+        """
+        return cls(
+            warm=warm(configuration.get("SuspendExcNodes", "")),
+            partitions=_words(configuration.get("SuspendExcParts", "")),
+            states=frozenset(word.upper() for word in _words(configuration.get("SuspendExcStates", ""))),
+        )
+
+
+NO_EXCLUSIONS = Exclusions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What else of the cluster bears on its nodes: what it never puts to sleep, and the rack of each node."""
+
+    exclusions: Exclusions = NO_EXCLUSIONS
+    racks: Mapping[str, str] = field(default_factory=dict)
+
+
+def warm(keep_awake: str) -> tuple[Warm, ...]:
+    """Return what a ``SuspendExcNodes`` as ``n[10-20]:4,n100`` keeps awake.
+
+    Slurm up to 22.05 gives a number to all that stands before it since the last one, later ones to the word that it is
+    written behind (read in their source). The latter is taken: it never keeps fewer awake.
+
+    Raises
+    ------
+    HostlistInvalid
+        It is no such list.
+    """
+    if values.text(keep_awake.strip()) is None:
+        return ()
+    found = (_COUNTED.fullmatch(word) for word in _BETWEEN.split(keep_awake.strip()) if word)
+    return tuple(
+        Warm(nodes=expand(match["nodes"]), least=int(match["least"]) if match["least"] else None)
+        for match in found
+        if match
+    )
+
+
+def same_list(one: str, other: str) -> bool:
+    """Return whether two keep-awake lists keep the same nodes awake, however they are written."""
+    try:
+        return _meaning(one) == _meaning(other)
+    except HostlistInvalid:
+        return one.strip() == other.strip()
+
+
+def joined(own: str, nodes: Sequence[str]) -> str:
+    """Return a keep-awake list of ``nodes`` beside those of the site's ``own``; empty: none."""
+    own = values.text(own.strip()) or ""
+    kept = {node for part in warm(own) if part.least is None for node in part.nodes}
+    # Plain names, behind the site's own: with a number anywhere Slurm splits at every comma, also within brackets.
+    return ",".join([own] * bool(own) + [node for node in dict.fromkeys(nodes) if node not in kept])
+
+
+def power(node: RawNode) -> NodePower | None:
+    """Return whether a node is awake; None: it is down, does not answer, or its state is unknown."""
+    flags = flags_of(node)
+    if node["state"] not in _BASES:
+        return None
+    if flags & {"POWER_DOWN", "POWERING_DOWN"}:
+        return NodePower.FALLING_ASLEEP
+    if flags & {"POWER_UP", "POWERING_UP"}:
+        return NodePower.WAKING
+    if "POWERED_DOWN" in flags:
+        return NodePower.ASLEEP
+    return None if "NOT_RESPONDING" in flags else NodePower.AWAKE
+
+
+def is_idle(node: RawNode) -> bool:
+    """Return whether a node holds no job."""
+    return node["state"] == "IDLE" and not node["cpus_held"] and not node["gpus_held"]
+
+
+def flags_of(node: RawNode) -> frozenset[str]:
+    """Return a node's state flags."""
+    return frozenset((node["flags"] or "").split("+")) - {""}
+
+
+def in_hand(node: RawNode) -> str:
+    """Return why Helios may not even wake a node, for a person: somebody has it in hand; empty: it may."""
+    why = f" ({node['reason']})" if node["reason"] else ""
+    if node["state"] == "DOWN":
+        return f"it is down{why}"
+    if node["state"] not in _BASES:
+        return f"its state is {node['state']}"
+    if found := next((said for flag, said in _ADMINS.items() if flag in flags_of(node)), ""):
+        return f"{found}{why}"
+    unknown = flags_of(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
+    return f"its flag {min(unknown)} is not known to Helios" if unknown else ""
+
+
+def hands_off(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> str:
+    """Return why Helios must not put a node to sleep, idle or not, for a person; empty: it may.
+
+    ``SuspendExcNodes`` is not among the reasons; see :func:`kept_awake`.
+    """
+    if why := in_hand(node):
+        return why
+    if found := next((said for flag, said in _SLURMS.items() if flag in flags_of(node)), ""):
+        return found
+    if power(node) is None:
+        return "it does not answer"
+    if parts := exclusions.partitions & _words(node["partitions"]):
+        return f"SuspendExcParts names its partition {min(parts)}"
+    states = exclusions.states & (flags_of(node) | {node["state"]})
+    return f"SuspendExcStates names {min(states)}" if states else ""
+
+
+def kept_awake(nodes: Iterable[RawNode], exclusions: Exclusions) -> frozenset[str]:
+    """Return the nodes that ``SuspendExcNodes`` keeps awake now.
+
+    Of a list with a number, the first so many that are awake, idle and in service: with fewer, every one. Marking some
+    of them leaves the number awake however many of the others are put to sleep.
+    """
+    ready = [node["name"] for node in nodes if is_idle(node) and power(node) is NodePower.AWAKE and not in_hand(node)]
+    kept: set[str] = set()
+    for part in exclusions.warm:
+        members = frozenset(part.nodes)
+        kept |= members if part.least is None else frozenset([name for name in ready if name in members][: part.least])
+    return frozenset(kept)
+
+
+def _meaning(keep_awake: str) -> tuple[frozenset[str], frozenset[tuple[frozenset[str], int]]]:
+    parts = warm(keep_awake)
+    plain = frozenset(node for part in parts if part.least is None for node in part.nodes)
+    return plain, frozenset((frozenset(part.nodes), part.least) for part in parts if part.least is not None)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word for word in re.split(r"[,\s]+", values.text(text) or "") if word)

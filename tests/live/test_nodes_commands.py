@@ -1,0 +1,297 @@
+"""Nodes of a real Slurm through its own commands: the door, and each fact about power that it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from helios.actions import FillFirst, NodeAction, NodeLever, NodeOutcome, PowerDown, PowerUp, RestoreNodes, Result
+from helios.config import Slurm
+from helios.model import NodePower
+from helios.slurm.accounting import Accounting
+from helios.slurm.backend import NodeChange
+from helios.slurm.commands import CommandsBackend
+from helios.slurm.node_wishes import TAKEN, TOO_OLD
+from helios.slurm.nodes import SlurmNodes
+from helios.slurm.opening import open_nodes
+from helios.slurm.power_settings import PowerDesk
+from helios.slurm.preflight import Level, examine
+from helios.slurm.preflight_power import power_checks
+from helios.slurm.shell import Shell
+from tests.live.rig import Rig
+
+SETTINGS = Slurm(backend="commands")
+
+
+@pytest.fixture
+def nodes(sleepy: Rig) -> Iterator[SlurmNodes]:
+    cluster = open_nodes(SETTINGS, racks="mine=n5", environment=sleepy.environment)
+    yield cluster
+    cluster.close()
+
+
+@contextmanager
+def configured(rig: Rig, old: str, new: str) -> Iterator[None]:
+    """Have another line in slurm.conf."""
+    path = rig.folder / "conf" / "slurm.conf"
+    before = path.read_text()
+    assert old in before
+    try:
+        path.write_text(before.replace(old, new))
+        rig.run("scontrol", "reconfigure")
+        yield
+    finally:
+        path.write_text(before)
+        rig.run("scontrol", "reconfigure")
+
+
+def down(*names: str) -> list[NodeAction]:
+    return [PowerDown(node=name, reason="nothing to do") for name in names]
+
+
+def up(*names: str) -> list[NodeAction]:
+    return [PowerUp(node=name, reason="wanted soon") for name in names]
+
+
+def fill(*tiers: Sequence[str], own: dict[str, int] | None = None) -> list[NodeAction]:
+    named = tuple((own or {}).items())
+    return [FillFirst(tiers=tuple(tuple(tier) for tier in tiers), reason="pack", own=named)]
+
+
+def results(outcomes: Sequence[NodeOutcome]) -> list[Result]:
+    for outcome in outcomes:
+        print(outcome)  # noqa: T201 - shown where a test fails
+    return [outcome.result for outcome in outcomes]
+
+
+def is_now(nodes: SlurmNodes, name: str, power: NodePower) -> Callable[[], bool]:
+    def claim() -> bool:
+        frame = nodes.snapshot().nodes.set_index("name")
+        return bool(frame.loc[name, "power"] == power.value)
+
+    return claim
+
+
+def test_the_nodes_are_read_with_power_hands_and_racks(sleepy: Rig, nodes: SlurmNodes) -> None:
+    sleepy.put_to_sleep("n2")
+    sleepy.run("scontrol", "update", "nodename=n3", "state=drain", "reason=disk")
+    snapshot = nodes.snapshot()
+    frame = snapshot.nodes.set_index("name").astype(object)
+    assert frame["power"].to_dict() == {name: "asleep" if name == "n2" else "awake" for name in frame.index}
+    hands_off = frame["hands_off"].dropna().to_dict()
+    assert hands_off.keys() == {"n3", "n8"}
+    assert hands_off["n3"].startswith("it is drained (disk")
+    assert hands_off["n8"] == "SuspendExcParts names its partition login"
+    assert frame.loc[["n1", "n5", "n8"], "rack"].tolist() == ["leaf1", "mine", "leaf2"]
+    assert snapshot.power is not None
+    assert (snapshot.power.can_sleep, snapshot.power.can_keep_awake) == (True, False)
+    assert (snapshot.power.suspend_timeout_s, snapshot.power.resume_timeout_s) == (2, 10)
+
+
+def test_a_node_sleeps_and_wakes_as_it_is_told(sleepy: Rig, nodes: SlurmNodes) -> None:
+    assert results(nodes.steer(down("n1", "n2"))) == [Result.DONE] * 2
+    sleepy.until(is_now(nodes, "n2", NodePower.ASLEEP))
+    assert not {"n1", "n2"} & sleepy.machines_on()
+    assert results(nodes.steer(down("n2"))) == [Result.UNCHANGED]
+    restore = RestoreNodes(lever=NodeLever.POWER, own=(("n1", ""),), reason="stop")
+    assert results(nodes.steer([*up("n2"), restore])) == [Result.DONE] * 2
+    sleepy.until(is_now(nodes, "n1", NodePower.AWAKE))
+    sleepy.until(is_now(nodes, "n2", NodePower.AWAKE))
+    assert {"n1", "n2"} <= sleepy.machines_on()
+
+
+def test_busy_drained_and_excluded_nodes_are_never_touched(sleepy: Rig, nodes: SlurmNodes) -> None:
+    job = sleepy.submit("--nodelist=n1")
+    sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
+    sleepy.run("scontrol", "update", "nodename=n2", "state=drain", "reason=disk")
+    before = sleepy.switched()
+    outcomes = nodes.steer(down("n1", "n2", "n7", "n8"))
+    assert results(outcomes) == [Result.REFUSED] * 4
+    why = ("not idle", "drained", "SuspendExcNodes", "login")
+    assert all(word in outcome.remark for word, outcome in zip(why, outcomes, strict=True))
+    assert sleepy.switched() == before
+    assert not any("POWER" in state for state in sleepy.nodes().values())
+
+
+def test_an_explicit_power_down_ignores_what_slurm_excludes(sleepy: Rig) -> None:
+    """So Helios must honour it."""
+    sleepy.put_to_sleep("n7", "n8")
+
+
+def test_slurm_takes_the_drain_of_a_node_that_is_told_to_sleep(sleepy: Rig) -> None:
+    """A drained node would come back into service: another reason never to do it."""
+    sleepy.run("scontrol", "update", "nodename=n1", "state=drain", "reason=disk")
+    sleepy.put_to_sleep("n1")
+    assert "DRAIN" not in sleepy.nodes()["n1"]
+
+
+def test_a_node_that_is_falling_asleep_cannot_be_called_back(sleepy: Rig, nodes: SlurmNodes) -> None:
+    assert results(nodes.steer(down("n1"))) == [Result.DONE]
+    assert results(nodes.steer(up("n1"))) == [Result.POSTPONED]
+    sleepy.until(lambda: "POWERING_DOWN" in sleepy.nodes()["n1"])
+    assert sleepy.power("n1", "power_up") == ""
+    sleepy.until(is_now(nodes, "n1", NodePower.ASLEEP))
+    assert ("on", "n1") not in [(what, node) for what, node, _ in sleepy.switched()[-1:]]
+    assert results(nodes.steer(up("n1"))) == [Result.DONE]
+
+
+def test_without_an_idle_timer_slurm_refuses_and_the_door_says_what_to_set(sleepy: Rig, nodes: SlurmNodes) -> None:
+    with configured(sleepy, "SuspendTime=604800", "SuspendTime=INFINITE"):
+        assert "Invalid node state" in sleepy.power("n1", "power_down")
+        (outcome,) = nodes.steer(down("n1"))
+        assert outcome.result is Result.REFUSED
+        assert "SuspendTime=604800" in outcome.remark
+
+
+def test_a_job_wakes_the_node_that_it_needs(sleepy: Rig, nodes: SlurmNodes) -> None:
+    assert results(nodes.steer(down("n6"))) == [Result.DONE]
+    sleepy.until(is_now(nodes, "n6", NodePower.ASLEEP))
+    sleepy.boots("n6", 2)
+    job = sleepy.submit("--nodelist=n6", partition="debug")
+    sleepy.until(is_now(nodes, "n6", NodePower.WAKING))
+    sleepy.until(is_now(nodes, "n6", NodePower.AWAKE))
+    assert sleepy.show_job(job)["NodeList"] == "n6"
+
+
+def test_a_job_that_comes_with_the_write_runs_to_its_end(sleepy: Rig) -> None:
+    jobs: list[str] = []
+
+    class Late(CommandsBackend):
+        def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+            jobs.append(sleepy.submit("--nodelist=n1", seconds=3))
+            sleepy.until(lambda: sleepy.job_state(jobs[0]) == "RUNNING")
+            return super().change_nodes(changes)
+
+    backend = Late(environment=sleepy.environment)
+    desk = PowerDesk(shell=Shell(environment=sleepy.environment), racks={})
+    late = SlurmNodes(backend, desk, name="dev", site_factor_most=10_000, writes_per_turn=9)
+    (outcome,) = late.steer(down("n1"))
+    assert (outcome.result, outcome.remark) == (Result.DONE, TAKEN)
+    sleepy.until(lambda: sleepy.job_state(jobs[0]) == "COMPLETED")
+    assert ("off", "n1", jobs[0]) not in sleepy.switched()
+    sleepy.until(is_now(late, "n1", NodePower.ASLEEP))
+
+
+def test_an_order_of_filling_decides_where_jobs_go_and_the_sites_own_stands_above(
+    sleepy: Rig, nodes: SlurmNodes
+) -> None:
+    own = sleepy.weights()
+    outcomes = nodes.steer(fill(["n3"], ["n1", "n2"], ["n4"]))
+    assert results(outcomes) == [Result.UNCHANGED, Result.DONE, Result.DONE, Result.DONE]
+    assert [sleepy.weights()[name] for name in ("n3", "n1", "n2", "n4")] == [10, 11, 11, 22]
+    job = sleepy.submit(seconds=60)
+    sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
+    assert sleepy.show_job(job)["NodeList"] == "n3"
+    back = RestoreNodes(
+        lever=NodeLever.WEIGHT, own=tuple((name, str(weight)) for name, weight in own.items()), reason="stop"
+    )
+    nodes.steer([back])
+    assert sleepy.weights() == own
+
+
+@pytest.mark.parametrize("forgets", ["reconfigure", "restart"])
+def test_slurm_forgets_weights_and_the_next_turn_sets_them_again(sleepy: Rig, nodes: SlurmNodes, forgets: str) -> None:
+    own = sleepy.weights()
+    order = fill(["n3"], ["n1", "n2"], own=own)
+    nodes.steer(order)
+    if forgets == "restart":
+        sleepy.control("restart", "slurmctld")
+    else:
+        sleepy.run("scontrol", "reconfigure")
+    sleepy.until(lambda: sleepy.weights() == own)
+    assert results(nodes.steer(order)) == [Result.UNCHANGED, Result.DONE, Result.DONE]
+    sleepy.run("scontrol", "reconfigure")
+
+
+def test_sleep_survives_a_restart_of_the_controller(sleepy: Rig, nodes: SlurmNodes) -> None:
+    assert results(nodes.steer(down("n1"))) == [Result.DONE]
+    sleepy.until(is_now(nodes, "n1", NodePower.ASLEEP))
+    sleepy.control("stop", "slurmctld")
+    sleepy.control("start", "slurmctld")
+    assert is_now(nodes, "n1", NodePower.ASLEEP)()
+
+
+def test_an_old_slurm_has_no_keep_awake_list_to_change(sleepy: Rig, nodes: SlurmNodes) -> None:
+    restore = RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "n1"),), reason="stop")
+    (outcome,) = nodes.steer([restore])
+    assert (outcome.result, outcome.remark) == (Result.REFUSED, TOO_OLD)
+    assert "No valid entity" in nodes.desk.keep_awake("n1")
+
+
+def test_slurm_has_no_such_node_and_says_so_of_it_alone(sleepy: Rig) -> None:
+    backend = CommandsBackend(environment=sleepy.environment)
+    answers = backend.change_nodes([NodeChange(node="n99", weight=7), NodeChange(node="n1", weight=8)])
+    assert answers[0].endswith("Invalid node name specified")
+    assert answers[1] == ""
+    assert sleepy.weights()["n1"] == 8
+    sleepy.run("scontrol", "reconfigure")
+
+
+def test_the_accounting_knows_from_when_to_when_a_node_slept(sleepy: Rig, nodes: SlurmNodes) -> None:
+    books = Accounting(shell=Shell(environment=sleepy.environment))
+    asked = datetime.now(UTC).replace(microsecond=0)
+    assert results(nodes.steer(down("n4"))) == [Result.DONE]
+    sleepy.until(is_now(nodes, "n4", NodePower.ASLEEP))
+    sleepy.boots("n4", 3)
+    nodes.steer(up("n4"))
+    sleepy.until(is_now(nodes, "n4", NodePower.AWAKE))
+
+    def rows() -> list[dict[str, object]]:
+        frame = books.node_events(asked, datetime.now(UTC) + timedelta(minutes=1))
+        own = frame[(frame["node"] == "n4") & (frame["started_at"] >= asked) & frame["ended_at"].notna()]
+        return [{str(key): value for key, value in row.items()} for row in own.to_dict("records")]
+
+    sleepy.until(rows)
+    (row,) = rows()
+    assert (row["state"], row["reason"]) == ("IDLE~", "Powered down after SuspendTimeout")
+    assert isinstance(row["started_at"], datetime) and isinstance(row["ended_at"], datetime)
+    assert timedelta(seconds=2) <= row["started_at"] - asked  # from asleep on: not while it was falling asleep
+    booted = int(sleepy.run("date", "+%s", "-d", boot_time(sleepy, "n4")))
+    assert row["ended_at"].timestamp() <= booted - 2  # to when its boot began
+
+
+def boot_time(rig: Rig, node: str) -> str:
+    (line,) = rig.lines("scontrol", "-o", "show", "node", node)
+    return next(word.partition("=")[2] for word in line.split() if word.startswith("BootTime="))
+
+
+def test_the_doctor_finds_nothing_that_would_keep_nodes_from_sleeping(sleepy: Rig) -> None:
+    backend = CommandsBackend(environment=sleepy.environment)
+    findings = examine(
+        shell=backend.shell,
+        configuration=backend.configuration,
+        user="root",
+        site_factor_most=10_000,
+        more=power_checks("sleep", tiers=4),
+    )
+    found = {finding.check: finding.verdict for finding in findings}
+    assert found["power programs"] is found["idle timer"] is found["administrator"] is Level.OK
+    assert Level.FAIL not in {finding.verdict for finding in findings if finding.check != "soft limits"}
+
+
+@pytest.mark.parametrize(("level", "verdict"), [("Administrator", Level.OK), ("Operator", Level.FAIL)])
+def test_the_doctor_asks_slurm_itself_who_may_change_nodes(
+    sleepy: Rig, tmp_path: Path, level: str, verdict: Level
+) -> None:
+    sleepy.run("sacctmgr", "-i", "modify", "user", "bob", "set", f"adminlevel={level}")
+    asks = tmp_path / "scontrol"
+    asks.write_text('#!/bin/sh\nexec setpriv --reuid bob --regid bob --clear-groups /usr/bin/scontrol "$@"\n')
+    asks.chmod(0o755)
+    try:
+        shell = Shell(folder=str(tmp_path), environment=sleepy.environment)
+        configuration = CommandsBackend(environment=sleepy.environment).configuration()
+        findings = examine(
+            shell=shell,
+            configuration=lambda: configuration,
+            user="bob",
+            site_factor_most=10_000,
+            more=power_checks("sleep", tiers=4),
+        )
+        (found,) = [finding for finding in findings if finding.check == "administrator"]
+        assert found.verdict is verdict, found
+    finally:
+        sleepy.run("sacctmgr", "-i", "modify", "user", "bob", "set", "adminlevel=None")

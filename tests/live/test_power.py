@@ -1,0 +1,349 @@
+"""Helios in charge of nodes that really sleep: what it does, what it never touches, and how it is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helios.actions import Action, FillFirst, PowerDown, PowerUp
+from helios.app.chores import Desk
+from helios.app.modes import pause, resume
+from helios.app.node_demand import NodeDemand
+from helios.config import Settings
+from helios.control import ServiceMode
+from helios.control.nodes import NodeTurnReport
+from helios.model import STEP_S, Mode, Snapshot, pools
+from helios.ports import Office
+from helios.services.ces import Ces, CesOptions
+from helios.testing import a_demand
+from tests.live.rig import Rig
+
+RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
+OWN_WEIGHTS = {"n1": 10, "n2": 10, "n3": 10, "n4": 20, "n5": 20, "n6": 50, "n7": 50, "n8": 50}
+
+
+class Wish:
+    """A service that asks for what a test wishes."""
+
+    office = Office.NODES
+    every = timedelta(0)
+
+    def __init__(self) -> None:
+        self.actions: Sequence[Action] = ()
+
+    def decide(self, snapshot: Snapshot) -> Sequence[Action]:
+        return self.actions
+
+
+class Helios:
+    """Helios with one active service on the nodes, and rails that are as wide as they can be."""
+
+    def __init__(self, rig: Rig, folder: Path) -> None:
+        self.rig, self.folder, self.state = rig, folder, folder / "state"
+        self.url = f"sqlite:///{folder / 'helios.db'}"
+        self.wish, self.mode = Wish(), Mode.ACTIVE
+        self.said: list[tuple[str, str]] = []
+        self.turns = self.another().node_turns
+
+    def another(self, **power: object) -> Desk:
+        """Return Helios as another process would have it, with its wish."""
+        wide = {"most_in_transition": 1.0, "most_asleep": 1.0, "idle_s": 0, "payback_s": 0, "cycles_per_day": 100}
+        plain: dict[str, object] = {
+            "database": {"url": self.url},
+            "slurm": {"backend": "commands"},
+            "control": {"state_folder": str(self.state)},
+            "history": {"start": f"{datetime.now(UTC) - timedelta(hours=2):%Y-%m-%dT%H:%M:%S}"},
+            "services": {"qssf": {}},
+            "power": wide | power,
+        }
+        desk = Desk(Settings.model_validate(plain))
+        desk.node_turns.services = {"wish": self.wish}
+        return desk
+
+    def turn(self) -> NodeTurnReport:
+        report = self.turns.turn(modes={"wish": ServiceMode(mode=self.mode)})
+        lines = report.decisions
+        self.said += [
+            (str(node), f"{reason}; {outcome}")
+            for node, reason, outcome in zip(lines["target"], lines["reason"], lines["outcome"], strict=True)
+        ]
+        return report
+
+    def said_of(self, node: str) -> str:
+        """Return what the audit says of a node; what does not change it says once."""
+        return "; ".join(words for about, words in self.said if about == node)
+
+    def asks(self, *actions: Action) -> NodeTurnReport:
+        """Have the service ask for this until something is done, at most in two turns: a node is looked at twice."""
+        self.wish.actions = actions
+        report = self.turn()
+        return report if report.slept or report.woken or report.weighed else self.turn()
+
+    def until(self, claim: Callable[[NodeTurnReport], Any]) -> NodeTurnReport:
+        """Take turns until one is as claimed."""
+        reports: list[NodeTurnReport] = []
+        self.rig.until(lambda: reports.append(self.turn()) or claim(reports[-1]))  # type: ignore[func-returns-value]  # because None goes on
+        return reports[-1]
+
+    def sleeps(self, *nodes: str) -> None:
+        """Have nodes put to sleep, and wait until Slurm counts them as asleep."""
+        self.wish.actions = [PowerDown(node=node, reason="a test") for node in nodes]
+        self.until(lambda _: all(asleep(self.rig, node) for node in nodes))
+        self.wish.actions = ()
+
+
+def little_demand(_: object, snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with a forecast, which is what a guard wants to see."""
+    known = {pool: [0.0] for pool in sorted(set(pools(snapshot.nodes)))}
+    return replace(snapshot, demand=a_demand(known, at=snapshot.taken_at))
+
+
+def asleep(rig: Rig, node: str) -> bool:
+    return rig.nodes()[node] == "IDLE+POWERED_DOWN"
+
+
+def switched_off(rig: Rig, since: int) -> set[str]:
+    return {node for what, node, _ in rig.switched()[since:] if what == "off"}
+
+
+@pytest.fixture
+def little_demand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a forecast that there is no history for yet."""
+    monkeypatch.setattr(NodeDemand, "__call__", little_demand)
+
+
+@pytest.fixture
+def helios(
+    sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Helios]:
+    """Helios on the cluster whose nodes sleep, its history read."""
+    monkeypatch.setenv("SLURM_CONF", sleepy.environment["SLURM_CONF"])
+    made = Helios(sleepy, tmp_path)
+    made.another().read()
+    yield made
+    sleepy.run("scontrol", "reconfigure")  # forgets every weight
+
+
+def test_a_node_sleeps_and_wakes_as_decided(helios: Helios) -> None:
+    report = helios.asks(PowerDown(node="n1", reason="nobody needs it"))
+    assert report.slept == ("n1",)
+    helios.rig.until(lambda: asleep(helios.rig, "n1") and "n1" not in helios.rig.machines_on())
+    assert helios.turn().asleep_by_helios == 1
+    assert helios.asks(PowerUp(node="n1", reason="somebody will")).notes == ()
+    helios.rig.until(lambda: helios.rig.nodes()["n1"] == "IDLE")
+    assert helios.until(lambda report: report.asleep_by_helios == 0)
+
+
+def test_a_job_for_a_sleeping_node_wakes_it_and_runs_to_its_end(helios: Helios) -> None:
+    helios.sleeps("n1")
+    job = helios.rig.submit("--nodelist=n1", seconds=0)
+    helios.rig.until(lambda: helios.rig.job_state(job) == "CONFIGURING")
+    helios.wish.actions = (PowerDown(node="n1", reason="a stubborn service"),)
+    told = helios.until(lambda report: report.asleep_by_helios == 0)  # Slurm is at it a second later
+    assert told.slept == ()
+    assert "Slurm woke it for a job" in helios.said_of("n1")
+    helios.rig.until(lambda: helios.turn() and helios.rig.job_state(job) == "COMPLETED", longest_s=90)
+
+
+def test_what_must_not_sleep_never_does_whatever_a_service_asks(helios: Helios) -> None:
+    rig, before = helios.rig, len(helios.rig.switched())
+    helios.turns = helios.another(never="n3").node_turns
+    busy = rig.submit("--nodelist=n1")
+    rig.run("scontrol", "update", "nodename=n2", "state=drain", "reason=a test")
+    rig.until(lambda: rig.job_state(busy) == "RUNNING" and "DRAIN" in rig.nodes()["n2"])
+    rig.run(
+        "scontrol", "create", "reservation", "reservationname=held", "nodes=n4",
+        "starttime=now", "duration=60", "users=root", "flags=maint",
+    )  # fmt: skip
+    try:
+        rig.until(lambda: "MAINT" in rig.nodes()["n4"])
+        report = helios.asks(*(PowerDown(node=node, reason="all of them") for node in rig.nodes()))
+        assert report.slept == ()
+        for node, why in {
+            "n1": "not idle",
+            "n2": "drained",
+            "n3": "power.never",
+            "n4": "MAINT",
+            "n5": "last node awake of feature big",
+            "n6": "last node awake of pool",
+            "n7": "keep-awake list",
+            "n8": "SuspendExcParts",
+        }.items():
+            assert why.lower() in helios.said_of(node).lower(), (node, helios.said_of(node))
+        helios.turn()
+    finally:
+        rig.run("scontrol", "delete", "reservationname=held")
+    assert switched_off(rig, before) == set()
+    assert rig.job_state(busy) == "RUNNING"
+
+
+def test_a_shadow_touches_nothing(helios: Helios) -> None:
+    before = len(helios.rig.switched())
+    helios.mode = Mode.SHADOW
+    helios.asks(PowerDown(node="n1", reason="a test"), FillFirst(tiers=(("n2",), ("n3",)), reason="a test"))
+    helios.turn()
+    assert "would" in helios.said_of("n1")
+    assert (set(helios.rig.nodes().values()), helios.rig.weights()) == ({"IDLE"}, OWN_WEIGHTS)
+    assert helios.rig.switched()[before:] == []
+
+
+def test_few_nodes_are_on_their_way_at_once_and_a_drained_one_is_not_woken(helios: Helios) -> None:
+    rig, before = helios.rig, len(helios.rig.switched())
+    helios.turns = helios.another(most_in_transition=0.1).node_turns
+    report = helios.asks(*(PowerDown(node=node, reason="a test") for node in ("n4", "n1")))
+    assert report.slept == ("n4",)
+    assert "as many nodes are on their way as may be" in helios.said_of("n1")
+    rig.until(lambda: asleep(rig, "n4"))
+    rig.run("scontrol", "update", "nodename=n4", "state=drain", "reason=a test")
+    assert helios.asks(PowerUp(node="n4", reason="a test")).woken == ()
+    assert "drained" in helios.said_of("n4")
+    assert [node for what, node, _ in rig.switched()[before:] if (what, node) == ("on", "n4")] == []
+
+
+def test_while_a_job_waits_for_nodes_none_of_its_partition_sleeps(helios: Helios) -> None:
+    rig = helios.rig
+    holder = rig.submit("--nodelist=n4", gpus=8)
+    rig.until(lambda: rig.job_state(holder) == "RUNNING")
+    job = rig.submit("--nodelist=n4", gpus=8)
+    rig.until(lambda: rig.show_job(job)["Reason"] == "Resources")
+    report = helios.asks(PowerDown(node="n1", reason="a test"))
+    assert report.slept == ()
+    assert "pending job" in helios.said_of("n1")
+
+
+def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
+    helios: Helios, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, jobs = helios.rig, []
+    backend = helios.turns.nodes.backend  # type: ignore[attr-defined]  # because the door is Slurm's
+    write = backend.change_nodes
+
+    def late(changes: Any) -> Any:
+        jobs.append(rig.submit("--nodelist=n1", seconds=3))
+        rig.until(lambda: rig.job_state(jobs[-1]) == "RUNNING")
+        return write(changes)
+
+    helios.turn()
+    monkeypatch.setattr(backend, "change_nodes", late)
+    helios.wish.actions = (PowerDown(node="n1", reason="a test"),)
+    helios.turn()
+    monkeypatch.undo()
+    assert "job" in helios.said_of("n1")
+    rig.until(lambda: rig.job_state(jobs[0]) == "COMPLETED")
+    rig.until(lambda: ("off", "n1", "") in rig.switched())
+
+
+def test_nodes_that_fail_to_wake_are_told_set_apart_and_in_the_end_nothing_sleeps_any_more(helios: Helios) -> None:
+    rig = helios.rig
+    helios.turns = helios.another(failures_to_protect=2).node_turns
+    helios.sleeps("n1", "n4")
+    for node in ("n1", "n4"):
+        rig.boots(node, "never")
+    helios.asks(*(PowerUp(node=node, reason="a test") for node in ("n1", "n4")))
+    helios.wish.actions = ()
+    notes: list[str] = []
+    report = helios.until(lambda report: notes.extend(report.notes) or report.protected)  # type: ignore[func-returns-value]  # because None goes on
+    assert sorted(report.memory.quarantined) == ["n1", "n4"]
+    assert any("tell somebody" in note and "n1" in note for note in notes)
+    rig.wake_all()
+    assert helios.asks(PowerDown(node="n3", reason="a test")).slept == ()
+    assert "protected mode" in helios.said_of("n3")
+    helios.turns.clear(None)
+    assert helios.asks(PowerDown(node="n3", reason="a test")).slept == ("n3",), helios.said
+
+
+def test_a_pause_wakes_all_that_helios_put_to_sleep_and_nothing_else(helios: Helios) -> None:
+    rig = helios.rig
+    rig.put_to_sleep("n5")  # an admin's
+    helios.sleeps("n1", "n4")
+    helios.asks(FillFirst(tiers=(("n2",), ("n3",)), reason="a test"))
+    assert rig.weights()["n3"] != 10
+    report = helios.asks(PowerDown(node="n2", reason="it still falls asleep when the pause comes"))
+    assert report.slept == ("n2",), helios.said
+    pause(helios.url, rig.name, helios.state, by="root", reason="a test", now=datetime.now(UTC))
+    helios.until(lambda report: report.clean and report.still)
+    rig.until(lambda: {rig.nodes()[node] for node in ("n1", "n2", "n4")} == {"IDLE"})
+    assert asleep(rig, "n5")
+    assert rig.weights() == OWN_WEIGHTS
+
+
+def test_the_script_wakes_all_and_gives_back_the_weights_with_the_database_gone(helios: Helios) -> None:
+    rig = helios.rig
+    helios.sleeps("n1")
+    helios.asks(FillFirst(tiers=(("n2",), ("n3",)), reason="a test"), PowerDown(node="n4", reason="a test"))
+    (helios.folder / "helios.db").unlink()
+    done = subprocess.run(
+        [str(RELEASE), "--state", str(helios.state)],
+        env=rig.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rig.until(lambda: {rig.nodes()[node] for node in ("n1", "n4")} == {"IDLE"})
+    assert rig.weights() == OWN_WEIGHTS
+
+
+def test_jobs_go_to_the_nodes_filled_first_also_after_the_cluster_forgot(helios: Helios) -> None:
+    rig = helios.rig
+    first = FillFirst(tiers=(("n3",), ("n2",), ("n1",)), reason="a test")
+    helios.asks(first)
+    assert where(rig, rig.submit("--constraint=ib")) == "n3"
+    own = [10, 10, 10]
+    for run, *words in ((rig.run, "scontrol", "reconfigure"), (rig.control, "restart", "slurmctld")):
+        run(*words)
+        rig.until(lambda: list(rig.weights().values())[:3] == own)
+        helios.until(lambda _: list(rig.weights().values())[:3] != own)
+        weights = rig.weights()
+        assert 10 <= weights["n3"] < weights["n2"] < weights["n1"] < 20
+    assert where(rig, rig.submit("--constraint=ib", gpus=8)) == "n2"
+
+
+def where(rig: Rig, job: str) -> str:
+    rig.until(lambda: rig.job_state(job) == "RUNNING")
+    return rig.show_job(job)["NodeList"]
+
+
+def test_a_restart_of_helios_and_of_the_controller_forgets_nothing(helios: Helios) -> None:
+    helios.sleeps("n1")
+    helios.rig.control("restart", "slurmctld")
+    helios.turns = helios.another().node_turns
+    report = helios.until(lambda report: not report.still)
+    assert report.asleep_by_helios == 1
+    pause(helios.url, helios.rig.name, helios.state, by="root", reason="a test", now=datetime.now(UTC))
+    helios.until(lambda report: report.clean)
+    helios.rig.until(lambda: helios.rig.nodes()["n1"] == "IDLE")
+    resume(helios.url, helios.rig.name, helios.state, now=datetime.now(UTC))
+
+
+def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
+    helios: Helios, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 21 * 86_400 // STEP_S
+
+    def of_three_weeks(last: float) -> Callable[[object, Snapshot], Snapshot]:
+        """Return who forecasts what was: one busy node in each pool for three weeks, and in the end so many of gpu."""
+
+        def expect(_: object, snapshot: Snapshot) -> Snapshot:
+            known = {pool: [1.0] * steps for pool in sorted(set(pools(snapshot.nodes)))}
+            known["gpu (a100)"][-1] = last
+            return replace(snapshot, demand=a_demand(known, total=5.0, at=snapshot.taken_at))
+
+        return expect
+
+    helios.turns.services = {"wish": Ces(CesOptions(every_s=1))}
+    monkeypatch.setattr(NodeDemand, "__call__", of_three_weeks(1.0))
+    helios.until(lambda report: report.asleep_by_helios and report.still == ())
+    helios.rig.until(lambda: any(asleep(helios.rig, node) for node in helios.rig.nodes()))
+    slept = switched_off(helios.rig, 0)
+    assert slept
+    monkeypatch.setattr(NodeDemand, "__call__", of_three_weeks(5.0))
+    helios.until(lambda report: report.asleep_by_helios == 0)
+    helios.rig.until(lambda: set(helios.rig.nodes().values()) == {"IDLE"})

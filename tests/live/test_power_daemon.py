@@ -1,0 +1,63 @@
+"""The power office as a site runs it: its daemon, its command line, its own services, on nodes that really sleep."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.rig import Rig
+from tests.live.test_daemon import LONGEST_S, Site
+from tests.live.test_power import OWN_WEIGHTS, Helios, asleep, little_demand_for_all
+
+__all__ = ["little_demand_for_all"]
+
+
+@pytest.fixture
+def site(sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Helios with packing active, and n1 and n4 asleep because of it."""
+    monkeypatch.setenv("SLURM_CONF", sleepy.environment["SLURM_CONF"])
+    helios = Helios(sleepy, tmp_path)
+    helios.another().read()
+    helios.sleeps("n1", "n4")
+    (tmp_path / "helios.toml").write_text("[services.packing]\nevery_s = 1\n")
+    made = Site(sleepy, tmp_path)
+    made.helios("mode", "packing", "active", "--reason", "a test")
+    yield made
+    made.end()
+    sleepy.run("scontrol", "reconfigure")
+
+
+def answer(site: Site, *words: str) -> dict[str, object]:
+    """Run a command of Helios, and return its answer."""
+    done = subprocess.run(
+        [sys.executable, "-m", "helios", *words],
+        cwd=site.folder,
+        env=site.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(done.stdout))
+
+
+def test_a_plan_changes_nothing_and_a_pause_wakes_all(site: Site) -> None:
+    plan = answer(site, "power", "turn", "--as", "active", "--json")
+    assert plan["decisions"]
+    assert site.rig.weights() == OWN_WEIGHTS
+    assert asleep(site.rig, "n1")
+    site.helios("pause", "--reason", "a test")
+    site.rig.until(lambda: site.rig.nodes()["n1"] == site.rig.nodes()["n4"] == "IDLE")
+
+
+def test_a_stopped_daemon_leaves_the_nodes_as_if_it_had_never_been(site: Site) -> None:
+    daemon = site.start()
+    site.rig.until(lambda: site.rig.weights() != OWN_WEIGHTS, longest_s=LONGEST_S)
+    daemon.terminate()
+    assert daemon.wait(LONGEST_S) == 0, site.log()
+    site.rig.until(lambda: set(site.rig.nodes().values()) == {"IDLE"})
+    assert site.rig.weights() == OWN_WEIGHTS

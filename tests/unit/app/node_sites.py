@@ -1,0 +1,97 @@
+"""Nodes made of fakes that behave: a door in memory, a warehouse in a file, a clock that a test moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helios.actions import NodeAction, PowerDown
+from helios.app.node_turns import NodeTurns
+from helios.app.reading import JOBS as JOBS_READ
+from helios.app.reading import Accounting
+from helios.app.site import Site
+from helios.config import Settings
+from helios.control import ServiceMode
+from helios.control.nodes import NodeTurnReport
+from helios.model import NODE_EVENTS, Mode, Snapshot
+from helios.ports import Office
+from helios.testing import FakeCluster, FakeNodes, a_demand, a_node
+from helios.warehouse import Warehouse
+from tests.unit.control.table import Says
+
+ACTIVE = ServiceMode(mode=Mode.ACTIVE)
+
+
+class NodeTown:
+    """A :class:`NodeTurns` on :class:`FakeNodes`, with a service ``says`` that says what it is told to."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.nodes = FakeNodes(name="dev", nodes=[a_node(name=f"n{place}") for place in range(1, 7)])
+        chosen = {
+            "database": {"url": f"sqlite:///{folder / 'helios.db'}"},
+            "control": {"state_folder": str(folder / "state")},
+            "power": {"most_in_transition": 0.5, "payback_s": 0, "idle_s": 0},
+            "services": {},
+        }
+        self.settings = Settings.model_validate(chosen | settings)
+        self.says = Says()
+        self.turns = self.another()
+        self.read()
+        self.turn()  # the first look: a node must be idle on two
+
+    def another(self) -> NodeTurns:
+        """Return the same Helios after a restart."""
+        turns = NodeTurns(self.site(), self.settings, clock=lambda: self.nodes.now)
+        turns.services = {"says": self.says}
+        turns._expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
+        return turns
+
+    def site(self) -> Site:
+        jobs = FakeCluster(name="dev")
+        return Site(
+            name="dev",
+            cluster=jobs,
+            accounting=Accounting(
+                jobs=lambda start, end, path: None, node_events=lambda start, end: NODE_EVENTS.empty()
+            ),
+            controller=lambda: "ctl since monday",
+            clock_skew_s=lambda: 0.0,
+            site_factor=jobs.site_factor,
+            time_min=None,
+            without_helios=lambda queue: np.zeros(len(queue)),
+            nodes=lambda: self.nodes,
+        )
+
+    def turn(self, *actions: NodeAction, mode: ServiceMode = ACTIVE) -> NodeTurnReport:
+        """A minute later, have the service say ``actions``, and take a turn."""
+        self.nodes.tick(timedelta(minutes=1))
+        self.read()
+        self.says.actions = list(actions)
+        return self.turns.turn(modes={"says": mode})
+
+    def warehouse(self) -> Warehouse:
+        return Warehouse.open(self.settings.database.url)
+
+    def read(self) -> None:
+        """Say that the history was read until now."""
+        now = self.nodes.now
+        with self.warehouse() as warehouse:
+            warehouse.ledger("dev", office=Office.JOBS)  # which makes the cluster known
+            warehouse.cover("dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now)
+
+    @property
+    def state(self) -> Path:
+        return Path(self.settings.control.state_folder)
+
+
+def expecting(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, demand=a_demand(at=snapshot.taken_at))
+
+
+def down(*nodes: str) -> list[PowerDown]:
+    return [PowerDown(node=node, reason="idle and not needed") for node in nodes]

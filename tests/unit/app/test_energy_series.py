@@ -1,0 +1,134 @@
+"""The what-if on a series: every policy, nothing from the future, and on a real one CES beside the published rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+
+from helios.app.energy.series import SeriesQuestion, energy_on_series
+from helios.config import Energy
+from helios.errors import NotEnoughHistory
+from helios.ingest.node_series import read_series
+from helios.predict.demand import Calendar
+from helios.report.energy.whatif import EnergyWhatIf
+from helios.services.ces import CesOptions
+from tests.traces import TRACES, needs_traces
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+DAYS = 16
+POLICIES = ["always_on", "idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "ces_published", "ces", "oracle"]
+
+
+def a_question(**overrides: object) -> SeriesQuestion:
+    """Return a question about two days of a made-up series of minutes: a working day, noise, a quiet weekend."""
+    minute = np.arange(DAYS * 1_440)
+    day = 8 * np.sin(2 * np.pi * (minute % 1_440) / 1_440) * ((minute // 1_440) % 7 < 5)
+    noise = np.repeat(np.random.default_rng(5).integers(0, 4, size=DAYS * 48), 30)
+    asked = SeriesQuestion(
+        name="made up",
+        start_s=int(START.timestamp()),
+        step_s=60,
+        active=np.floor(16 + day) + noise,
+        total=np.full(len(minute), 40.0),
+        window=(START + timedelta(days=DAYS - 3), START + timedelta(days=DAYS - 1)),
+        calendar=Calendar(zone=ZoneInfo("UTC")),
+        options=CesOptions(weeks=1),
+    )
+    return replace(asked, **overrides)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def answer() -> EnergyWhatIf:
+    return energy_on_series(a_question(), energy=Energy())
+
+
+def test_every_policy_is_there(answer: EnergyWhatIf) -> None:
+    assert [result.policy for result in answer.policies] == POLICIES
+    assert answer.days == 2.0
+    assert answer.total_nodes == 40.0
+
+
+def test_always_on_is_the_measure(answer: EnergyWhatIf) -> None:
+    always_on = answer.policies[0]
+    assert (always_on.mean_sleeping_nodes, always_on.wakeups_per_day, always_on.saved_kwh) == (0, 0, 0)
+    assert always_on.node_utilization_after == pytest.approx(always_on.node_utilization_before)
+    hours = 40 * 0.8 + always_on.node_utilization_before * 40 * 8 * 0.25
+    assert always_on.energy_kwh == pytest.approx(hours * 48 * 1.3)
+    assert always_on.cost == pytest.approx(0.2 * always_on.energy_kwh)
+
+
+def test_the_oracle_is_never_short_and_wakes_no_oftener_than_ces(answer: EnergyWhatIf) -> None:
+    oracle, ces = answer.policies[-1], answer.policies[-2]
+    assert oracle.node_hours_short == 0
+    assert oracle.wakeups_per_day <= ces.wakeups_per_day
+    assert oracle.mean_sleeping_nodes >= ces.mean_sleeping_nodes
+
+
+def test_ces_sleeps_with_few_wake_ups(answer: EnergyWhatIf) -> None:
+    ces, timer = answer.policies[-2], answer.policies[1]
+    assert ces.mean_sleeping_nodes > 5
+    assert ces.wakeups_per_day < timer.wakeups_per_day
+    assert ces.jobs_delayed is None
+
+
+def test_what_comes_after_the_window_changes_nothing(answer: EnergyWhatIf) -> None:
+    asked = a_question()
+    active = asked.active.copy()
+    active[-1_440:] = 40.0
+    assert energy_on_series(replace(asked, active=active), energy=Energy()).to_json() == answer.to_json()
+
+
+def test_what_comes_in_the_window_changes_no_decision_before_it() -> None:
+    asked = a_question(window=(START + timedelta(days=DAYS - 3), START + timedelta(days=DAYS - 2)))
+    active = asked.active.copy()
+    active[-2_880:] = 40.0  # the day after this window, which begins with it
+    first, second = (
+        energy_on_series(replace(asked, active=values), energy=Energy()).policies[:-1]
+        for values in (asked.active, active)
+    )
+    assert first == second
+
+
+def test_a_start_between_two_steps_is_moved_to_the_next(answer: EnergyWhatIf) -> None:
+    asked = a_question()
+    late = replace(asked, start_s=asked.start_s + 60, active=asked.active[1:], total=asked.total[1:])
+    begun = energy_on_series(late, energy=Energy())
+    assert begun.window == answer.window
+    assert begun.policies[0].energy_kwh == pytest.approx(answer.policies[0].energy_kwh)
+
+
+@pytest.mark.parametrize("days", [(0.5, 2.0), (13.0, 17.0), (14.0, 13.0)])
+def test_a_window_outside_the_series_is_refused_with_what_there_is(days: tuple[float, float]) -> None:
+    window = (START + timedelta(days=days[0]), START + timedelta(days=days[1]))
+    with pytest.raises(NotEnoughHistory, match="goes from 2026-01-05 00:00 UTC"):
+        energy_on_series(a_question(window=window), energy=Energy())
+
+
+def test_steps_that_do_not_divide_ten_minutes_are_refused() -> None:
+    with pytest.raises(NotEnoughHistory, match="steps of 900 s"):
+        energy_on_series(a_question(step_s=900), energy=Energy())
+
+
+@needs_traces
+def test_on_philly_ces_beats_the_published_rule_on_sleep_at_about_as_many_wake_ups() -> None:
+    series = read_series(TRACES / "philly_nodes_oct-nov2017.csv.gz", timezone="America/Los_Angeles")
+    question = SeriesQuestion(
+        name=series.name,
+        start_s=series.start_s,
+        step_s=series.step_s,
+        active=series.active,
+        total=series.total,
+        window=(datetime(2017, 11, 24, tzinfo=UTC), datetime(2017, 11, 28, tzinfo=UTC)),
+        calendar=Calendar(zone=ZoneInfo("America/Los_Angeles")),
+        options=CesOptions(weeks=1),
+    )
+    found = energy_on_series(question, energy=Energy(), history_days=14)
+    ces, published = found.of("ces"), found.of("ces_published")
+    assert ces is not None
+    assert published is not None
+    assert ces.mean_sleeping_nodes > published.mean_sleeping_nodes
+    assert ces.wakeups_per_day <= published.wakeups_per_day_interval[1]

@@ -1,0 +1,171 @@
+"""Turns on nodes, put together with the warehouse, the undo file and the pause."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from helios.app.modes import pause_here, resume
+from helios.app.node_status import NodeUnknown, explain_node, node_status
+from helios.app.node_turns import RELEASED_FILE, forget_what_is_damaged
+from helios.control import ServiceMode
+from helios.errors import MemoryDamaged
+from helios.model import Mode, NodePower
+from helios.ports import Office
+from helios.slurm.undo import UNDO_FILE, read_undo
+from tests.unit.app.node_sites import ACTIVE, NodeTown, down
+
+ASLEEP, FALLING, AWAKE, WAKING = NodePower.ASLEEP, NodePower.FALLING_ASLEEP, NodePower.AWAKE, NodePower.WAKING
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> NodeTown:
+    return NodeTown(tmp_path)
+
+
+def test_a_node_put_to_sleep_is_in_the_book_the_undo_file_the_audit_and_the_tallies(town: NodeTown) -> None:
+    report = town.turn(*down("n1"))
+    assert report.slept == ("n1",)
+    assert town.nodes.power_of("n1") in {FALLING, ASLEEP}
+    assert read_undo(town.state / UNDO_FILE).asleep == ("n1",)
+    with town.warehouse() as warehouse:
+        assert list(warehouse.ledger("dev", office=Office.NODES).standings()["node"]) == ["n1"]
+        made = warehouse.decisions("dev", since=town.nodes.now - timedelta(hours=1))
+        tallies = warehouse.node_tallies(
+            "dev", town.nodes.now - timedelta(hours=1), town.nodes.now + timedelta(hours=1)
+        )
+    assert "n1" in set(made["target"])
+    assert tallies["total"].max() == 6
+
+
+def test_the_two_offices_have_a_lease_each(town: NodeTown) -> None:
+    with town.warehouse() as warehouse:
+        ledger = warehouse.ledger("dev", office=Office.JOBS)
+        assert ledger.acquire(holder="another", now=town.nodes.now, lasts=timedelta(hours=1)) is not None
+    assert town.turn(*down("n1")).slept == ("n1",)
+
+
+def test_a_plan_changes_nothing_anywhere(town: NodeTown) -> None:
+    town.nodes.tick(timedelta(minutes=1))
+    town.read()
+    town.says.actions = list(down("n1"))
+    writes = town.nodes.writes
+    report = town.turns.plan(modes={"says": ACTIVE})
+    assert "would" in report.decisions.set_index("target").loc["n1", "outcome"]
+    assert town.nodes.writes == writes
+    assert town.nodes.power_of("n1") == AWAKE
+    assert not (town.state / UNDO_FILE).exists()
+
+
+def test_a_restart_forgets_neither_what_sleeps_nor_how_often_it_slept(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    town.turns = town.another()
+    assert town.turns.remembered().slept["n1"]
+    town.turn(*down("n1"))
+    status = node_status(town.turns)
+    assert list(status.standings["node"]) == ["n1"]
+    assert int(status.pools["by_helios"].sum()) == 1
+
+
+def test_a_release_wakes_everything_and_leaves_no_word_of_it_in_book_or_file(town: NodeTown) -> None:
+    town.turn(*down("n1", "n2"))
+    town.nodes.tick(timedelta(hours=2))
+    report = town.turns.release("an admin asked")
+    assert report.clean
+    assert {town.nodes.power_of(node) for node in ("n1", "n2")} <= {WAKING, AWAKE}
+    assert read_undo(town.state / UNDO_FILE).asleep == ()
+    assert node_status(town.turns).standings.empty
+
+
+def test_a_pause_by_file_wakes_everything_with_the_database_gone(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    town.nodes.tick(timedelta(hours=2))
+    database = town.folder / "helios.db"
+    database.write_bytes(b"not a database at all" * 100)
+    pause_here(town.state, by="root", reason="the database is gone", now=town.nodes.now)
+    report = town.turns.turn(modes=town.turns.modes())
+    assert town.nodes.power_of("n1") in {WAKING, AWAKE}
+    assert report.still
+    assert read_undo(town.state / UNDO_FILE).asleep == ()
+
+
+def test_what_a_kill_switch_without_database_woke_is_nobodys_will(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    town.nodes.tick(timedelta(hours=1))
+    town.nodes.admin_powers_up("n1")  # as helios-release.sh does
+    town.nodes.tick(timedelta(hours=1))
+    (town.state / RELEASED_FILE).touch()
+    town.turn()
+    assert not (town.state / RELEASED_FILE).exists()
+    assert "n1" not in town.turns.remembered().keep_off
+    assert town.turn(*down("n1")).slept == ("n1",)
+
+
+def test_a_shadow_puts_nothing_to_sleep_and_the_status_says_what_would(town: NodeTown) -> None:
+    report = town.turn(*down("n1"), mode=ServiceMode(mode=Mode.SHADOW))
+    assert report.slept == ()
+    assert town.nodes.power_of("n1") == AWAKE
+    status = node_status(town.turns)
+    assert list(status.standings["mode"]) == ["shadow"]
+    assert int(status.pools["by_helios"].sum()) == 0
+
+
+def test_a_node_that_failed_to_wake_is_told_and_cleared_by_a_person(town: NodeTown) -> None:
+    town.nodes.fail_wakes("n1")
+    town.turn(*down("n1"))
+    town.nodes.tick(timedelta(hours=1))
+    town.turns.release("an admin asked")
+    town.nodes.tick(timedelta(hours=2))
+    town.turn()
+    assert "n1" in node_status(town.turns).quarantined
+    story = " ".join(explain_node(town.turns, "n1").facts)
+    assert "failed to wake" in story
+    assert "helios power clear n1" in story
+    town.turns.clear("n1")
+    assert not node_status(town.turns).quarantined
+
+
+def test_nobody_can_ask_about_a_node_that_is_not_there(town: NodeTown) -> None:
+    with pytest.raises(NodeUnknown):
+        explain_node(town.turns, "n99")
+
+
+def test_a_memory_that_cannot_be_read_keeps_helios_still_until_a_resume(town: NodeTown) -> None:
+    with town.warehouse() as warehouse:
+        warehouse.remember("dev", "nodes", "{", at=town.nodes.now)
+    with pytest.raises(MemoryDamaged):
+        town.turn(*down("n1"))
+    resume(town.settings.database.url, "dev", town.state, now=town.nodes.now)
+    with town.warehouse() as warehouse:
+        forget_what_is_damaged(warehouse, "dev", at=town.nodes.now)
+    town.turn()
+    assert town.turn(*down("n1")).slept == ("n1",)
+
+
+def test_a_resume_keeps_a_memory_that_can_be_read(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    with town.warehouse() as warehouse:
+        forget_what_is_damaged(warehouse, "dev", at=town.nodes.now)
+    assert town.turns.remembered().slept["n1"]
+
+
+def test_a_standby_leaves_the_leaders_memory_alone(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    standby = town.another()
+    standby.holder = "another machine"
+    town.nodes.tick(timedelta(minutes=1))
+    report = standby.turn(modes={"says": ACTIVE})
+    assert not report.leads
+    assert town.turns.remembered().slept["n1"]
+
+
+def test_the_daemons_summary_counts_every_node_once(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    town.nodes.tick(timedelta(minutes=1))
+    town.read()
+    town.turns.modes = lambda: {"says": ACTIVE}  # type: ignore[method-assign]  # nobody set one here
+    town.says.actions = list(down("n1"))
+    summary = town.turns.summary()
+    assert sum(summary.nodes.values()) == 6
+    assert summary.by_helios == 1
+    assert "5 idle" in summary.line()

@@ -1,0 +1,147 @@
+"""A table for tests of the power turn: nodes, a ledger, an undo file, and services that say what they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp
+from helios.config import Control, Power, Settings, Slurm
+from helios.control import Conditions, Seat
+from helios.control.nodes import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
+from helios.errors import HeliosError
+from helios.model import NodePower, Snapshot
+from helios.ports import Office
+from helios.testing import FakeLedger, FakeNodes, a_demand, a_node
+from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, all_is_well, canary, seat
+
+__all__ = ["ACTIVE", "OFF", "SHADOW", "Says", "all_is_well", "canary", "seat"]
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+AWAKE, FALLING, ASLEEP, WAKING = (
+    NodePower.AWAKE,
+    NodePower.FALLING_ASLEEP,
+    NodePower.ASLEEP,
+    NodePower.WAKING,
+)
+
+
+def down(*nodes: str) -> list[PowerDown]:
+    return [PowerDown(node=node, reason=f"{node} is idle and not needed") for node in nodes]
+
+
+def up(*nodes: str) -> list[PowerUp]:
+    return [PowerUp(node=node, reason=f"{node} will be needed") for node in nodes]
+
+
+def keep(*nodes: str) -> KeepAwake:
+    return KeepAwake(nodes=nodes, reason="needed soon")
+
+
+def fill(*tiers: Sequence[str]) -> FillFirst:
+    return FillFirst(tiers=tuple(map(tuple, tiers)), reason="fullest first")
+
+
+def some_nodes(number: int = 10, **columns: Any) -> list[dict[str, Any]]:
+    """Idle nodes n1, n2, ... of one pool, each with weights far apart."""
+    return [a_node(**({"name": f"n{place}", "weight": 10.0} | columns)) for place in range(1, number + 1)]
+
+
+def node_settings(
+    *, control: dict[str, Any] | None = None, slurm: dict[str, Any] | None = None, **power: Any
+) -> Settings:
+    """Bounds that let half of ten nodes be on their way, unless the test says otherwise."""
+    return Settings(
+        power=Power(**({"most_in_transition": 0.5} | power)),
+        control=Control(**(control or {})),
+        slurm=Slurm(**(slurm or {})),
+    )
+
+
+def with_demand(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, demand=a_demand(at=snapshot.taken_at))
+
+
+@dataclass(kw_only=True)
+class NodeTable:
+    """Nodes and the ledger of their office, turn after turn."""
+
+    cluster: FakeNodes = field(default_factory=lambda: FakeNodes(nodes=some_nodes()))
+    ledger: FakeLedger = field(default_factory=lambda: FakeLedger(office=Office.NODES))
+    settings: Settings = field(default_factory=node_settings)
+    memory: NodeMemory = field(default_factory=NodeMemory)
+    holder: str = "helios-1"
+    world: Callable[[datetime], Conditions] = all_is_well
+    expectation: Callable[[Snapshot], Snapshot] = with_demand
+    pause_asked: Callable[[], str] = lambda: ""
+    undo: Undo = field(default_factory=Undo)
+    undo_fails: HeliosError | None = None
+
+    def turn(self, *seats: Seat, after: timedelta = MINUTE) -> NodeTurnReport:
+        """Let time pass and take a turn; the memory goes through its text, as in life."""
+        self.cluster.tick(after)
+        report = take_node_turn(
+            seats=seats,
+            cluster=self.cluster,
+            expectation=self.expectation,
+            ledger=self.ledger,
+            conditions=lambda snapshot: self.world(self.cluster.now),
+            settings=self.settings,
+            now=self.cluster.now,
+            holder=self.holder,
+            memory=NodeMemory.from_json(self.memory.to_json()),
+            undo=self.write_undo,
+            undone=lambda: self.undo,
+            paused=self.pause_asked,
+        )
+        if report.leads:
+            self.memory = report.memory
+        return report
+
+    def after_two_looks(self) -> NodeTable:
+        """Have looked once, so that what is idle is so at two looks in the next turn."""
+        self.turn()
+        return self
+
+    def says(self, *actions: NodeAction, after: timedelta = MINUTE, **columns: Any) -> NodeTurnReport:
+        """Take a turn in which one service, active unless said otherwise, asks for this."""
+        return self.turn(seat(Says(*actions), **({"name": "ces"} | columns)), after=after)
+
+    def release(self, reason: str = "enough") -> NodeTurnReport:
+        return release_nodes(
+            cluster=self.cluster,
+            ledger=self.ledger,
+            undo=self.write_undo,
+            undone=lambda: self.undo,
+            now=self.cluster.now,
+            holder=self.holder,
+            reason=reason,
+            memory=self.memory,
+        )
+
+    def pause(self, reason: str = "enough") -> None:
+        self.world = lambda now: replace(all_is_well(now), paused=reason)
+
+    def write_undo(self, undo: Undo) -> None:
+        if self.undo_fails is not None:
+            raise self.undo_fails
+        self.undo = undo
+
+    def lines(self, **wanted: str) -> list[dict[Any, Any]]:
+        """The lines of the ledger with these columns."""
+        rows: list[dict[Any, Any]] = self.ledger.decisions.astype(object).to_dict("records")
+        return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+    def why_refused(self, node: str) -> str:
+        """What the last line of a refusal of this node says."""
+        refused = [row for row in self.lines(target=node) if row["outcome"].startswith(("refused", "postponed"))]
+        return str(refused[-1]["outcome"]) if refused else ""
+
+    def standing(self, mode: str = "active", *, lever: str = "power") -> dict[str, str]:
+        """Value by node of what stands in that mode."""
+        frame = self.ledger.standings()
+        chosen = frame[(frame["mode"] == mode) & (frame["lever"] == lever)]
+        return dict(zip(chosen["node"], chosen["value"], strict=True))

@@ -1,0 +1,213 @@
+"""Whatever services propose, whatever happens to the nodes, wherever it crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp, RestoreNodes
+from helios.actions import NodeLever as Lever
+from helios.control.nodes import Undo
+from helios.testing import Crash, FakeNodes, a_node
+from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, canary, seat
+
+FEW = settings(max_examples=15, deadline=None)
+BOUND = 3  # of the nodes on their way: 0.3 of twelve, rounded down
+NAMES = tuple(f"n{place}" for place in range(1, 13))
+names = st.sampled_from((*NAMES, "nobody"))
+some = st.lists(names, max_size=6, unique=True).map(tuple)
+
+fills = st.lists(names, max_size=8, unique=True).flatmap(
+    lambda nodes: st.integers(0, len(nodes)).map(
+        lambda at: FillFirst(tiers=(tuple(nodes[:at]), tuple(nodes[at:])), reason="so")
+    )
+)
+restores = st.builds(
+    RestoreNodes,
+    lever=st.sampled_from(list(Lever)),
+    own=some.map(lambda nodes: tuple((node, "7") for node in nodes)),
+    reason=st.just("so"),
+)
+actions = st.one_of(
+    st.builds(PowerDown, node=names, reason=st.just("so")),
+    st.builds(PowerUp, node=names, reason=st.just("so")),
+    st.builds(KeepAwake, nodes=some, reason=st.just("so")),
+    fills,
+    restores,
+)
+everybody_down = st.just([PowerDown(node=node, reason="so") for node in NAMES])
+proposals = everybody_down | st.lists(actions, max_size=10)
+modes = st.sampled_from([ACTIVE, ACTIVE, ACTIVE, SHADOW, OFF, canary("a"), canary(percent=50)])
+events = st.sampled_from(
+    [
+        *(("submit", number) for number in (1, 3, 8)),
+        ("submit to a", 2),
+        *(("end", 0), ("drain", 3), ("resume", 3), ("take down", 4), ("reconfigure", 0), ("wakes fail", 5)),
+        *(("admin sleeps", 6), ("admin wakes", 7), ("admin weighs", 8), ("admin lists", 0), ("ledger fails", 0)),
+        *(("cluster fails", 0), ("swallow", 0), ("nothing", 0), ("nothing", 0)),
+    ]
+)
+waits = st.sampled_from([timedelta(seconds=30), timedelta(minutes=2), timedelta(minutes=15)])
+turns = st.lists(st.tuples(events, proposals, modes, fills.map(lambda fill: [fill]), modes, waits), max_size=8)
+
+
+def a_table(**power: Any) -> NodeTable:
+    """Twelve nodes of two partitions behind a door that lets everything pass, one excluded, one drained, one busy."""
+    nodes = [
+        a_node(name=name, partitions="a" if place < 5 else "b", weight=20.0 * (1 + place % 3), features="all")
+        for place, name in enumerate(NAMES)
+    ]
+    cluster = FakeNodes(nodes=nodes, keep_awake="n12", lax=True, suspend_timeout_s=90.0)
+    cluster.drain("n11")
+    cluster.submit(partition="b")
+    table = NodeTable(cluster=cluster)
+    bounds = {"most_in_transition": 0.3, "idle_s": 60, "payback_s": 60, "failures_to_protect": 2, **power}
+    table.settings = table.settings.model_copy(update={"power": table.settings.power.model_copy(update=bounds)})
+    return table
+
+
+def happens(table: NodeTable, event: tuple[str, int]) -> None:
+    what, number = event
+    cluster, name = table.cluster, NAMES[number]
+    deeds: dict[str, Callable[[], object]] = {
+        "submit": lambda: cluster.submit(nodes=number, partition="a,b"),
+        "submit to a": lambda: cluster.submit(nodes=number, partition="a"),
+        "end": lambda: cluster.end(next(iter(cluster._jobs))) if cluster._jobs else None,
+        "drain": lambda: cluster.drain(name),
+        "resume": lambda: cluster.resume(name),
+        "take down": lambda: cluster.take_down(name),
+        "reconfigure": cluster.reconfigure,
+        "wakes fail": lambda: cluster.fail_wakes(name, "n1", "n2"),
+        "admin sleeps": lambda: cluster.admin_powers_down(name),
+        "admin wakes": lambda: cluster.admin_powers_up(name),
+        "admin weighs": lambda: cluster.admin_sets_weight(name, 33),
+        "admin lists": lambda: cluster.admin_sets_keep_awake("n[11-12]"),
+        "ledger fails": lambda: table.ledger.fail_next(after=2),
+        "cluster fails": cluster.fail_next,
+        "swallow": cluster.swallow_writes,
+        "nothing": lambda: None,
+    }
+    deeds[what]()
+
+
+def take_turns(table: NodeTable, story: list[Any]) -> None:
+    for event, first, mode, second, other_mode, wait in story:
+        happens(table, event)
+        table.turn(
+            seat(Says(*first), name="ces", mode=mode), seat(Says(*second), name="packing", mode=other_mode), after=wait
+        )
+
+
+def nothing_of_helios_is_left(table: NodeTable) -> bool:
+    return table.undo == Undo() and table.ledger.standings().empty
+
+
+@FEW
+@given(story=turns)
+def test_no_busy_excluded_or_drained_node_is_ever_powered_down_and_few_are_on_their_way(story: list[Any]) -> None:
+    table = a_table()
+    take_turns(table, story)
+    for seen in table.cluster.power_downs:
+        assert not seen.busy
+        assert not seen.drained
+        assert not seen.kept_awake
+        assert seen.on_their_way < BOUND
+
+
+@FEW
+@given(story=turns)
+def test_no_turn_starts_more_than_may_be_on_their_way(story: list[Any]) -> None:
+    table = a_table()
+    for event, first, mode, second, other_mode, wait in story:
+        happens(table, event)
+        table.cluster.tick(wait - timedelta(seconds=1))
+        before = sum(len(table.cluster.in_state(power)) for power in (FALLING, WAKING))
+        report = table.turn(
+            seat(Says(*first), name="ces", mode=mode),
+            seat(Says(*second), name="packing", mode=other_mode),
+            after=timedelta(0),
+        )
+        assert len(report.slept) + len(report.woken) <= max(0, BOUND - before)
+
+
+@FEW
+@given(story=turns)
+def test_a_pool_always_has_a_node_awake_or_down(story: list[Any]) -> None:
+    table = a_table(most_asleep=1.0)
+    take_turns(table, story)
+    for seen in table.cluster.power_downs:
+        pool = set(NAMES[:5]) if seen.node in NAMES[:5] else set(NAMES[5:])
+        assert seen.node in pool
+    ours = set(table.standing())
+    for pool in (set(NAMES[:5]), set(NAMES[5:])):
+        assert not pool <= ours
+
+
+@FEW
+@given(story=turns, mechanism=st.sampled_from(["sleep", "keep_awake"]), how=st.sampled_from(["release", "pause"]))
+def test_a_release_always_converges_to_nothing_of_helios(story: list[Any], mechanism: str, how: str) -> None:
+    table = a_table(mechanism=mechanism)
+    take_turns(table, story)
+    table.cluster.fail_next(times=0)
+    table.cluster.swallow_writes(times=0)
+    table.ledger.fail_next(times=0)
+    weights = {node: table.cluster.weight_of(node) for node in NAMES}
+    asleep_of_others = set(table.cluster.in_state(ASLEEP)) - set(table.standing()) - set(table.undo.asleep)
+    own = dict(table.undo.weights)
+    take_everything_back(table, how)
+    assert nothing_of_helios_is_left(table)
+    for node in NAMES:
+        assert table.cluster.weight_of(node) in {own.get(node, weights[node]), weights[node]}
+        if node not in own:
+            assert table.cluster.weight_of(node) == weights[node]
+    assert table.cluster.keep_awake in {"n12", "n[11-12]"}
+    assert asleep_of_others <= set(table.cluster.in_state(ASLEEP))
+
+
+def take_everything_back(table: NodeTable, how: str) -> None:
+    if how == "pause":
+        table.pause()
+    for _ in range(4):
+        report = table.turn(after=timedelta(minutes=3)) if how == "pause" else table.release()
+        if how == "release":
+            table.cluster.tick(timedelta(minutes=3))
+        if report.clean:
+            return
+    raise AssertionError(f"something remains: {report.remaining}")
+
+
+@FEW
+@given(
+    story=turns,
+    dies_writing=st.integers(0, 12),
+    how=st.sampled_from(["release", "pause"]),
+    lost=st.sampled_from(["nothing", "database", "undo file", "memory"]),
+)
+def test_after_a_crash_anywhere_everything_can_be_taken_back(
+    story: list[Any], dies_writing: int, how: str, lost: str
+) -> None:
+    table = a_table()
+    table.cluster.crash_after(writes=dies_writing)
+    with suppress(Crash):
+        take_turns(table, story)
+    table.cluster.crash_after(writes=None)
+    table.cluster.fail_next(times=0)
+    table.cluster.swallow_writes(times=0)
+    table.ledger.fail_next(times=0)
+    if lost == "database":
+        table.ledger = type(table.ledger)(office=table.ledger.office)
+    elif lost == "undo file":
+        table.undo = Undo()
+    elif lost == "memory":
+        table.memory = type(table.memory)()
+    slept = {seen.node for seen in table.cluster.power_downs}
+    theirs = {name for name in NAMES if table.cluster.power_of(name) in {ASLEEP, FALLING}} - slept
+    take_everything_back(table, how)
+    assert nothing_of_helios_is_left(table)
+    asleep = {name for name in NAMES if table.cluster.power_of(name) in {ASLEEP, FALLING}}
+    assert asleep - theirs <= {NAMES[6]}  # which an admin may have put to sleep again after Helios had

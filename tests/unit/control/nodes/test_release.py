@@ -1,0 +1,223 @@
+"""The kill switch wakes every node that Helios put to sleep, whatever is broken, and verifies it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from helios.actions import Result
+from helios.control.nodes import Undo
+from helios.errors import FileUnreadable
+from helios.testing import FakeNodes
+from tests.unit.control.nodes.table import (
+    ASLEEP,
+    HOUR,
+    MINUTE,
+    WAKING,
+    NodeTable,
+    Says,
+    all_is_well,
+    down,
+    fill,
+    keep,
+    node_settings,
+    seat,
+    some_nodes,
+)
+
+
+def busy_helios(*, mechanism: str = "sleep") -> NodeTable:
+    """Three nodes asleep and two weights, or a list and two weights, set by Helios; n9 asleep by an admin."""
+    cluster = FakeNodes(nodes=some_nodes(), keep_awake="n10")
+    table = NodeTable(cluster=cluster, settings=node_settings(mechanism=mechanism)).after_two_looks()
+    wants = [keep("n1", "n2")] if mechanism == "keep_awake" else down("n1", "n2", "n3")
+    table.turn(seat(Says(*wants), name="ces"), seat(Says(fill(["n4"], ["n5"], ["n6"])), name="packing"))
+    cluster.admin_powers_down("n9")
+    cluster.tick(5 * MINUTE)
+    return table
+
+
+def nothing_of_helios(table: NodeTable) -> bool:
+    cluster = table.cluster
+    power = {cluster.power_of(f"n{n}") for n in range(1, 9)}
+    weights = {cluster.weight_of(f"n{n}") for n in range(1, 11)}
+    return not power & {ASLEEP} and weights == {10.0} and cluster.keep_awake == "n10" and table.undo == Undo()
+
+
+def test_a_release_wakes_everything_and_gives_weights_back() -> None:
+    table = busy_helios()
+    report = table.release()
+    assert report.clean
+    assert set(report.woken) == {"n1", "n2", "n3"}
+    assert set(report.weighed) == {"n5", "n6"}
+    assert nothing_of_helios(table)
+    assert table.ledger.standings().empty
+    assert table.cluster.power_of("n9") is ASLEEP  # the admin's own
+    assert table.lines(service="helios", mode="paused", action="RestoreNodes", target="n1")
+
+
+def test_a_release_gives_the_list_back() -> None:
+    table = busy_helios(mechanism="keep_awake")
+    assert table.cluster.keep_awake == "n[1-2,10]"
+    assert table.release().clean
+    assert nothing_of_helios(table)
+
+
+def test_a_second_release_writes_nothing() -> None:
+    table = busy_helios()
+    table.release()
+    writes = table.cluster.writes
+    assert table.release().clean
+    assert table.cluster.writes == writes
+
+
+def test_a_release_works_without_the_database() -> None:
+    table = busy_helios()
+    table.ledger.fail_next(times=99)
+    report = table.release()
+    assert report.clean
+    assert not report.recorded
+    assert any("the undo file stands in" in note for note in report.notes)
+    assert nothing_of_helios(table)
+
+
+def test_a_release_works_without_the_undo_file() -> None:
+    table = busy_helios()
+    table.undo = Undo()
+    table.undo_fails = FileUnreadable("the disk is full")
+    report = table.release()
+    assert report.clean
+    assert any("the disk is full" in note for note in report.notes)
+    assert nothing_of_helios(table)
+
+
+def test_a_release_works_while_another_holds_the_lease() -> None:
+    table = busy_helios()
+    table.turn(seat(Says(), name="ces"), seat(Says(), name="packing"))
+    table.holder = "alice"
+    report = table.release()
+    assert report.clean
+    assert any("another Helios holds the lease" in note for note in report.notes)
+
+
+def test_a_cluster_that_does_not_answer_is_told() -> None:
+    table = busy_helios()
+    table.cluster.fail_next()
+    report = table.release()
+    assert report.remaining is None
+    assert not report.clean
+    assert any("broken off" in line for line in report.still)
+    assert set(table.standing()) == {"n1", "n2", "n3"}
+    assert table.undo.asleep == ("n1", "n2", "n3")
+
+
+def test_falling_nodes_remain_and_are_woken_by_the_turns_that_follow() -> None:
+    table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=300.0)).after_two_looks()
+    table.says(*down("n1", "n2"))
+    table.pause()
+    report = table.turn()
+    assert report.remaining == ("n1", "n2")
+    assert table.undo.asleep == ("n1", "n2")
+    assert table.turn().remaining == ("n1", "n2")
+    report = table.turn(after=5 * MINUTE)
+    assert (report.woken, report.remaining) == (("n1", "n2"), ())
+    assert table.undo == Undo()
+    assert table.standing() == {}
+    assert table.cluster.power_of("n1") is WAKING
+
+
+def test_a_release_that_must_wait_can_be_asked_again() -> None:
+    table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=300.0)).after_two_looks()
+    table.says(*down("n1"))
+    report = table.release()
+    assert report.remaining == ("n1",)
+    assert "cannot be taken back yet: n1" in report.notes[0]
+    table.cluster.tick(5 * MINUTE)
+    assert table.release().clean
+
+
+def test_a_pause_takes_everything_back_even_without_a_database() -> None:
+    table = busy_helios()
+    table.pause()
+    table.ledger.fail_next(times=99)
+    report = table.turn()
+    assert set(report.woken) == {"n1", "n2", "n3"}
+    assert report.clean
+    assert nothing_of_helios(table)
+
+
+def test_a_pause_says_once_what_it_did() -> None:
+    table = busy_helios()
+    table.pause()
+    for _ in range(3):
+        report = table.turn()
+        assert report.still[0] == "paused: enough"
+    assert len(table.lines(action="RestoreNodes", target="n1")) == 1
+    assert len(table.lines(action="Turn", mode="paused")) <= 2
+
+
+def test_after_a_pause_helios_starts_anew() -> None:
+    table = busy_helios()
+    table.pause()
+    table.turn()
+    table.world = all_is_well
+    table.turn(after=20 * MINUTE)
+    assert table.says(*down("n1"), after=10 * MINUTE).slept == ("n1",)
+
+
+def test_an_admins_weight_survives_a_release_and_is_the_sites_own_afterwards() -> None:
+    table = busy_helios()
+    table.cluster.admin_sets_weight("n5", 50)
+    table.says(name="packing")
+    table.release()
+    assert table.cluster.weight_of("n5") == 50
+    table.says(fill(["n4"], ["n5"]), name="packing", after=10 * MINUTE)
+    assert dict(table.undo.weights)["n5"] == 50
+    assert table.cluster.weight_of("n5") == 51
+
+
+def test_wakes_of_a_release_are_watched() -> None:
+    table = busy_helios()
+    table.cluster.fail_wakes("n2")
+    table.memory = table.release().memory
+    report = table.says(after=12 * MINUTE)
+    assert "n2" in report.memory.quarantined
+
+
+def test_a_release_of_nothing_is_clean() -> None:
+    report = NodeTable().release()
+    assert report.clean
+    assert report.counts == {}
+
+
+def test_a_node_whose_write_is_refused_remains() -> None:
+    table = busy_helios()
+    table.cluster.refuse_writes("n2")
+    report = table.release()
+    assert report.remaining == ("n2",)
+    assert report.counts["helios"][Result.FAILED] == 1
+    assert table.undo.asleep == ("n2",)
+    table.cluster.refuse_writes("n2", answer="")
+    assert table.release().clean
+
+
+def test_without_the_database_the_undo_file_is_enough_for_weights_that_were_never_read_back() -> None:
+    table = busy_helios()
+    table.ledger = type(table.ledger)(office=table.ledger.office)
+    table.world = lambda now: replace(all_is_well(now), paused="enough")
+    assert table.turn().clean
+    assert nothing_of_helios(table)
+    assert table.turn(after=HOUR).clean
+
+
+def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> None:
+    table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=600.0)).after_two_looks()
+    table.cluster.fail_wakes("n3")
+    table.says(*down("n3"))
+    table.says(*down("n1"), after=11 * MINUTE)
+    table.cluster.submit(nodes=9)
+    table.pause()
+    reports = [table.turn(after=5 * MINUTE) for _ in range(4)]
+    assert [report.remaining for report in reports] == [("n1",), (), (), ()]
+    assert any("tell somebody" in note for report in reports for note in report.notes)
+    assert len(table.lines(action="FailedWake")) == 1
+    assert len(table.lines(action="Turn", mode="paused")) == 1  # n1 was woken by the job that n3 failed

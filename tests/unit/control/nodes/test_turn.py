@@ -1,0 +1,527 @@
+"""One power turn after another: nodes sleep and wake as decided, and everything is written down before it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from helios.actions import NodeAction, NodeLever, NodeOutcome, PowerUp, Result
+from helios.control.nodes import Undo
+from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
+from helios.model import NODE_TALLIES, Snapshot
+from helios.testing import Crash, FakeNodes, a_node
+from tests.unit.control.nodes.table import (
+    ASLEEP,
+    AWAKE,
+    FALLING,
+    HOUR,
+    MINUTE,
+    OFF,
+    SHADOW,
+    WAKING,
+    NodeTable,
+    Says,
+    canary,
+    down,
+    fill,
+    keep,
+    node_settings,
+    seat,
+    some_nodes,
+    up,
+)
+from tests.unit.control.table import order
+
+
+def test_a_node_is_put_to_sleep_and_stands_in_the_book() -> None:
+    table = NodeTable().after_two_looks()
+    report = table.says(*down("n1"))
+    assert report.slept == ("n1",)
+    assert table.cluster.power_of("n1") is FALLING
+    assert table.standing() == {"n1": "asleep"}
+    assert table.undo == Undo(asleep=("n1",))
+    assert report.nodes[AWAKE] == 10  # as it was seen
+    table.says(after=2 * MINUTE)
+    assert table.cluster.power_of("n1") is ASLEEP
+    assert table.standing() == {"n1": "asleep"}
+
+
+def test_a_node_asleep_is_woken_when_it_pays() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    report = table.says(*up("n1"), after=2 * HOUR)
+    assert report.woken == ("n1",)
+    assert table.cluster.power_of("n1") is WAKING
+    assert table.standing() == {}
+    assert table.undo == Undo()
+    table.says(after=5 * MINUTE)
+    assert table.cluster.power_of("n1") is AWAKE
+    assert table.memory.wakes == {}
+    assert table.memory.failures == ()
+
+
+def test_asking_again_writes_nothing_more() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.says(*down("n1"))
+    writes, records = table.cluster.writes, table.ledger.records
+    report = table.says(*down("n1"), *up("n2"))
+    assert (table.cluster.writes, table.ledger.records) == (writes, records)
+    assert report.counts["ces"][Result.UNCHANGED] == 2
+
+
+def test_what_is_meant_is_in_the_book_and_the_undo_file_before_anything_is_done() -> None:
+    table = NodeTable().after_two_looks()
+    seen: list[tuple[Undo, dict[str, str]]] = []
+    steer = table.cluster.steer
+
+    def watched(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        seen.append((table.undo, table.standing()))
+        return steer(actions)
+
+    table.cluster.steer = watched  # type: ignore[method-assign]
+    table.says(*down("n1", "n2"))
+    assert seen == [(Undo(asleep=("n1", "n2")), {"n1": "asleep", "n2": "asleep"})]
+
+
+def test_an_undo_file_that_cannot_be_written_keeps_helios_still() -> None:
+    table = NodeTable().after_two_looks()
+    table.undo_fails = FileUnreadable("the disk is full")
+    report = table.says(*down("n1"))
+    assert "the disk is full" in report.still[0]
+    assert table.cluster.writes == 0
+    assert table.standing() == {}
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_ledger_that_cannot_be_written_keeps_helios_still(after: int) -> None:
+    table = NodeTable().after_two_looks()
+    table.ledger.fail_next(after=after, times=9)
+    report = table.says(*down("n1"))
+    assert report.still or any("broken off" in note for note in report.notes)
+    assert table.cluster.writes == 0
+
+
+def test_without_a_forecast_nodes_wake_and_none_is_put_to_sleep() -> None:
+    def none(snapshot: Snapshot) -> Snapshot:
+        raise NotEnoughHistory("three days only")
+
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.expectation = none
+    report = table.says(*down("n2"), *up("n1"), after=2 * HOUR)
+    assert report.woken == ("n1",)
+    assert report.slept == ()
+    assert "no forecast" in table.why_refused("n2")
+    assert any("three days only" in note for note in report.notes)
+
+
+def test_a_standby_does_nothing() -> None:
+    table = NodeTable().after_two_looks()
+    table.holder = "helios-2"
+    report = table.says(*down("n1"))
+    assert not report.leads
+    assert "standing by" in report.still[0]
+    assert table.cluster.writes == 0
+
+
+def test_a_cluster_that_cannot_be_seen_keeps_helios_still() -> None:
+    table = NodeTable().after_two_looks()
+    table.cluster.fail_next()
+    report = table.says(*down("n1"))
+    assert not report.seen
+    assert "could not be looked at" in report.still[0]
+    assert report.tallies.empty
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"controller": "ctl2"}, "the controller changed"),
+        ({"clock_skew_s": 100.0}, "clock"),
+        ({"history_read_at": None}, "history"),
+    ],
+)
+def test_the_conditions_of_jobs_hold_for_nodes(change: dict[str, object], why: str) -> None:
+    table = NodeTable().after_two_looks()
+    well = table.world
+    table.world = lambda now: replace(well(now), **change)  # type: ignore[arg-type]
+    report = table.says(*down("n1"))
+    assert why in report.still[0]
+    assert table.cluster.writes == 0
+
+
+def test_an_answer_cut_short_keeps_helios_still_and_changes_no_book() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.cluster._nodes.clear()
+    report = table.says(*down("n2"))
+    assert "without any node" in report.still[0]
+    assert table.standing() == {"n1": "asleep"}
+
+
+def test_still_reasons_are_written_down_once() -> None:
+    table = NodeTable().after_two_looks()
+    well = table.world
+    table.world = lambda now: replace(well(now), history_read_at=None)
+    for _ in range(3):
+        table.says(*down("n1"))
+    assert len(table.lines(action="Turn", outcome="nothing was done")) == 1
+
+
+def test_several_failures_open_the_breaker() -> None:
+    table = NodeTable(settings=node_settings(control={"mismatches_to_open": 2})).after_two_looks()
+    table.cluster.refuse_writes("n1")
+    table.says(*down("n1"))
+    table.says(*down("n1"))
+    report = table.says(*down("n2"))
+    assert "the breaker is open" in report.still[0]
+    assert table.cluster.power_of("n2") is AWAKE
+
+
+def test_a_write_that_is_swallowed_is_a_mismatch_and_asked_again() -> None:
+    table = NodeTable().after_two_looks()
+    table.cluster.swallow_writes()
+    report = table.says(*down("n1"))
+    assert report.counts["ces"] == {Result.MISMATCH: 1}
+    assert report.memory.turn.breaker.bad_in_row == 1
+    assert table.says(*down("n1")).slept == ("n1",)
+
+
+def test_a_shadow_writes_nothing_and_remembers_what_would_stand() -> None:
+    table = NodeTable().after_two_looks()
+    report = table.says(*down("n1", "n2"), mode=SHADOW)
+    assert report.counts["ces"] == {Result.WOULD: 2}
+    assert table.cluster.writes == 0
+    assert table.cluster.steered == []
+    assert table.standing("shadow") == {"n1": "asleep", "n2": "asleep"}
+    assert table.undo == Undo()
+    again = table.says(*down("n1", "n2"), mode=SHADOW)
+    assert again.counts["ces"] == {Result.UNCHANGED: 2}
+
+
+def test_a_shadow_that_no_longer_wants_a_node_asleep_would_wake_it() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1", "n2"), mode=SHADOW)
+    table.says(*down("n1"), mode=SHADOW)
+    assert table.standing("shadow") == {"n1": "asleep"}
+
+
+def test_a_job_on_a_node_that_sleeps_in_a_shadow_only_is_told() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"), mode=SHADOW)
+    table.cluster.submit(nodes=10)
+    table.says(mode=SHADOW)
+    assert table.standing("shadow") == {}
+    (line,) = table.lines(action="Woken", target="n1")
+    assert line["outcome"].startswith("would")
+
+
+def test_a_canary_changes_nodes_of_its_partitions_only() -> None:
+    nodes = [a_node(name=f"{where}{n}", partitions=where) for where in ("a", "b", "a,b") for n in range(3)]
+    table = NodeTable(cluster=FakeNodes(nodes=nodes)).after_two_looks()
+    report = table.says(*down("a0", "b0", "a,b0"), mode=canary("a"))
+    assert report.slept == ("a0",)
+    assert table.cluster.power_of("b0") is AWAKE
+    assert table.cluster.power_of("a,b0") is AWAKE  # partition b may need it
+
+
+def test_a_canary_of_a_share_takes_the_same_nodes_every_time() -> None:
+    slept = []
+    for _ in range(2):
+        table = NodeTable(cluster=FakeNodes(nodes=some_nodes(40)), settings=node_settings(most_in_transition=1.0))
+        slept.append(
+            table.after_two_looks().says(*down(*(f"n{n}" for n in range(1, 31))), mode=canary(percent=50)).slept
+        )
+    assert slept[0] == slept[1]
+    assert 5 < len(slept[0]) < 25
+
+
+def test_a_service_that_may_no_longer_write_has_its_nodes_woken() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1", "n2"))
+    report = table.turn(seat(Says(), name="ces", mode=OFF), after=5 * MINUTE)
+    assert set(report.woken) == {"n1", "n2"}
+    assert table.standing() == {}
+
+
+def test_nodes_still_falling_are_woken_when_they_are_asleep() -> None:
+    table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=180.0)).after_two_looks()
+    table.says(*down("n1"))
+    report = table.turn(seat(Says(), name="ces", mode=OFF))
+    assert report.woken == ()
+    assert any("as soon as they are asleep" in note for note in report.notes)
+    assert table.turn(seat(Says(), name="ces", mode=OFF), after=5 * MINUTE).woken == ("n1",)
+
+
+def test_a_node_that_leaves_the_canary_is_woken() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"), mode=canary("gpu"))
+    report = table.says(mode=canary("other"), after=5 * MINUTE)
+    assert report.woken == ("n1",)
+
+
+def test_the_first_configured_service_has_the_node() -> None:
+    table = NodeTable().after_two_looks()
+    report = table.turn(seat(Says(*up("n1")), name="a"), seat(Says(*down("n1")), name="b"))
+    assert report.slept == ("n1",)  # what already is so holds nothing back
+    table.says(name="b", after=5 * MINUTE)
+    table.turn(seat(Says(*down("n2")), name="a"), seat(Says(*down("n2")), name="b"), after=5 * MINUTE)
+    assert table.lines(target="n2", service="a", outcome="done")
+    assert "service a has this lever" in table.why_refused("n2")
+
+
+def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
+    nodes = [*some_nodes(6), *(a_node(name=f"c{n}", partitions="cpu") for n in range(4))]
+    table = NodeTable(cluster=FakeNodes(nodes=nodes))
+    table.cluster.submit()
+    table.after_two_looks()
+    table.says(*down("n2", "n3"))
+    report = table.says(*down("n4"), after=5 * MINUTE)
+    NODE_TALLIES.check(report.tallies)
+    gpu = report.tallies.set_index("pool").loc["gpu"]
+    assert gpu["total"] == 6
+    assert gpu["busy"] == 1
+    assert gpu["asleep"] == 2
+    assert gpu["by_helios"] == 2  # of those seen asleep; the one told to in this turn is counted in the next
+    assert gpu["wanted"] == 3
+    assert report.tallies.set_index("pool").loc["cpu", "wanted"] == 4
+
+
+def test_a_failing_service_is_written_down_and_skipped() -> None:
+    table = NodeTable().after_two_looks()
+    broken = Says()
+    broken.raises = RuntimeError("no rows")
+    report = table.turn(seat(broken, name="broken"), seat(Says(*down("n1")), name="ces"))
+    assert report.slept == ("n1",)
+    assert "no rows" in table.lines(service="broken")[0]["outcome"]
+
+
+def test_a_service_that_acts_on_jobs_is_a_fault_in_the_office_of_nodes() -> None:
+    table = NodeTable().after_two_looks()
+    report = table.turn(seat(Says(order(j1=0.5))))
+    assert report.counts["qssf"] == {Result.FAILED: 1}
+
+
+def test_weights_are_set_once_and_remembered_with_the_sites_own() -> None:
+    table = NodeTable().after_two_looks()
+    report = table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
+    assert set(report.weighed) == {"n2", "n3"}
+    assert [table.cluster.weight_of(node) for node in ("n1", "n2", "n3", "n4")] == [10, 11, 12, 10]
+    assert dict(table.undo.weights) == {"n1": 10, "n2": 10, "n3": 10}
+    writes = table.cluster.writes
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
+    assert table.cluster.writes == writes
+    table.says(fill(["n3"], ["n2"], ["n1"]), name="packing")
+    assert [table.cluster.weight_of(node) for node in ("n1", "n2", "n3")] == [12, 11, 10]
+    assert dict(table.undo.weights) == {"n1": 10, "n2": 10, "n3": 10}
+
+
+def test_weights_that_a_reconfiguration_forgot_are_set_again() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(fill(["n1"], ["n2"]), name="packing")
+    table.cluster.reconfigure()
+    report = table.says(fill(["n1"], ["n2"]), name="packing")
+    assert table.cluster.weight_of("n2") == 11
+    assert any("forgot 1 weights" in note for note in report.notes)
+
+
+def test_a_weight_that_an_admin_changed_is_theirs() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
+    table.cluster.admin_sets_weight("n2", 99)
+    table.says(fill(["n3"], ["n1"], ["n2"]), name="packing")
+    table.says(fill(["n2"], ["n3"], ["n1"]), name="packing")
+    assert table.cluster.weight_of("n2") == 99
+    assert len(table.lines(action="HandsOff", target="n2")) == 1
+    assert dict(table.undo.weights) == {"n1": 10, "n3": 10}
+    table.cluster.admin_sets_weight("n2", 10)  # given back
+    table.says(fill(["n3"], ["n2"]), name="packing")
+    assert table.cluster.weight_of("n2") == 11
+
+
+def test_weights_of_a_service_switched_off_are_given_back() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
+    table.turn(seat(Says(), name="packing", mode=SHADOW))
+    assert {table.cluster.weight_of(f"n{n}") for n in range(1, 11)} == {10}
+    assert table.standing(lever="weight") == {}
+
+
+def test_more_tiers_than_allowed_become_the_last_one() -> None:
+    table = NodeTable(settings=node_settings(tiers=2)).after_two_looks()
+    table.says(fill(["n1"], ["n2"], ["n3"], ["n4"]), name="packing")
+    assert [table.cluster.weight_of(f"n{n}") for n in range(1, 5)] == [10, 11, 11, 11]
+
+
+def test_weights_wait_when_the_writes_of_a_turn_are_spent() -> None:
+    table = NodeTable(settings=node_settings(slurm={"writes_per_turn": 2})).after_two_looks()
+    order = fill([], ["n1", "n2", "n3"])
+    report = table.says(order, name="packing")
+    assert report.counts["packing"][Result.POSTPONED] == 1
+    table.says(order, name="packing")
+    assert [table.cluster.weight_of(f"n{n}") for n in range(1, 4)] == [11, 11, 11]
+
+
+def by_list(*, suspend_time_s: float = 1e6, **columns: Any) -> NodeTable:
+    cluster = FakeNodes(nodes=some_nodes(), keep_awake="n9", suspend_time_s=suspend_time_s)
+    settings = node_settings(mechanism="keep_awake", **columns)
+    return NodeTable(cluster=cluster, settings=settings).after_two_looks()
+
+
+def test_the_keep_awake_list_holds_the_sites_own_beside_what_is_asked() -> None:
+    table = by_list()
+    table.says(keep("n1", "n2"))
+    assert table.cluster.keep_awake == "n[1-2,9]"
+    assert table.undo.keep_awake == "n9"
+    table.says(keep("n1", "n3", "n2"))
+    assert table.cluster.keep_awake == "n[1-3,9]"
+    assert table.undo.keep_awake == "n9"
+
+
+def test_a_shrinking_list_obeys_the_bound_of_nodes_on_their_way() -> None:
+    table = by_list(most_in_transition=0.2)
+    table.says(keep("n1", "n2", "n3", "n4", "n5"))
+    table.says(keep("n1"))
+    assert table.cluster.keep_awake == "n[1,4-5,9]"
+    table.says(keep("n1"))
+    assert table.cluster.keep_awake == "n[1,9]"
+
+
+def test_nodes_that_slurms_timer_is_about_to_put_to_sleep_take_their_place() -> None:
+    table = by_list(most_in_transition=0.2)
+    table.says(keep(*(f"n{n}" for n in range(1, 9))))  # n10 is idle and in nobody's list
+    table.cluster.suspend_time_s = 86_400 + 600.0
+    table.says(keep("n1"))
+    assert table.cluster.keep_awake == "n[1,3-9]"
+
+
+def test_a_list_shrinks_no_further_than_a_pool_can_spare() -> None:
+    table = by_list(most_in_transition=1.0, most_asleep=0.7)
+    table.says(keep(*(f"n{n}" for n in range(1, 11))))
+    table.says(keep())
+    assert len(table.cluster.snapshot().nodes.query("kept_awake == 1")) == 3
+
+
+def test_a_list_that_a_reconfiguration_forgot_is_set_again() -> None:
+    table = by_list()
+    table.says(keep("n1"))
+    table.cluster.reconfigure()
+    report = table.says(keep("n1"))
+    assert table.cluster.keep_awake == "n[1,9]"
+    assert any("forgot the keep-awake list" in note for note in report.notes)
+
+
+def test_a_list_that_an_admin_changed_is_theirs() -> None:
+    table = by_list()
+    table.says(keep("n1"))
+    table.cluster.admin_sets_keep_awake("n5")
+    table.says(keep("n1", "n2"))
+    assert table.cluster.keep_awake == "n5"
+    assert table.undo.keep_awake is None
+    assert len(table.lines(action="HandsOff")) == 1
+
+
+def test_a_mechanism_that_was_changed_is_taken_back() -> None:
+    table = by_list()
+    table.says(keep("n1"))
+    table.settings = node_settings()
+    table.says()
+    assert table.cluster.keep_awake == "n9"
+
+
+def test_a_crash_while_acting_is_put_right_by_the_next_turn() -> None:
+    table = NodeTable().after_two_looks()
+    table.cluster.crash_after(writes=1)
+    with pytest.raises(Crash):
+        table.says(*down("n1", "n2"))
+    assert table.undo.asleep == ("n1", "n2")
+    assert set(table.standing()) == {"n1", "n2"}
+    table.says(after=11 * MINUTE)
+    assert table.standing() == {"n1": "asleep"}
+    assert len(table.memory.slept["n1"]) == 1
+
+
+def test_a_node_that_only_the_undo_file_names_is_woken() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.ledger = type(table.ledger)(office=table.ledger.office)  # the database was lost
+    report = table.says(after=5 * MINUTE)
+    assert report.woken == ("n1",)
+    assert table.undo == Undo()
+
+
+def test_an_error_of_the_conditions_keeps_helios_still() -> None:
+    def unknown(now: object) -> None:
+        raise ClusterUnavailable("no controller")
+
+    table = NodeTable().after_two_looks()
+    table.world = unknown  # type: ignore[assignment]
+    assert "no controller" in table.says(*down("n1")).still[0]
+
+
+def test_a_pause_during_the_turn_stops_it_before_the_door() -> None:
+    table = NodeTable().after_two_looks()
+    table.pause_asked = lambda: "alice"
+    report = table.says(*down("n1"))
+    assert table.cluster.writes == 0
+    assert any("paused: alice" in note for note in report.notes)
+
+
+def test_a_list_of_names_that_cannot_be_read_keeps_helios_still() -> None:
+    table = NodeTable(settings=node_settings(never="n[1-"))
+    assert "power.never" in table.says(*down("n1")).still[0]
+    assert issubclass(FileUnreadable, HeliosError)
+
+
+def test_counts_of_the_report_say_what_was_seen() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1", "n2"))
+    report = table.says(after=timedelta(minutes=3))
+    assert (report.nodes[ASLEEP], report.nodes[AWAKE], report.asleep_by_helios) == (2, 8, 2)
+
+
+def test_an_old_undo_file_beside_a_book_is_not_believed() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.cluster.admin_powers_down("n2")
+    table.undo = Undo(asleep=("n1", "n2"), weights=(("n3", 5),))
+    report = table.says(after=5 * MINUTE)
+    assert report.woken == ()
+    assert table.cluster.weight_of("n3") == 10
+
+
+@pytest.mark.parametrize("result", [Result.POSTPONED, Result.REFUSED])
+def test_what_the_door_does_not_write_stands_as_it_was(result: Result) -> None:
+    table = NodeTable(settings=node_settings(payback_s=0)).after_two_looks()
+    table.says(*down("n1"))
+    table.says(after=5 * MINUTE)
+    book = table.ledger.standings()
+    steer = table.cluster.steer
+    table.cluster.steer = lambda actions: [  # type: ignore[method-assign]
+        NodeOutcome(action="PowerUp", lever=NodeLever.POWER, node=action.node, result=result, reason="so", remark="no")
+        for action in actions
+        if isinstance(action, PowerUp)
+    ]
+    table.says(*up("n1"))
+    assert table.ledger.standings().equals(book)
+    assert table.undo == Undo(asleep=("n1",))
+    table.cluster.steer = steer  # type: ignore[method-assign]
+    assert table.says(*up("n1")).woken == ("n1",)
+
+
+def test_a_book_that_cannot_be_read_for_once_is_not_written_over() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.turn(seat(Says(), name="ces"), seat(Says(*down("n2")), name="dream", mode=SHADOW))
+    before = table.ledger.standings()
+    table.ledger.fail_next(after=1)
+    report = table.says(after=5 * MINUTE)
+    assert "could not be read" in report.still[0]
+    assert table.ledger.standings().equals(before)
+    assert table.undo == Undo(asleep=("n1",))
+    assert table.says().woken == ()

@@ -1,0 +1,80 @@
+"""The power turn on a simulated cluster: the same turn, another door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from helios.control.nodes import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
+from helios.model import NodePower
+from helios.ports import Office
+from helios.simulate import SimCluster, Sleep
+from helios.testing import FakeLedger, a_demand
+from tests.unit.control.nodes.table import Says, all_is_well, down, fill, node_settings, seat
+from tests.unit.simulate.builders import a_shape, a_sim_cluster
+
+
+class Simulated:
+    """Turns on a simulated cluster of six nodes, one of them busy."""
+
+    def __init__(self) -> None:
+        self.cluster: SimCluster = a_sim_cluster(
+            [(0, 50_000, 8)], a_shape((6, 8)), sleep=Sleep(boot_s=300, shutdown_s=120)
+        )
+        self.cluster.advance(10)
+        self.ledger, self.memory, self.undo = FakeLedger(office=Office.NODES), NodeMemory(), Undo()
+
+    @property
+    def now(self) -> datetime:
+        return self.cluster.snapshot().taken_at
+
+    def write(self, undo: Undo) -> None:
+        self.undo = undo
+
+    def turn(self, *actions: object, after: timedelta = timedelta(minutes=10)) -> NodeTurnReport:
+        self.cluster.advance(self.cluster.now_s + int(after.total_seconds()))
+        now = self.now.astimezone(UTC)
+        report = take_node_turn(
+            seats=[seat(Says(*actions), name="ces")],  # type: ignore[arg-type]
+            cluster=self.cluster,
+            expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
+            ledger=self.ledger,
+            conditions=lambda snapshot: all_is_well(now),
+            settings=node_settings(payback_s=0, most_in_transition=1.0),
+            now=now,
+            holder="h",
+            memory=self.memory,
+            undo=self.write,
+            undone=lambda: self.undo,
+        )
+        self.memory = report.memory
+        return report
+
+
+def test_nodes_of_the_simulator_sleep_are_weighed_and_are_released() -> None:
+    table = Simulated()
+    table.turn()
+    idle = [name for name, state in zip(*table_columns(table), strict=True) if state == "IDLE"]
+    report = table.turn(*down(*idle), fill(idle[:2], idle[2:]))
+    assert len(report.slept) == 4  # 0.8 of six nodes
+    assert report.weighed
+    report = table.turn()
+    assert report.nodes[NodePower.ASLEEP] == 4
+    assert report.asleep_by_helios == 4
+    released = release_nodes(
+        cluster=table.cluster,
+        ledger=table.ledger,
+        undo=table.write,
+        undone=lambda: table.undo,
+        now=table.now,
+        holder="h",
+        reason="enough",
+    )
+    assert released.clean
+    assert set(released.woken) == set(report.memory.slept)
+    assert table.undo == Undo()
+
+
+def table_columns(table: Simulated) -> tuple[list[str], list[str]]:
+    nodes = table.cluster.snapshot().nodes
+    return list(nodes["name"]), list(nodes["state"])

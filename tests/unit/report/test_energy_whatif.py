@@ -1,0 +1,108 @@
+"""The result of an energy what-if: its interval, its keys, its sentences."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from helios.report.energy.whatif import (
+    EnergyWhatIf,
+    PolicyResult,
+    energy_figure,
+    energy_table,
+    energy_verdict,
+    poisson_interval,
+)
+
+KEYS = (
+    "policy, mean_sleeping_nodes, node_utilization_before, node_utilization_after, wakeups_per_day, sleeps_per_day, "
+    "short_node_events_per_day, jobs_delayed, mean_delay_s, energy_kwh, wakeups_per_day_interval, nodes_per_wakeup, "
+    "node_hours_short, share_of_jobs_delayed, longest_delay_s, cost, currency, co2_kg, saved_kwh"
+)
+
+
+def a_result(policy: str, **figures: Any) -> PolicyResult:
+    values: dict[str, Any] = {
+        "mean_sleeping_nodes": 20.0,
+        "node_utilization_before": 0.7,
+        "node_utilization_after": 0.9,
+        "wakeups_per_day": 0.5,
+        "sleeps_per_day": 1.0,
+        "short_node_events_per_day": 0.2,
+        "energy_kwh": 900.0,
+        "wakeups_per_day_interval": (0.2, 1.0),
+        "nodes_per_wakeup": 3.0,
+        "node_hours_short": 0.4,
+        "cost": 180.0,
+        "currency": "EUR",
+        "co2_kg": 300.0,
+        "saved_kwh": 100.0,
+    }
+    return PolicyResult(policy=policy, **(values | figures))
+
+
+def an_answer(*policies: PolicyResult) -> EnergyWhatIf:
+    return EnergyWhatIf(
+        kind="series",
+        name="philly [x]",
+        window=(datetime(2017, 11, 1, tzinfo=UTC), datetime(2017, 11, 15, tzinfo=UTC)),
+        total_nodes=420.0,
+        policies=policies,
+        notes=("as it was",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "low", "high"), [(0, 0.0, 3.689), (1, 0.0253, 5.572), (7, 2.814, 14.423), (28, 18.606, 40.468)]
+)
+def test_the_interval_is_the_exact_one_of_the_tables(events: int, low: float, high: float) -> None:
+    assert poisson_interval(events, 1.0) == pytest.approx((low, high), abs=1e-3)
+    assert poisson_interval(events, 14.0) == pytest.approx((low / 14, high / 14), abs=1e-3)
+
+
+def test_the_keys_are_those_that_were_promised_in_their_order() -> None:
+    assert ", ".join(a_result("ces").to_json()) == KEYS
+
+
+def test_what_is_no_number_is_null() -> None:
+    told = a_result("ces", node_utilization_after=float("nan"), nodes_per_wakeup=None).to_json()
+    assert told["node_utilization_after"] is None
+    assert told["nodes_per_wakeup"] is None
+    assert told["jobs_delayed"] is None
+
+
+def test_the_answer_names_what_it_is_about() -> None:
+    told = an_answer(a_result("ces")).to_json()
+    assert list(told) == ["series", "from", "to", "days", "total_nodes", "policies", "notes"]
+    assert told["days"] == 14.0
+
+
+def test_a_gain_on_one_axis_only_is_said_with_a_but() -> None:
+    more = an_answer(a_result("ces", wakeups_per_day=0.6), a_result("ces_published", mean_sleeping_nodes=15.0))
+    assert "5.0 nodes more asleep but 0.10 wake-ups a day more than the rule as published" in energy_verdict(more)[1]
+    both = an_answer(a_result("ces", wakeups_per_day=0.4), a_result("ces_published", mean_sleeping_nodes=15.0))
+    assert "5.0 nodes more asleep and 0.10 wake-ups a day fewer" in energy_verdict(both)[1]
+
+
+def test_delayed_jobs_are_said() -> None:
+    found = an_answer(a_result("ces", jobs_delayed=3, share_of_jobs_delayed=0.0004, longest_delay_s=300.0))
+    assert "3 jobs (0.040 %) waited for a node to boot, 5 min at the most." in energy_verdict(found)[-1]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_shows_every_policy(width: int) -> None:
+    policies = [a_result(name) for name in ("always_on", "ces_published", "ces", "ces+packing", "oracle")]
+    console = Console(width=width, record=True, file=None)
+    with console.capture() as captured:
+        console.print(energy_table(an_answer(*policies), width=width))
+    assert all(policy.policy in captured.get() for policy in policies)
+    assert "as it was" in captured.get()
+
+
+def test_the_figure_is_the_same_every_time() -> None:
+    answer = an_answer(a_result("always_on", wakeups_per_day=0.0), a_result("ces"), a_result("oracle"))
+    assert energy_figure(answer) == energy_figure(answer)
+    assert "ces" in energy_figure(answer)

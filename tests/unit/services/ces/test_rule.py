@@ -1,0 +1,137 @@
+"""The rule on arrays: against a plain loop, never from the future, and with the controls it is held against."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from helios.services.ces.controls import Published, most_plus_levels, published_levels
+from helios.services.ces.rule import Setting, highest_of_last, scored, walk
+
+TOTAL = 20.0
+
+demands = st.lists(st.integers(0, 20), min_size=2, max_size=60).map(lambda values: np.array(values, dtype=np.float64))
+rules = st.builds(
+    Setting,
+    floor=st.just(0),
+    down=st.integers(0, 4).map(float),
+    up=st.integers(0, 8).map(float),
+    band=st.integers(1, 5).map(float),
+    hold_steps=st.integers(0, 9),
+    margin=st.integers(0, 3).map(float),
+)
+
+
+def run(busy: NDArray[np.float64], setting: Setting, *, floor: NDArray[np.float64] | None = None) -> list[float]:
+    levels = np.zeros(len(busy))
+    walk(busy, np.full(len(busy), TOTAL), busy if floor is None else floor, setting, TOTAL, 0, 0, levels)
+    return levels.tolist()
+
+
+def by_hand(busy: NDArray[np.float64], rule: Setting) -> tuple[list[float], int, int]:
+    """Return levels, wakes and steps short, written down as one would say it."""
+    powered, may_sleep_at, levels, wakes, short = TOTAL, 0, [], 0, 0
+    for step, need in enumerate(busy.tolist()):
+        short += need > powered
+        if need + rule.margin > powered and powered < TOTAL:
+            before, powered = powered, max(powered, min(TOTAL, need + rule.up))
+            wakes += powered > before
+            may_sleep_at = step + rule.hold_steps
+        elif step >= may_sleep_at:
+            wanted = max(need + rule.down, need + rule.margin)
+            if powered - wanted >= rule.band:
+                powered = wanted
+        levels.append(powered)
+    return levels, wakes, short
+
+
+@settings(max_examples=200)
+@given(busy=demands, rule=rules)
+def test_it_does_what_a_plain_loop_does(busy: NDArray[np.float64], rule: Setting) -> None:
+    assert run(busy, rule) == by_hand(busy, rule)[0]
+
+
+@settings(max_examples=100)
+@given(busy=demands, rule=rules)
+def test_a_score_counts_what_a_plain_loop_counts(busy: NDArray[np.float64], rule: Setting) -> None:
+    levels, wakes, short = by_hand(busy, rule)
+    score = scored(busy, np.full(len(busy), TOTAL), busy[None], np.array([rule], dtype=np.float64))
+    assert (score.wakes[0], score.short[0]) == (wakes, short)
+    assert score.asleep[0] == sum(TOTAL - level for level in levels)
+
+
+@settings(max_examples=60)
+@given(busy=demands, rule=rules, data=st.data())
+def test_no_level_depends_on_a_later_step(busy: NDArray[np.float64], rule: Setting, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(1, len(busy)))
+    changed = busy.copy()
+    changed[cut:] = data.draw(st.lists(st.integers(0, 20), min_size=len(busy) - cut, max_size=len(busy) - cut))
+    assert run(busy, rule)[:cut] == run(changed, rule)[:cut]
+
+
+def test_after_a_shortage_it_wakes_more_than_is_needed_and_holds() -> None:
+    rule = Setting(0, 1.0, 5.0, 1.0, 3, 0.0)
+    assert run(np.array([4.0, 4, 9, 4, 4, 4, 4]), rule) == [5, 5, 14, 14, 14, 5, 5]
+
+
+def test_fewer_nodes_than_the_band_are_left_awake() -> None:
+    rule = Setting(0, 0.0, 1.0, 4.0, 0, 0.0)
+    assert run(np.array([10.0, 7, 6, 6]), rule) == [10, 10, 6, 6]
+
+
+def test_some_wake_before_the_last_idle_node_is_taken() -> None:
+    rule = Setting(0, 3.0, 6.0, 1.0, 2, 2.0)
+    assert run(np.array([4.0, 6.0, 6.0]), rule) == [7, 12, 12]
+
+
+def test_nodes_that_return_to_service_are_no_wake() -> None:
+    busy, total = np.full(4, 5.0), np.array([20.0, 6, 6, 20])
+    score = scored(busy, total, busy[None], np.array([Setting(0, 2.0, 4.0, 1.0, 0, 0.0)], dtype=np.float64))
+    assert score.wakes[0] == 0
+
+
+@given(busy=demands, steps=st.integers(1, 10))
+def test_the_highest_of_the_last_steps(busy: NDArray[np.float64], steps: int) -> None:
+    expected = [busy[max(0, place - steps + 1) : place + 1].max() for place in range(len(busy))]
+    assert highest_of_last(busy, steps).tolist() == expected
+
+
+# The controls.
+
+
+def published(busy: list[float], *, soon: list[float], later: list[float], **values: float) -> list[float]:
+    rule = {"recent_steps": 1, "xi_h": 1.0, "xi_p": 1.0, "reserve": 2.0, "least": 1.0, "hold_steps": 2} | values
+    of = Published(
+        int(rule["recent_steps"]), rule["xi_h"], rule["xi_p"], rule["reserve"], rule["least"], int(rule["hold_steps"])
+    )
+    arrays = (np.array(values, dtype=np.float64) for values in (busy, [TOTAL] * len(busy), soon, later))
+    return published_levels(*arrays, of).tolist()
+
+
+def test_the_published_rule_sleeps_when_use_fell_and_is_expected_to_fall_on() -> None:
+    assert published([10, 8, 8], soon=[5, 5, 5], later=[5, 5, 5]) == [12, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("soon", "later"), [([8, 8, 8], [8, 8, 8]), ([5, 5, 5], [6, 6, 6]), ([np.nan] * 3, [np.nan] * 3)]
+)
+def test_the_published_rule_waits_where_no_fall_or_a_later_rise_is_expected(
+    soon: list[float], later: list[float]
+) -> None:
+    assert published([10, 8, 8], soon=soon, later=later) == [12, 12, 12]
+
+
+def test_the_published_rule_holds_off_after_a_wake() -> None:
+    low = [0.0] * 6
+    assert published([4, 9, 8, 7, 6, 5], soon=low, later=low) == [6, 11, 11, 9, 8, 7]
+
+
+def test_the_most_of_the_last_steps_and_some_nodes() -> None:
+    levels = most_plus_levels(np.array([3.0, 9, 2, 2]), np.full(4, 12.0), steps=2, plus=5.0)
+    assert levels.tolist() == [8, 12, 12, 7]
+    assert all(level >= 7 for level, _ in pairwise(levels))

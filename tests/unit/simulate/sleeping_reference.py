@@ -1,0 +1,208 @@
+"""Nodes that sleep, once more, written to be read: second by second, lists and sorting, no code shared with the core.
+
+Only first in, first out; what is computed is described in ``helios.simulate``.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+ORDER = {"awake": 0, "waking": 1, "asleep": 2}
+MASK = 2**64 - 1
+
+
+@dataclass
+class Node:
+    number: int
+    size: int
+    power: str = "awake"
+    free: int = 0
+    weight: int = 1
+    until: int | None = None
+    idle_since: int = 0
+    kept: bool = False
+
+
+@dataclass
+class Job:
+    position: int
+    submitted: int
+    run_time: int
+    gpus: int
+    partition: int
+    estimate: int
+    given: int | None = None
+    start: int | None = None
+    end: int | None = None
+    planned_end: int = 0
+    holds: dict = field(default_factory=dict)
+
+
+def drawn(seed, job, number):
+    mixed = seed * 0x9E3779B97F4A7C15 & MASK
+    for part in (job, number):
+        mixed = mixed + part + 0x9E3779B97F4A7C15 & MASK
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
+        mixed ^= mixed >> 31
+    return mixed >> 1
+
+
+class Sleepers:
+    """One cluster; ``seconds`` counts node seconds by state, ``holding`` the nodes with a job, a list by seconds."""
+
+    def __init__(self, workload, shape, estimates, *, backfill, placement, seed, boot, shutdown, timer):
+        self.backfill, self.placement, self.seed = backfill, placement, seed
+        self.boot, self.shutdown, self.timer = boot, shutdown, timer
+        self.nodes, self.pending, self.running = [], [], []
+        for n, gpus in zip(shape.nodes.tolist(), shape.gpus_per_node.tolist(), strict=True):
+            self.nodes.append([Node(number, gpus, free=gpus, idle_since=-1) for number in range(n)])
+            self.pending.append([])
+            self.running.append([])
+        columns = (workload.submitted_s, workload.run_time_s, workload.gpus, workload.partition, estimates)
+        self.jobs = [Job(i, *map(int, row)) for i, row in enumerate(zip(*columns, strict=True))]
+        self.seconds = [Counter() for _ in self.nodes]
+        self.holding = [[] for _ in self.nodes]
+        self.touched = set()
+        self.sleeps = self.wakes = 0
+
+    def play(self, commands, until):
+        """Run for the seconds 0 to ``until``; ``commands`` are (second, callable(self, now))."""
+        for now in range(until):
+            arrivals = [job for job in self.jobs if job.submitted == now]
+            asked = [command for second, command in commands if second == now]
+            while self.change(now) | self.arrive(arrivals) | bool(asked):
+                for command in asked:
+                    command(self, now)
+                arrivals, asked = [], []
+                self.passes(now)
+            self.passes(now)
+            for partition, nodes in enumerate(self.nodes):
+                for node in nodes:
+                    held = node.size - node.free
+                    self.seconds[partition]["busy" if node.power == "awake" and held else node.power] += 1
+                    self.seconds[partition]["gpus"] += held if node.power == "awake" else 0
+                    assert held == 0 or node.power in ("awake", "waking"), "a job holds a node that sleeps"
+                self.holding[partition].append(sum(node.free < node.size for node in nodes))
+
+    def change(self, now):
+        changed = False
+        for partition, nodes in enumerate(self.nodes):
+            for node in nodes:
+                if node.power == "waking" and node.until == now:
+                    node.power, node.idle_since, changed = "awake", now, True
+                if node.power == "falling" and node.until == now:
+                    node.power, changed = "asleep", True
+                    self.touched.add(partition)
+            for job in [job for job in self.running[partition] if job.end == now]:
+                self.running[partition].remove(job)
+                for node, gpus in job.holds.items():
+                    nodes[node].free += gpus
+                    nodes[node].idle_since = now
+                self.touched.add(partition)
+                changed = True
+        return changed
+
+    def arrive(self, jobs):
+        for job in jobs:
+            self.pending[job.partition].append(job)
+            self.touched.add(job.partition)
+        return bool(jobs)
+
+    def passes(self, now):
+        for partition in self.touched:
+            self.schedule(partition, now)
+        self.touched = set()
+        for nodes in self.nodes:
+            for node in nodes:
+                idle = node.power == "awake" and node.free == node.size and not node.kept
+                if idle and self.timer is not None and now - node.idle_since >= self.timer:
+                    self.fall(node, now)
+
+    def fall(self, node, now):
+        assert node.power == "awake" and node.free == node.size
+        node.power, node.until = "falling", now + self.shutdown
+        self.sleeps += 1
+
+    def wake(self, node, now):
+        assert node.power == "asleep"
+        node.power, node.until = "waking", now + self.boot
+        self.wakes += 1
+
+    def choice(self, partition, job, number, least, taken, powers):
+        fits = [
+            node
+            for node in self.nodes[partition]
+            if node.power in powers and node.free >= least and node.number not in taken
+        ]
+        if not fits:
+            return None
+        first = min((ORDER[node.power], node.weight) for node in fits)
+        alike = [node for node in fits if (ORDER[node.power], node.weight) == first]
+        if self.placement == "random":
+            alike.sort(key=lambda node: (node.free, node.number))
+            return alike[drawn(self.seed, job.position, number) % len(alike)]
+        sign = {"packed": 1, "spread": -1, "weighted": 0}[self.placement]
+        return min(alike, key=lambda node: (sign * node.free, node.number))
+
+    def room_for(self, partition, job, powers=tuple(ORDER)):
+        """Return {node: gpus} or None."""
+        full, holds = self.nodes[partition][0].size, {}
+        whole, rest = divmod(job.gpus, full)
+        for number, least in [*((turn, full) for turn in range(whole)), *([(full, rest)] if rest else [])]:
+            node = self.choice(partition, job, number, least, holds, powers)
+            if node is None:
+                return None
+            holds[node.number] = least
+        return holds
+
+    def try_start(self, partition, job, now):
+        holds = self.room_for(partition, job)
+        if holds is None:
+            return False
+        job.holds, job.given, job.start = holds, now, now
+        for number, gpus in holds.items():
+            node = self.nodes[partition][number]
+            node.free -= gpus
+            if node.power == "asleep":
+                self.wake(node, now)
+            if node.power == "waking":
+                job.start = max(job.start, node.until)
+        job.end, job.planned_end = job.start + job.run_time, job.start + job.estimate
+        self.pending[partition].remove(job)
+        self.running[partition].append(job)
+        return True
+
+    def schedule(self, partition, now):
+        queue = list(self.pending[partition])
+        while queue and self.try_start(partition, queue[0], now):
+            queue.pop(0)
+        if not queue or self.backfill == "none":
+            return
+        if self.backfill == "skip":
+            for job in queue[1:]:
+                self.try_start(partition, job, now)
+        else:
+            self.easy(partition, queue, now)
+
+    def easy(self, partition, queue, now):
+        head, *others = queue
+        for job in self.running[partition]:
+            estimate = job.planned_end - job.start
+            while job.start + estimate <= now:
+                estimate += max(1, (3 * estimate) // 10)
+            job.planned_end = job.start + estimate
+        nodes = self.nodes[partition]
+        gains = [(job.planned_end, job.gpus) for job in self.running[partition]]
+        gains += [(node.until, node.size) for node in nodes if node.power == "falling"]
+        for shadow in sorted({when for when, _ in gains}):
+            free = sum(node.free for node in nodes if node.power != "falling")
+            free += sum(gpus for when, gpus in gains if when <= shadow)
+            if free >= head.gpus:
+                break
+        extra = free - head.gpus
+        for job in others:
+            delay = 0 if self.room_for(partition, job, ("awake",)) else self.boot
+            harmless = now + delay + job.estimate <= shadow
+            if harmless or job.gpus <= extra:
+                started = self.try_start(partition, job, now)
+                extra -= job.gpus if started and not harmless else 0

@@ -1,0 +1,120 @@
+"""What the doctor is told about putting a cluster's nodes to sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from helios.slurm.preflight import Finding, Level, examine
+from helios.slurm.preflight_power import power_checks
+from helios.slurm.shell import Shell
+from tests.unit.slurm.test_commands import Program, program
+
+__all__ = ["program"]  # a fixture
+
+GOOD = {
+    "SLURM_VERSION": "25.11.2",
+    "SlurmUser": "slurm(64030)",
+    "SuspendTime": "604800 sec",
+    "SuspendTimeout": "30 sec",
+    "ResumeTimeout": "300 sec",
+    "SuspendRate": "60 nodes/min",
+    "ResumeRate": "300 nodes/min",
+    "BatchStartTimeout": "60 sec",
+    "MessageTimeout": "10 sec",
+    "ReconfigFlags": "KeepPowerSaveSettings",
+}
+CHECKS = {"power programs", "idle timer", "power timeouts", "power rates", "administrator", "node weights"}
+MAY = "slurm_update error: Invalid node name specified"
+MAY_NOT = "slurm_update error: Invalid user id"
+NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+Examine = Callable[..., dict[str, Finding]]
+
+
+@pytest.fixture
+def examined(program: Program, tmp_path: Path) -> Examine:
+    for name in ("suspend", "resume"):
+        program(name, "true")
+
+    def run(
+        *, mechanism: str = "sleep", user: str = "helios", said: str = MAY, weights: str = "1 100", **settings: str
+    ) -> dict[str, Finding]:
+        nodes = "; ".join(f"echo 'NodeName=n{weight} Weight={weight} Owner=N/A'" for weight in weights.split())
+        script = (
+            f"case $* in *node) {nodes};; update*) echo \"$*\" >>{tmp_path}/asked; echo '{said}' >&2; exit 1;; esac"
+        )
+        folder = program("scontrol", script)
+        given = GOOD | {"SuspendProgram": str(folder / "suspend"), "ResumeProgram": str(folder / "resume")} | settings
+        findings = examine(
+            shell=Shell(folder=str(folder)),
+            configuration=lambda: given,
+            user=user,
+            site_factor_most=1000,
+            clock=lambda: NOW,
+            more=power_checks(mechanism, tiers=4),
+        )
+        return {finding.check: finding for finding in findings}
+
+    return run
+
+
+def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> None:
+    for mechanism, more in (("sleep", {}), ("keep_awake", {"SuspendTime": "600 sec"})):
+        findings = examined(mechanism=mechanism, **more)
+        checks = CHECKS | ({"keep-awake list"} if more else set())
+        assert {check: findings[check].verdict for check in checks} == dict.fromkeys(checks, Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict", "settings"),
+    [
+        ("power programs", Level.FAIL, {"ResumeProgram": "(null)"}),
+        ("power programs", Level.OK, {"ResumeProgram": "/on/the/controller"}),
+        ("idle timer", Level.FAIL, {"SuspendTime": "INFINITE"}),
+        ("idle timer", Level.WARN, {"SuspendTime": "600 sec"}),
+        ("idle timer", Level.WARN, {"SuspendTime": "604800 sec", "mechanism": "keep_awake"}),
+        ("idle timer", Level.FAIL, {"SuspendTime": "INFINITE", "mechanism": "keep_awake"}),
+        ("power timeouts", Level.WARN, {"BatchStartTimeout": "10 sec"}),
+        ("power timeouts", Level.OK, {"BatchStartTimeout": "10 sec", "ResumeTimeout": "40 sec"}),
+        ("power rates", Level.WARN, {"ResumeRate": "0 nodes/min"}),
+        ("keep-awake list", Level.FAIL, {"SLURM_VERSION": "22.05.8", "mechanism": "keep_awake"}),
+        ("keep-awake list", Level.WARN, {"ReconfigFlags": "(null)", "mechanism": "keep_awake"}),
+        ("administrator", Level.FAIL, {"said": MAY_NOT}),
+        ("administrator", Level.FAIL, {"said": "Unable to contact slurm controller"}),
+        ("administrator", Level.OK, {"said": MAY_NOT, "user": "root"}),
+        ("administrator", Level.OK, {"said": MAY_NOT, "user": "slurm"}),
+        ("node weights", Level.WARN, {"weights": "1 3"}),
+        ("node weights", Level.OK, {"weights": "1 5"}),
+    ],
+)
+def test_a_setting_is_judged(examined: Examine, check: str, verdict: Level, settings: dict[str, str]) -> None:
+    found = examined(**settings)[check]
+    assert found.verdict is verdict, found
+    assert bool(found.remedy) == (verdict is not Level.OK)
+
+
+def test_a_program_that_cannot_be_run_is_named(examined: Examine, tmp_path: Path) -> None:
+    (tmp_path / "resume").chmod(0o644)
+    found = examined()["power programs"]
+    assert (found.verdict, found.fact) == (Level.FAIL, f"ResumeProgram is {tmp_path / 'resume'}, which cannot be run")
+
+
+def test_who_may_is_asked_of_a_node_that_does_not_exist(examined: Examine, tmp_path: Path) -> None:
+    examined()
+    assert (tmp_path / "asked").read_text() == "update NodeName=helios-probe Weight=1\n"
+
+
+def test_where_no_service_acts_on_nodes_nobody_asks_about_power(program: Program) -> None:
+    folder = program("scontrol", "true")
+    findings = examine(
+        shell=Shell(folder=str(folder)),
+        configuration=lambda: GOOD,
+        user="root",
+        site_factor_most=1000,
+        clock=lambda: NOW,
+    )
+    assert not CHECKS & {finding.check for finding in findings}
