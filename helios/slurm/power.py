@@ -43,6 +43,8 @@ _SLURMS = {
 }
 """Flags of a node that Slurm itself needs: it is not put to sleep; to wake it does no harm."""
 _COUNTED = re.compile(r"(?P<nodes>.*?)(?::(?P<least>\d+))?")
+_SIGNATURE = re.compile(r" \[[^\[\]]*@[^\[\]]*\]$")
+"""Who gave a reason and when, as scontrol adds it and pyslurm does not."""
 _BETWEEN = re.compile(r",(?![^\[]*\])")
 
 
@@ -160,7 +162,7 @@ def flags_of(node: RawNode) -> frozenset[str]:
 
 def in_hand(node: RawNode) -> str:
     """Return why Helios may not even wake a node, for a person: somebody has it in hand; empty: it may."""
-    why = f" ({node['reason']})" if node["reason"] else ""
+    why = f" ({_SIGNATURE.sub('', node['reason'])})" if node["reason"] else ""
     if node["state"] == "DOWN":
         return f"it is down{why}"
     if node["state"] not in _BASES:

@@ -33,6 +33,7 @@ class Chroot(Rig):
     def __init__(self, root: Path, scratch: Path) -> None:
         self.root = root
         self.scratch = scratch
+        self.folder = root / "var/lib/helios-lab"
         self.settings = {"NODES": "2", "GPUS": "4", "PORT": str(_free_port())}
         self._lock: IO[str] | None = None
 
@@ -96,7 +97,7 @@ class Chroot(Rig):
 
     def controller_pid(self) -> int:
         """Return the process id of slurmctld."""
-        return int((self.root / "var/lib/helios-lab/run/slurmctld.pid").read_text())
+        return int((self.folder / "run/slurmctld.pid").read_text())
 
     def _done(self, *words: str) -> str:
         try:

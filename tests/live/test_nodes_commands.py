@@ -22,6 +22,7 @@ from helios.slurm.power_settings import PowerDesk
 from helios.slurm.preflight import Level, examine
 from helios.slurm.preflight_power import power_checks
 from helios.slurm.shell import Shell
+from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.live.rig import Rig
 
 SETTINGS = Slurm(backend="commands")
@@ -74,6 +75,28 @@ def is_now(nodes: SlurmNodes, name: str, power: NodePower) -> Callable[[], bool]
         return bool(frame.loc[name, "power"] == power.value)
 
     return claim
+
+
+class TestCommands(NodesContract):
+    """The contract of every cluster's nodes, on a running one."""
+
+    @pytest.fixture
+    def world(self, sleepy: Rig, nodes: SlurmNodes) -> Iterator[NodeWorld]:
+        job = sleepy.submit("--nodelist=n6")
+        sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
+        yield NodeWorld(
+            cluster=nodes,
+            let_pass=lambda _: sleepy.until(lambda: settled(nodes)),
+            longest_s=10,
+            forbid=lambda node: print(sleepy.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=x")),  # noqa: T201 - for its effect
+            can_keep_awake=False,
+        )
+        sleepy.run("scontrol", "reconfigure")
+
+
+def settled(nodes: SlurmNodes) -> bool:
+    """Return whether every node is where it was told to go."""
+    return set(nodes.snapshot().nodes["power"].astype(object)) <= {NodePower.AWAKE.value, NodePower.ASLEEP.value}
 
 
 def test_the_nodes_are_read_with_power_hands_and_racks(sleepy: Rig, nodes: SlurmNodes) -> None:

@@ -45,6 +45,8 @@ read_settings() {
   for number in "$parallel" "$timeout" "$tries" "$pause" "$POWER_POLL"; do
     case $number in '' | *[!0-9]*) stop 2 "$conf: $number is not a whole number" ;; esac
   done
+  # To xargs and timeout none is no limit.
+  case $parallel:$timeout in 0:* | *:0) stop 2 "$conf: parallel and timeout must not be 0" ;; esac
   mkdir -p -- "$folder"
   [ -w "$folder" ] || stop 1 "$folder cannot be written"
 }

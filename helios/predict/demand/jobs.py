@@ -107,7 +107,7 @@ def job_state(
     if len(order):
         starts = np.argsort(jobs.started_s, kind="stable")
         ends = np.argsort(jobs.ended_s, kind="stable")
-        _walk(jobs, starts, ends, np.asarray(ends_of_steps_s), _AGES, _AHEAD, values)
+        _walk(jobs, starts, ends, np.asarray(ends_of_steps_s), _AGES, _AHEAD, _nothing_yet(len(order)), values)
         _recent(jobs, ends, ends_of_steps_s, values)
         _campaigns(jobs, ends_of_steps_s, values)
     return JobState(names=NAMES, values=values)
@@ -165,59 +165,119 @@ def _between(
     return np.asarray(so_far[np.searchsorted(times, after)] - so_far[np.searchsorted(times, first)])
 
 
+class _Moment(NamedTuple):
+    """Where the walk stands: who runs, who waits, what was learned.
+
+    Attributes
+    ----------
+    running : int64 array of shape (n_jobs,)
+        The first ``counts[_RUNNING]`` entries run, in any order.
+    place_of : int64 array of shape (n_jobs,)
+        Where each job stands in ``running``; -1: it does not run.
+    counts : int64 array
+        Jobs running, arrived, begun, over, queued, and the first that may still wait.
+    queued : float64 array of shape (1,)
+        Nodes that waiting jobs ask for.
+    died, risked : float64 arrays of shape (n_kinds, n_ages)
+        Ends, and seconds lived through, of those that ended.
+    """
+
+    running: NDArray[np.int64]
+    place_of: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    queued: NDArray[np.float64]
+    died: NDArray[np.float64]
+    risked: NDArray[np.float64]
+
+
+_RUNNING, _ARRIVED, _BEGUN, _OVER, _QUEUED, _OLDEST = range(6)
+
+
+def _nothing_yet(n_jobs: int) -> _Moment:
+    n_kinds = _SIZES * _LENGTHS
+    return _Moment(
+        running=np.empty(n_jobs, dtype=np.int64),
+        place_of=np.full(n_jobs, -1, dtype=np.int64),
+        counts=np.zeros(6, dtype=np.int64),
+        queued=np.zeros(1),
+        died=np.zeros((n_kinds, len(_AGES))),
+        risked=np.zeros((n_kinds, len(_AGES))),
+    )
+
+
 @njit(cache=True)
 def _walk(  # noqa: PLR0917 - numba kernels are called by position
-    jobs: Any, starts: Any, ends: Any, at_s: Any, ages: Any, ahead: Any, values: Any
+    jobs: Any, starts: Any, ends: Any, at_s: Any, ages: Any, ahead: Any, moment: Any, values: Any
 ) -> None:
-    n, n_ages = len(jobs.nodes), len(ages)
-    n_kinds = _SIZES * _LENGTHS
-    died, risked = np.zeros((n_kinds, n_ages)), np.zeros((n_kinds, n_ages))
-    cumulated = _cumulated(died, risked, ages)
-    running, place_of = np.empty(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    n_running, arrived, next_start, next_end = 0, 0, 0, 0
-    queued, queued_jobs, oldest = 0.0, 0, 0
+    cumulated = _cumulated(moment.died, moment.risked, ages)
     refresh_s = jobs.submitted_s[0] // _REFRESH_S * _REFRESH_S + _REFRESH_S
     step = 0
     while step < len(at_s):
         now = min(refresh_s, at_s[step])
-        while arrived < n and jobs.submitted_s[arrived] < now:
-            queued += jobs.nodes[arrived]
-            queued_jobs += 1
-            arrived += 1
-        while next_start < n and jobs.started_s[starts[next_start]] < now:
-            job = starts[next_start]
-            queued -= jobs.nodes[job]
-            queued_jobs -= 1
-            running[n_running], place_of[job] = job, n_running
-            n_running += 1
-            next_start += 1
-        while next_end < n and jobs.ended_s[ends[next_end]] < now:
-            job = ends[next_end]
-            place = place_of[job]
-            if place >= 0:
-                n_running -= 1
-                running[place] = running[n_running]
-                place_of[running[place]] = place
-                place_of[job] = -1
-                age = float(jobs.ended_s[job] - jobs.started_s[job])
-                _expose(risked[jobs.kind[job]], age, ages)
-                died[jobs.kind[job], _age(age, ages)] += 1.0
-            else:  # cancelled while it waited
-                queued -= jobs.nodes[job]
-                queued_jobs -= 1
-            next_end += 1
+        _arrive(jobs, moment, now)
+        _begin(jobs, starts, moment, now)
+        _end(jobs, ends, moment, now, ages)
+        running = moment.running[: moment.counts[_RUNNING]]
         if now == refresh_s:
-            cumulated = _refreshed(jobs, running[:n_running], now, died, risked, ages)
+            cumulated = _refreshed(jobs, running, now, moment.died, moment.risked, ages)
             refresh_s += _REFRESH_S
         if now == at_s[step]:
-            while oldest < arrived and min(jobs.started_s[oldest], jobs.ended_s[oldest]) < now:
-                oldest += 1
-            _tell(jobs, running[:n_running], now, cumulated, ages, ahead, values[step])
-            first = 2 * len(ahead) + 3
-            values[step, first] = max(queued, 0.0)
-            values[step, first + 1] = queued_jobs
-            values[step, first + 2] = (now - jobs.submitted_s[oldest]) / 3600.0 if oldest < arrived else 0.0
+            _tell(jobs, running, now, cumulated, ages, ahead, values[step])
+            _tell_queue(jobs, moment, now, values[step, 2 * len(ahead) + 3 :])
             step += 1
+
+
+@njit(cache=True)
+def _arrive(jobs: Any, moment: Any, now: int) -> None:
+    counts = moment.counts
+    while counts[_ARRIVED] < len(jobs.nodes) and jobs.submitted_s[counts[_ARRIVED]] < now:
+        moment.queued[0] += jobs.nodes[counts[_ARRIVED]]
+        counts[_QUEUED] += 1
+        counts[_ARRIVED] += 1
+
+
+@njit(cache=True)
+def _begin(jobs: Any, starts: Any, moment: Any, now: int) -> None:
+    counts = moment.counts
+    while counts[_BEGUN] < len(starts) and jobs.started_s[starts[counts[_BEGUN]]] < now:
+        job = starts[counts[_BEGUN]]
+        moment.queued[0] -= jobs.nodes[job]
+        counts[_QUEUED] -= 1
+        moment.place_of[job] = counts[_RUNNING]
+        moment.running[counts[_RUNNING]] = job
+        counts[_RUNNING] += 1
+        counts[_BEGUN] += 1
+
+
+@njit(cache=True)
+def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
+    counts = moment.counts
+    while counts[_OVER] < len(ends) and jobs.ended_s[ends[counts[_OVER]]] < now:
+        job = ends[counts[_OVER]]
+        counts[_OVER] += 1
+        place = moment.place_of[job]
+        if place < 0:  # cancelled while it waited
+            moment.queued[0] -= jobs.nodes[job]
+            counts[_QUEUED] -= 1
+            continue
+        counts[_RUNNING] -= 1
+        last = moment.running[counts[_RUNNING]]
+        moment.running[place], moment.place_of[last], moment.place_of[job] = last, place, -1
+        age = float(jobs.ended_s[job] - jobs.started_s[job])
+        _expose(moment.risked[jobs.kind[job]], age, ages)
+        moment.died[jobs.kind[job], _age(age, ages)] += 1.0
+
+
+@njit(cache=True)
+def _tell_queue(jobs: Any, moment: Any, now: int, row: Any) -> None:
+    counts = moment.counts
+    while counts[_OLDEST] < counts[_ARRIVED]:
+        if min(jobs.started_s[counts[_OLDEST]], jobs.ended_s[counts[_OLDEST]]) >= now:
+            break
+        counts[_OLDEST] += 1
+    row[0] = max(moment.queued[0], 0.0)
+    row[1] = counts[_QUEUED]
+    row[2] = (now - jobs.submitted_s[counts[_OLDEST]]) / 3600.0 if counts[_OLDEST] < counts[_ARRIVED] else 0.0
 
 
 @njit(cache=True)

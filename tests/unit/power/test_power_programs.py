@@ -243,6 +243,13 @@ def test_settings_that_cannot_be_read_are_told_to_syslog(room: MachineRoom) -> N
     assert "many is not a whole number" in room.read("syslog")
 
 
+@pytest.mark.parametrize("name", ["parallel", "timeout"])
+def test_there_is_always_a_limit(tmp_path: Path, name: str) -> None:
+    room = MachineRoom(folder=tmp_path, settings={name: 0})
+    assert room.run("off", "--wait", "n1").status == 2
+    assert room.is_on("n1")
+
+
 def test_the_example_of_settings_is_read(room: MachineRoom) -> None:
     lines = (POWER / "power.conf.example").read_text().splitlines()
     room.write("power.conf", "\n".join(line.removeprefix("# ") if "# nodes " in line[:8] else line for line in lines))

@@ -24,6 +24,7 @@ from helios.slurm.backend import NodeChange
 from helios.slurm.cluster import OVERRULED, SPENT
 from helios.slurm.node_wishes import FALLING, NO_NODE, TAKEN, TOO_OLD
 from helios.slurm.nodes import SlurmNodes
+from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.unit.slurm.slurm import SleepySlurm, a_raw_node
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -59,6 +60,22 @@ def restore(lever: NodeLever, **own: str) -> RestoreNodes:
 def only(outcomes: list[NodeOutcome]) -> NodeOutcome:
     (outcome,) = outcomes
     return outcome
+
+
+class TestSlurmInMemory(NodesContract):
+    """The contract of every cluster's nodes."""
+
+    @pytest.fixture
+    def world(self) -> NodeWorld:
+        busy = a_raw_node("n9", state="MIXED", cpus_held=4, gpus_held=1)
+        slurm = SleepySlurm(*(a_raw_node(f"n{number}", weight=10) for number in range(1, 6)), busy)
+        return NodeWorld(
+            cluster=nodes_of(slurm),
+            let_pass=lambda _: slurm.passes(),
+            longest_s=300,
+            forbid=lambda node: slurm.node[node].update(flags="DRAIN"),
+            set_weight=lambda node, weight: slurm.node[node].update(weight=weight),
+        )
 
 
 def test_a_snapshot_says_how_the_cluster_powers_its_nodes() -> None:

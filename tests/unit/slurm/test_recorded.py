@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+from pathlib import Path
 
 import pytest
 
 from helios.slurm.cluster import SlurmCluster
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.sprio import Sprio
+from helios.slurm.translate import node_states
 from tests.unit.slurm.recorded import GOLDEN, RELEASES, recorded
 
 
@@ -77,3 +79,35 @@ def test_a_marked_site_factor_becomes_an_urgency(backend: CommandsBackend) -> No
     ).snapshot()
     urgencies = snapshot.pending.loc[snapshot.pending["urgency"] != 0, "urgency"].round(2).tolist()
     assert {0.4, -0.25} <= set(urgencies)
+
+
+AS_READ = {
+    "slurm-22.05": [
+        ("asleep", None),
+        ("waking", None),
+        ("falling asleep", None),
+        ("awake", "it is drained (bad disk)"),
+        ("awake", "it is under maintenance"),
+        ("falling asleep", None),
+    ],
+    "slurm-26.05": [
+        ("falling asleep", None),
+        ("awake", "it is drained (bad disk)"),
+        ("asleep", None),
+        ("waking", None),
+        ("awake", "it is under maintenance"),
+    ],
+}
+"""Power and hands of recorded nodes, in the order of their names. The states they were in, of 22.05: POWERED_DOWN,
+POWERING_UP, MIXED+POWER_DOWN, DRAIN, MAINTENANCE+RESERVED, POWERING_DOWN; of 26.05: POWERING_DOWN, DRAIN, POWERED_DOWN,
+POWERING_UP, MAINTENANCE+RESERVED."""
+
+
+@pytest.mark.parametrize("power_of", AS_READ)
+def test_every_power_state_is_read_as_it_was_recorded(power_of: str, tmp_path: Path) -> None:
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\ncat {GOLDEN / 'power' / f'{power_of}.txt'}\n")
+    program.chmod(0o755)
+    frame = node_states(CommandsBackend(commands_folder=str(tmp_path)).nodes()).astype(object)
+    hands_off = [why if isinstance(why, str) else None for why in frame["hands_off"]]
+    assert list(zip(frame["power"], hands_off, strict=True)) == AS_READ[power_of]

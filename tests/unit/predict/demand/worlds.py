@@ -24,11 +24,15 @@ def a_demand(days: float, *, seed: int = 0, noise: float = 3.0) -> tuple[NDArray
 
 
 def some_jobs(n: int, *, seed: int = 0, days: float = 9.0) -> dict[str, NDArray[np.generic]]:
-    """Return the columns of jobs of all kinds: they wait, run, are cancelled while they wait, last on."""
+    """Return the columns of jobs of all kinds: they wait, run, are cancelled while they wait, last on.
+
+    Half of all that happens does so at the very end of a step.
+    """
     rng = np.random.default_rng(seed)
-    submitted_s = START_S + rng.integers(0, int(days * 86_400), n)
-    started_s = submitted_s + rng.integers(0, 7_200, n)
-    ended_s = started_s + rng.exponential(9_000, n).astype(np.int64)
+    sharp = np.where(rng.random(n) < 0.5, 600, 1)
+    submitted_s = START_S + rng.integers(0, int(days * 86_400), n) // sharp * sharp
+    started_s = submitted_s + rng.integers(0, 7_200, n) // sharp * sharp
+    ended_s = started_s + rng.exponential(9_000, n).astype(np.int64) // sharp * sharp
     cancelled, lasting = rng.random(n) < 0.1, rng.random(n) < 0.05
     ended_s[cancelled] = submitted_s[cancelled] + 1_800
     started_s[cancelled] = NEVER_S
