@@ -82,15 +82,14 @@ def test_what_comes_after_the_window_changes_nothing(answer: EnergyWhatIf) -> No
     assert energy_on_series(replace(asked, active=active), energy=Energy()).to_json() == answer.to_json()
 
 
-def test_what_comes_in_the_window_changes_no_decision_before_it() -> None:
-    asked = a_question(window=(START + timedelta(days=DAYS - 3), START + timedelta(days=DAYS - 2)))
-    active = asked.active.copy()
-    active[-2_880:] = 40.0  # the day after this window, which begins with it
-    first, second = (
-        energy_on_series(replace(asked, active=values), energy=Energy()).policies[:-1]
-        for values in (asked.active, active)
-    )
-    assert first == second
+def test_a_level_is_in_force_from_the_step_after_its_decision() -> None:
+    asked = a_question(window=(START + timedelta(days=DAYS - 2), START + timedelta(days=DAYS - 1)))
+    falls_at = (DAYS - 2) * 1_440 + 360
+    active = np.where(np.arange(DAYS * 1_440) < falls_at, 20.0, 10.0)
+    found = energy_on_series(replace(asked, active=active), energy=Energy()).of("max_3h_plus_5")
+    # 25 nodes awake for the 36 steps before and 18 after it, then 15; ten nodes take two minutes to fall asleep.
+    assert found is not None
+    assert found.mean_sleeping_nodes == pytest.approx((54 * 15 + 90 * 25) / 144 - 10 * 2 / 1_440)
 
 
 def test_a_start_between_two_steps_is_moved_to_the_next(answer: EnergyWhatIf) -> None:

@@ -128,7 +128,7 @@ class Sleepers:
         node.power, node.until = "waking", now + self.boot
         self.wakes += 1
 
-    def choice(self, partition, job, number, least, taken, powers):
+    def choice(self, partition, job, number, *, least, taken, powers):
         fits = [
             node
             for node in self.nodes[partition]
@@ -149,7 +149,7 @@ class Sleepers:
         full, holds = self.nodes[partition][0].size, {}
         whole, rest = divmod(job.gpus, full)
         for number, least in [*((turn, full) for turn in range(whole)), *([(full, rest)] if rest else [])]:
-            node = self.choice(partition, job, number, least, holds, powers)
+            node = self.choice(partition, job, number, least=least, taken=holds, powers=powers)
             if node is None:
                 return None
             holds[node.number] = least

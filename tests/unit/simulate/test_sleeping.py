@@ -1,22 +1,22 @@
 """Nodes that sleep and wake, job by job and second by second as in the plain event loop."""
 
+from collections import Counter
+
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp
-from helios.simulate import Backfill, Placement, SimCluster, Sleep
+from helios.actions import FillFirst, KeepAwake, NodeLever, PowerDown, PowerUp, RestoreNodes, Result
+from helios.model import STEP_S, NodePower
+from helios.simulate import Backfill, Placement, SimCluster, Sleep, replay
+from helios.simulate.policies import first_in_first_out
 
-from .builders import jobs_of
+from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
 from .sleeping_reference import Sleepers
 from .test_against_reference import clusters_with_jobs
 
-thorough = settings(
-    max_examples=int(__import__("os").environ.get("N", "60")),
-    phases=[__import__("hypothesis").Phase.generate],
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+thorough = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def name_of(partition, number):
@@ -114,5 +114,203 @@ def test_jobs_and_nodes_do_as_in_the_reference(backfill, placement, data, case):
     assert cluster.started_s.tolist() == [job.start for job in model.jobs]
     assert cluster.ended_s.tolist() == [job.end for job in model.jobs]
     assert cluster.late_s.tolist() == [job.start - job.given for job in model.jobs]
-    tally = cluster.tally()
+    assert_counted_alike(cluster, model, shape, until)
+
+
+def assert_counted_alike(cluster, model, shape, until):
+    tally, first = cluster.tally(), int(cluster.busy_nodes(1)[0])
     assert (tally.sleeps, tally.wakes) == (model.sleeps, model.wakes)
+    assert tally.delays == sum(job.start > job.given for job in model.jobs)
+    for partition, (name, seconds) in enumerate(tally.seconds.items()):
+        counted = Counter(model.seconds[partition])
+        # The model counts from second 0 on, the cluster from the one before the first submission.
+        counted["awake"] -= (first - 1) * int(shape.nodes[partition])
+        assert seconds.busy == counted["busy"], name
+        assert seconds.idle == counted["awake"], name
+        assert seconds.asleep == counted["asleep"], name
+        assert seconds.falling_asleep == counted["falling"], name
+        assert seconds.waking == counted["waking"], name
+        assert seconds.gpus_busy == counted["gpus"], name
+    _, most, mean = cluster.busy_nodes(1)
+    assert most.tolist() == [held[first:until] for held in model.holding]
+    assert (most == mean).all()
+
+
+SLEEP = Sleep(boot_s=300, shutdown_s=120)
+
+
+def a_sleeper(rows, shape=None, **options):
+    """Build a cluster of whose nodes every one sleeps; the clock stands at 1,000."""
+    cluster = a_sim_cluster([(0, 1, 1), *rows], shape or a_shape((3, 8)), **{"sleep": SLEEP} | options)
+    cluster.advance(500)
+    cluster.steer([PowerDown(node=node, reason="why") for node in cluster.snapshot().nodes["name"]])
+    cluster.advance(1_000)
+    return cluster
+
+
+def powers(cluster):
+    return cluster.snapshot().nodes["power"].tolist()
+
+
+def run_out(cluster):
+    while (moment := cluster.next_event_s()) is not None:
+        cluster.advance(moment)
+
+
+def test_a_job_for_a_sleeping_node_is_given_it_and_runs_once_it_is_up():
+    cluster = a_sleeper([(2_000, 50, 4)])
+    cluster.advance(2_000)
+    cluster.next_event_s()
+    assert powers(cluster) == [NodePower.WAKING, NodePower.ASLEEP, NodePower.ASLEEP]
+    running = cluster.snapshot().running
+    assert running["job_id"].tolist() == ["1"]
+    assert running["started_at"].iloc[0].timestamp() == 2_000
+    run_out(cluster)
+    assert (cluster.started_s[1], cluster.ended_s[1], cluster.late_s[1]) == (2_300, 2_350, 300)
+
+
+def test_a_second_job_shares_a_node_that_is_getting_up_rather_than_wake_another():
+    cluster = a_sleeper([(2_000, 50, 4), (2_100, 50, 4)])
+    run_out(cluster)
+    assert cluster.started_s[2] == 2_300
+    assert cluster.tally().wakes == 1
+
+
+def test_awake_nodes_are_filled_before_sleeping_ones_whatever_their_weight():
+    cluster = a_sleeper([(2_000, 50, 8)])
+    cluster.steer([PowerUp(node="a3", reason="why"), FillFirst(tiers=(("a1",), ("a2",), ("a3",)), reason="why")])
+    run_out(cluster)
+    assert (cluster.started_s[1], cluster.tally().wakes) == (2_000, 1)
+
+
+def test_a_job_waits_for_the_last_of_its_nodes():
+    cluster = a_sleeper([(2_000, 50, 24)])
+    cluster.steer([PowerUp(node="a1", reason="why")])
+    cluster.advance(1_900)
+    run_out(cluster)
+    assert cluster.late_s[1] == 300
+    assert cluster.tally().short_node_s == 2 * 300
+
+
+def test_a_node_that_falls_asleep_is_used_once_it_sleeps():
+    cluster = a_sim_cluster([(0, 1, 1), (600, 50, 8)], a_shape((1, 8)), sleep=SLEEP)
+    cluster.advance(550)
+    cluster.steer([PowerDown(node="a1", reason="why")])
+    run_out(cluster)
+    assert cluster.started_s[1] == 550 + 120 + 300
+
+
+def test_a_head_that_waits_for_a_node_to_fall_asleep_is_not_delayed_by_backfill():
+    # Node a2 can be used from 120 on; the head of two nodes then needs both, so a job of 150 s on a1 would delay it.
+    rows = [(10, 100, 16), (10, 150, 8), (10, 100, 8)]
+    cluster = a_sim_cluster(rows, a_shape((2, 8)), sleep=SLEEP)
+    cluster.advance(9)
+    cluster.steer([PowerDown(node="a2", reason="why")])
+    run_out(cluster)
+    assert cluster.started_s.tolist() == [129 + 300, 529, 110 - 100]
+
+
+def test_a_job_that_would_have_to_boot_is_not_backfilled_into_a_window_shorter_than_that():
+    # a1 is busy until 400, the head needs both nodes; 100 s fit before that, but not after a boot.
+    rows = [(0, 400, 8), (10, 100, 16), (11, 100, 8)]
+    for slept, started in ((False, 11), (True, 700 + 100)):
+        cluster = a_sim_cluster(rows, a_shape((2, 8)), sleep=Sleep(boot_s=300, shutdown_s=1))
+        cluster.advance(1)
+        if slept:
+            cluster.steer([PowerDown(node="a2", reason="why")])
+        run_out(cluster)
+        assert cluster.started_s[2] == started
+
+
+def test_the_idle_timer_puts_idle_nodes_to_sleep_but_not_those_kept_awake():
+    sleep = Sleep(boot_s=300, shutdown_s=120, idle_timer_s=600, keep_awake=("a2",))
+    cluster = a_sim_cluster([(0, 100, 8), (5_000, 1, 1)], a_shape((3, 8)), sleep=sleep)
+    cluster.advance(699)
+    assert powers(cluster) == [NodePower.AWAKE, NodePower.AWAKE, NodePower.FALLING_ASLEEP]
+    cluster.advance(701)
+    assert powers(cluster)[0] == NodePower.FALLING_ASLEEP
+    cluster.advance(4_000)
+    assert powers(cluster) == [NodePower.ASLEEP, NodePower.AWAKE, NodePower.ASLEEP]
+
+
+def test_a_node_that_is_kept_awake_no_longer_falls_asleep_at_once_if_it_was_idle_long_enough():
+    sleep = Sleep(boot_s=300, shutdown_s=120, idle_timer_s=600, keep_awake=("a1", "a2", "a3"))
+    cluster = a_sim_cluster([(0, 100, 8), (5_000, 1, 1)], a_shape((3, 8)), sleep=sleep)
+    cluster.advance(2_000)
+    cluster.steer([RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "a1,a3"),), reason="why")])
+    cluster.advance(2_001)
+    assert powers(cluster) == [NodePower.AWAKE, NodePower.FALLING_ASLEEP, NodePower.AWAKE]
+
+
+def test_a_node_that_got_up_is_idle_from_then_on():
+    cluster = a_sleeper([(9_000, 1, 1)])
+    cluster.steer([PowerUp(node="a2", reason="why")])
+    cluster.advance(2_000)
+    idle_since = cluster.snapshot().nodes.set_index("name")["idle_since"]
+    assert idle_since["a2"].timestamp() == 1_300
+
+
+def test_without_times_to_sleep_nothing_is_put_to_sleep_and_nothing_said_of_power():
+    cluster = a_busy_cluster(shape=a_shape((3, 8)))
+    (outcome,) = cluster.steer([PowerDown(node="a3", reason="why")])
+    assert (outcome.result, outcome.remark) == (Result.REFUSED, "nodes do not sleep here")
+    assert cluster.snapshot().power is None
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+@given(case=clusters_with_jobs())
+@thorough
+def test_a_cluster_whose_nodes_can_sleep_but_do_not_is_the_one_that_cannot(placement, case):
+    shape, workload, estimate = case
+    cluster = SimCluster(
+        workload, shape, jobs_of(workload, shape), estimates_s=estimate, placement=placement, sleep=SLEEP
+    )
+    run_out(cluster)
+    plain = replay(
+        workload,
+        shape,
+        backfill=Backfill.EASY,
+        order=first_in_first_out,
+        estimate_s=estimate,
+        placement=placement,
+    )
+    assert cluster.started_s.tolist() == plain.started_s.tolist()
+    assert cluster.ended_s.tolist() == plain.ended_s.tolist()
+
+
+def test_busy_nodes_are_the_most_and_the_mean_of_each_step():
+    rows = [(100, 400, 8), (300, 500, 8), (300, 0, 8), (650, 100, 1)]
+    workload = a_workload(rows)
+    result = replay(
+        workload,
+        a_shape((3, 8)),
+        backfill=Backfill.NONE,
+        order=first_in_first_out,
+        count_nodes=True,
+    )
+    start_s, most, mean = result.busy_nodes(STEP_S)
+    assert start_s == 0
+    assert most.tolist() == [[2, 2]]
+    assert mean.tolist() == [[(400 + 300) / 600, (200 + 100) / 600]]
+
+
+def test_random_placement_is_the_same_in_every_run_and_another_with_another_seed():
+    rows = [(second, 10_000, 1) for second in range(12)]
+
+    def holders(seed):
+        cluster = a_sim_cluster(rows, a_shape((50, 8)), placement=Placement.RANDOM, seed=seed)
+        cluster.advance(20)
+        cluster.next_event_s()
+        return cluster.snapshot().running["node_list"].tolist()
+
+    assert holders(1) == holders(1)
+    assert holders(1) != holders(2)
+    assert len(set(holders(1))) > 8
+
+
+def test_demand_is_hung_onto_a_snapshot_without_making_a_frame():
+    seen = a_busy_cluster().snapshot()
+    with_it = seen.with_demand(None)
+    assert seen._made() == with_it._made() == []
+    assert with_it.pending["job_id"].tolist() == seen.pending["job_id"].tolist()
+    assert np.array_equal(with_it.pending_values("gpus"), seen.pending_values("gpus"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from helios.services.ces import tuning
@@ -97,13 +98,14 @@ def test_a_longer_history_than_the_weeks_changes_nothing() -> None:
     assert long.levels[-DAY:].tolist() == short.levels[-DAY:].tolist()
 
 
-def test_one_step_later_the_day_keeps_its_setting() -> None:
+@pytest.mark.parametrize("weeks", [1, 3])
+def test_one_step_later_the_day_keeps_its_setting(weeks: int) -> None:
     busy = a_working_day(13)
     memo: dict[bytes, Setting | None] = {}
     settings = []
     for more in range(1, 4):
         seen = known(busy[more : 12 * DAY + more], ended_s=MIDNIGHT_S + 600 * more)
-        settings.append(planned(seen, GOAL, from_step=11 * DAY, memo=memo).setting)
+        settings.append(planned(seen, replace(GOAL, weeks=weeks), from_step=11 * DAY, memo=memo).setting)
     assert len(set(settings)) == 1
     assert len(memo) == 2
 

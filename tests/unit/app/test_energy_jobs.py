@@ -1,0 +1,184 @@
+"""Sleeping nodes on a trace of jobs: what each policy comes to, in small."""
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from helios.actions import FillFirst, PowerDown, PowerUp
+from helios.app.energy.job_replay import bounded, known_at, levels_of_oracle
+from helios.app.energy.jobs import JobsQuestion, energy_on_jobs
+from helios.app.history import History
+from helios.config import Energy, Power
+from helios.errors import Misuse, NotEnoughHistory
+from helios.model import JOBS, STEP_S, Demand
+from helios.predict.demand import Calendar
+from helios.simulate import Placement, Sleep
+from tests.unit.simulate.builders import a_shape, a_sim_cluster
+
+START = datetime(2026, 3, 2, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def a_history(days=6, seed=1):
+    """Build jobs of alice and bob, who work by day: an hour each on one or two nodes' GPUs, none at night."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for day in range(days):
+        for _ in range(40):
+            at = START + day * DAY + timedelta(hours=float(rng.uniform(8, 18)))
+            rows.append((at, float(rng.uniform(600, 7_200)), int(rng.choice([1, 4, 8, 16]))))
+    submitted, run_time, gpus = zip(*sorted(rows), strict=True)
+    jobs = pd.DataFrame(
+        {
+            "job_id": [str(number) for number in range(len(rows))],
+            "user": ["alice", "bob"] * (len(rows) // 2),
+            "name": "train",
+            "partition": "gpu",
+            "submitted_at": pd.to_datetime(list(submitted)),
+            "run_time_s": run_time,
+            "time_limit_s": 14_400.0,
+            "gpus": gpus,
+        }
+    )
+    return History(cluster="toy", jobs=JOBS.conform(jobs), timezone="UTC", notes=())
+
+
+def a_question(**options):
+    return JobsQuestion(
+        **{
+            "window": (START + 4 * DAY, START + 6 * DAY),
+            "calendar": Calendar(zone=ZoneInfo("UTC")),
+            "nodes": {"gpu": 10},
+            "policies": ("idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "packing"),
+        }
+        | options
+    )
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return energy_on_jobs(a_history(), a_question(), energy=Energy(), power=Power())
+
+
+def test_where_nothing_sleeps_nothing_is_saved_and_nobody_waits(answer):
+    always = answer.of("always_on")
+    assert (always.mean_sleeping_nodes, always.wakeups_per_day, always.jobs_delayed, always.saved_kwh) == (0, 0, 0, 0)
+    assert always.node_utilization_before == always.node_utilization_after
+
+
+def test_idle_timers_save_energy_and_let_jobs_wait_for_a_boot(answer):
+    ten, thirty = answer.of("idle_timer_10min"), answer.of("idle_timer_30min")
+    assert ten.mean_sleeping_nodes > thirty.mean_sleeping_nodes > 5
+    assert ten.wakeups_per_day > thirty.wakeups_per_day
+    assert thirty.saved_kwh > 0
+    assert thirty.jobs_delayed > 0
+    assert 0 < thirty.mean_delay_s <= thirty.longest_delay_s <= Energy().boot_s
+
+
+def test_no_node_sleeps_and_is_used_at_once(answer):
+    for policy in answer.policies:
+        floor = answer.of("always_on").node_utilization_before * answer.total_nodes
+        assert policy.mean_sleeping_nodes <= answer.total_nodes - 0.7 * floor
+        assert policy.node_utilization_after <= 1
+
+
+def test_the_reserve_of_five_nodes_delays_fewer_jobs_than_a_timer(answer):
+    assert answer.of("max_3h_plus_5").jobs_delayed < answer.of("idle_timer_30min").jobs_delayed
+
+
+def test_packing_keeps_no_more_nodes_busy_than_the_timer_alone(answer):
+    assert answer.of("packing").mean_sleeping_nodes >= answer.of("idle_timer_30min").mean_sleeping_nodes - 0.2
+
+
+def test_the_assumptions_are_said_aloud(answer):
+    said = " ".join(answer.notes)
+    assert "random" in said
+    assert "most_in_transition" in said
+
+
+def test_the_same_question_gives_the_same_answer():
+    ask = a_question(policies=("idle_timer_30min",), placement=Placement.RANDOM, seed=4)
+    one, two = (energy_on_jobs(a_history(), ask, energy=Energy(), power=Power()).to_json() for _ in range(2))
+    assert one == two
+
+
+def test_what_comes_after_the_window_changes_nothing():
+    ask = a_question(window=(START + 3 * DAY, START + 4 * DAY), policies=("max_3h_plus_5",))
+    whole, cut = a_history(), a_history()
+    cut = History(cluster="toy", jobs=cut.jobs[cut.jobs["submitted_at"] < START + 4 * DAY], timezone="UTC", notes=())
+    one, two = (energy_on_jobs(history, ask, energy=Energy(), power=Power()) for history in (whole, cut))
+    assert one.of("max_3h_plus_5").mean_sleeping_nodes == pytest.approx(
+        two.of("max_3h_plus_5").mean_sleeping_nodes, 0.2
+    )
+
+
+def test_a_window_with_nothing_before_it_is_refused():
+    with pytest.raises(NotEnoughHistory):
+        energy_on_jobs(a_history(), a_question(window=(START, START + DAY)), energy=Energy(), power=Power())
+
+
+def test_an_unknown_policy_is_named_with_those_there_are():
+    with pytest.raises(Misuse, match="idle_timer_10min"):
+        a_question(policies=("sleep_well",))
+
+
+def a_demand(busy):
+    busy = np.array([busy], dtype=np.float64)
+    n = busy.shape[1]
+    return Demand(
+        pools=("a",),
+        ended_s=n * STEP_S,
+        busy=busy,
+        total=np.full((1, n), 4.0),
+        ahead_s=(3_600,),
+        levels=(0.9,),
+        point=np.zeros((1, n, 1)),
+        mean=np.zeros((1, n, 1)),
+        most=np.zeros((1, n, 1, 1)),
+        source="made up",
+    )
+
+
+def test_at_a_step_services_see_what_was_known_at_its_end():
+    seen = known_at(a_demand([1, 2, 3, 4]), 2 * STEP_S)
+    assert seen.busy.tolist() == [[1, 2]]
+    assert (seen.ended_s, seen.most.shape) == (2 * STEP_S, (1, 2, 1, 1))
+
+
+def a_cluster():
+    cluster = a_sim_cluster([(0, 1, 1), (90_000, 1, 1)], a_shape((10, 8)), sleep=Sleep(boot_s=300, shutdown_s=120))
+    cluster.advance(100)
+    return cluster
+
+
+def test_so_many_nodes_are_on_their_way_at_once_and_wakes_go_first():
+    cluster = a_cluster()
+    cluster.steer([PowerDown(node="a1", reason="why")])
+    cluster.advance(500)
+    down = [PowerDown(node=f"a{number}", reason="why") for number in range(2, 8)]
+    kept = bounded([*down, PowerUp(node="a1", reason="why")], cluster.snapshot(), Power(most_in_transition=0.3))
+    assert [type(action).__name__ for action in kept] == ["PowerUp", "PowerDown", "PowerDown"]
+
+
+def test_so_many_nodes_of_a_pool_may_sleep():
+    down = [PowerDown(node=f"a{number}", reason="why") for number in range(1, 10)]
+    kept = bounded(down, a_cluster().snapshot(), Power(most_in_transition=1.0, most_asleep=0.5))
+    assert len(kept) == 5
+
+
+def test_an_order_of_filling_passes_the_rails():
+    fill = FillFirst(tiers=(("a1",),), reason="why")
+    assert bounded([fill], a_cluster().snapshot(), Power()) == [fill]
+
+
+def test_the_oracle_wakes_a_boot_ahead():
+    oracle = levels_of_oracle(a_demand([0] * 6 + [3] * 6), boot_s=300, most_wakes=1)
+    cluster = a_cluster()
+    cluster.advance(4 * STEP_S)
+    asleep = [PowerDown(node=name, reason="why") for name in cluster.snapshot().nodes["name"]]
+    cluster.steer(asleep)
+    cluster.advance(4 * STEP_S + 200)
+    assert len([action for action in oracle.decide(cluster.snapshot()) if isinstance(action, PowerUp)]) == 3
