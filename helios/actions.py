@@ -240,6 +240,8 @@ class FillFirst:
         Nodes, first to fill first; within a tier as the site has it. A node that is not named is left as it is.
     reason : str
         Why, for a person.
+    why : tuple of str
+        Why the nodes of each tier are in it, where the order says that of each; empty: ``reason`` for all of them.
     own : tuple of (str, int)
         The site's own weight of nodes that control remembers one of; of the others what is read now is the site's own.
         A service leaves it.
@@ -247,12 +249,19 @@ class FillFirst:
 
     tiers: tuple[tuple[str, ...], ...]
     reason: str
+    why: tuple[str, ...] = ()
     own: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         named = [node for tier in self.tiers for node in tier]
         if len(set(named)) < len(named):
             raise ValueError("an order of filling names a node twice")
+        if self.why and len(self.why) != len(self.tiers):
+            raise ValueError(f"an order of filling has {len(self.tiers)} tiers and gives {len(self.why)} reasons")
+
+    def why_in(self, place: int) -> str:
+        """Return why a node is in the tier at ``place``, counted from 0."""
+        return self.why[place] if self.why else self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

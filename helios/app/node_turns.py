@@ -33,6 +33,7 @@ from helios.control.nodes import (
     release_nodes,
     take_node_turn,
 )
+from helios.control.nodes.seen import nodes_seen
 from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
 from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Ledger, NodeCluster, Office
@@ -166,7 +167,7 @@ class NodeTurns:
             settings=self.settings,
             now=self._clock(),
             holder=self.holder,
-            memory=replace(memory, turn=replace(memory.turn, asked_at={})),
+            memory=self._with_a_look(replace(memory, turn=replace(memory.turn, asked_at={}))),
             undo=lambda _: None,
             undone=self._undone,
             paused=lambda: str(self.pause() or ""),
@@ -248,6 +249,12 @@ class NodeTurns:
             memory = cleared(self._memory(warehouse), node)
             warehouse.remember(self.site.name, MEMORY, memory.to_json(), at=self._clock())
         return memory
+
+    def _with_a_look(self, memory: NodeMemory) -> NodeMemory:
+        """Look once more: a node must be idle at two looks running, and a plan may have no turn before it."""
+        look = self.nodes.snapshot()
+        idle = {name: look.taken_at for name, node in nodes_seen(look).items() if node.idle}
+        return replace(memory, idle={**idle, **memory.idle}, looked_at=look.taken_at)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
         from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - no pause waits for what forecasts

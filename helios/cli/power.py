@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -14,7 +15,8 @@ from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.screen import say, say_notes, show, show_json
 from helios.control import ServiceMode
 from helios.control.nodes import NodeTurnReport
-from helios.errors import Misuse
+from helios.errors import HostlistInvalid, Misuse
+from helios.hostlist import fold
 from helios.model import Mode
 from helios.ports import Office
 
@@ -96,18 +98,34 @@ def _show(report: NodeTurnReport, modes: dict[str, ServiceMode], *, applied: boo
         show("Nothing is done:", *(f"  {reason}" for reason in report.still))
     lines = report.decisions[report.decisions["action"] != "Turn"]
     if len(lines):
-        table = Table("Node", "Service", "Action", "Outcome", "Why", box=None, pad_edge=False)
-        shown = lines[["target", "service", "action", "outcome", "reason"]].head(MOST_LINES).astype("object")
-        for row in shown.where(shown.notna(), "").itertuples(index=False):
-            table.add_row(*map(escape, map(str, row)))
+        rows = together(lines)
+        table = Table("Nodes", "Service", "Action", "Outcome", "Why", box=None, pad_edge=False)
+        for row in rows[:MOST_LINES]:
+            table.add_row(*map(escape, row))
         show(table)
-    if len(lines) > MOST_LINES:
-        show(f"... and {len(lines) - MOST_LINES:,} more: --json shows all")
+        if len(rows) > MOST_LINES:
+            show(f"... and {len(rows) - MOST_LINES:,} more: --json shows all")
     for service, counts in report.counts.items():
         mode = f" ({modes[service].mode.value}, {scope(modes[service], of=Office.NODES)})" if service in modes else ""
         show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
     if not applied:
         say("Nothing was written. To act as far as the modes allow: helios power turn --apply")
+
+
+def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
+    """Return nodes, service, action, outcome and reason, a row for all nodes of which the same is said."""
+    said: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
+        target, *rest = ("" if pd.isna(cell) else str(cell) for cell in row)
+        said.setdefault((rest[0], rest[1], rest[2], rest[3]), []).append(target)
+    return [(_folded(nodes), *rest) for rest, nodes in said.items()]
+
+
+def _folded(nodes: list[str]) -> str:
+    try:
+        return fold(nodes)
+    except HostlistInvalid:  # the keep-awake list is the cluster's and has no name
+        return ", ".join(filter(None, nodes))
 
 
 def _answer(report: NodeTurnReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:

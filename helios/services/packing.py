@@ -81,7 +81,12 @@ class Packing:
             tiers[self._tier(node, left_s.get(node.name), snapshot)].append(node.name)
         if not any(tiers):
             return []
-        return [FillFirst(tiers=tuple(tuple(sorted(tier)) for tier in tiers if tier), reason=self._why(tiers))]
+        filled = [(tuple(sorted(tier)), self._why_in(place)) for place, tier in enumerate(tiers) if tier]
+        return [
+            FillFirst(
+                tiers=tuple(tier for tier, _ in filled), why=tuple(why for _, why in filled), reason=self._why(tiers)
+            )
+        ]
 
     def _tier(self, node: Any, left_s: float | None, snapshot: Snapshot) -> int:
         held = max(_share(node.gpus_held, node.gpus), _share(node.cpus_held, node.cpus))
@@ -102,11 +107,21 @@ class Packing:
         return bool(snapshot.taken_at - node.idle_since > timedelta(seconds=self.options.idle_s))  # NaT: no
 
     def _why(self, tiers: list[list[str]]) -> str:
-        busy = sum(map(len, tiers[:-2]))
-        return (
-            f"{counted(busy, 'busy node')} first, those that are free within {duration(self.options.soon_s)} last of "
-            f"them; then {counted(len(tiers[-2]), 'idle one')}; {len(tiers[-1])} asleep or soon so last"
-        )
+        busy, idle, last = sum(map(len, tiers[:-2])), len(tiers[-2]), len(tiers[-1])
+        return f"{counted(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
+
+    def _why_in(self, place: int) -> str:
+        """Return why a node is in the tier at ``place``: short, since it stands beside each node."""
+        last_busy = self.options.tiers - 3
+        if place > last_busy:
+            idle_s = duration(self.options.idle_s)
+            return ("idle: after the busy ones", f"asleep, or idle for over {idle_s}: last")[place - last_busy - 1]
+        if last_busy == 0:
+            return "busy: first"
+        if place == last_busy:
+            return f"free within {duration(self.options.soon_s)} or nearly empty: last of the busy ones, to drain"
+        left_s = self.options.soon_s * STEP ** (last_busy - place - 1)
+        return f"busy for another {duration(left_s)} or more: {'first' if place == 0 else 'among the first'}"
 
 
 def _named(nodes: pd.DataFrame) -> Iterator[Any]:

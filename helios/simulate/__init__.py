@@ -10,9 +10,19 @@ One moment
 Queue order
     By the key of the order, then submit time, then position in the workload, which is the order of job ids.
 Placement
-    A job of up to a node's GPUs goes to the node with the fewest free GPUs that still has enough; a larger one
-    takes as many wholly free nodes as it fills, and best fit for the rest. The lowest node wins ties. Enough
-    free GPUs may be scattered so that placement fails; then the job does not fit.
+    A job of up to a node's GPUs goes to a node that has enough free; a larger one takes as many wholly free nodes as it
+    fills, and one more for the rest. Among those that fit the lowest weight goes first, and among equal weights:
+    ``packed`` (unless asked otherwise), the fewest free GPUs; ``spread``, the most; ``random``, any, by a seed, the job
+    and its choice alone; ``weighted``, the first. The lowest node wins ties. Enough free GPUs may be scattered so that
+    placement fails; then the job does not fit.
+Nodes that sleep
+    An idle node that is told to sleep, or that the idle timer finds idle for so long, falls asleep for ``shutdown_s``,
+    in which nobody can use it or call it back; then it can be used again. A job takes awake nodes before waking ones
+    before sleeping ones, whatever they weigh; the sleeping ones wake, which takes ``boot_s``, and its run begins when
+    the last is up: that is its start. In one moment nodes are up or asleep before jobs end and arrive, and the timer
+    comes after the passes; a pass is also due where a node has fallen asleep. For EASY a node that is falling asleep is
+    an expected end, and a job that the awake nodes alone cannot hold needs ``boot_s`` more when it is asked to end by
+    the shadow time. Every node that wakes gets up.
 Backfill ``none``
     Strict: jobs start in order until the head does not fit.
 Backfill ``skip``

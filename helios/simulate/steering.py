@@ -38,7 +38,7 @@ def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
                 return next_moment(state)
             schedule_touched(state, moment)
             moment = next_moment(state)
-        return moment
+        return moment if revision >= 0 else NEVER  # it must name the revision: see kernel.fingerprint
 
     @entry_point
     def withdraw(state: State, jobs: _Jobs) -> int:

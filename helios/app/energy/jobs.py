@@ -198,10 +198,11 @@ def _set(history: History, question: JobsQuestion, energy: Energy, power: Power)
 
 def _play(policy: str, scene: _Scene, played: Mapping[str, Played], progress: Progress) -> Played:
     seats = list(_seats(policy, scene, played, progress))
+    forecasts = any(not isinstance(seat.service, Packing) for seat in seats)
     return play_nodes(
         scene.cluster(_TIMERS_S.get(policy)),
         seats,
-        demand=_demand(scene, packed="packing" in policy, progress=progress) if seats else None,
+        demand=_demand(scene, packed="packing" in policy, progress=progress) if forecasts else None,
         begin_s=scene.begin_s,
         end_s=scene.end_s,
         power=scene.power,

@@ -163,7 +163,7 @@ def _send(
         return
     if seat.mode.writes:
         _mind(errand)
-    outcomes = door.steer(actions)
+    outcomes = _with_own_reasons(door.steer(actions), wishes)
     minutes.outcomes(seat.name, seat.mode.mode, outcomes)
     deeds.take_note(outcomes, now=errand.now)
     for outcome in outcomes:
@@ -172,6 +172,16 @@ def _send(
             _settle(book, errand, wishes[key], seat, outcome)
         elif outcome.result in _NOTHING_STANDS and seat.mode.mode is Mode.SHADOW:
             book.pop(key, None)
+
+
+def _with_own_reasons(outcomes: Iterable[NodeOutcome], wishes: dict[NodeKey, NodeWish]) -> list[NodeOutcome]:
+    """Give each weight its own reason back: the door knows the one of the whole order only."""
+    return [
+        replace(outcome, reason=wishes[outcome.lever, outcome.node].reason)
+        if outcome.lever is NodeLever.WEIGHT and (outcome.lever, outcome.node) in wishes
+        else outcome
+        for outcome in outcomes
+    ]
 
 
 def _actions(errand: NodeErrand, seat: Seat, wishes: dict[NodeKey, NodeWish]) -> list[NodeAction]:

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from helios.actions import FillFirst, KeepAwake, NodeAction, NodeOutcome, PowerDown, PowerUp, RestoreNodes, Result
+from helios.actions import (
+    FillFirst,
+    KeepAwake,
+    NodeAction,
+    NodeLever,
+    NodeOutcome,
+    PowerDown,
+    PowerUp,
+    RestoreNodes,
+    Result,
+)
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.nodes.seen import nodes_seen
 from helios.control.nodes.standings import NodeStanding
-from helios.control.nodes.wishes import AWAKE, NodeKey, NodeWish, node_proposal_of
+from helios.control.nodes.wishes import AWAKE, TIER, NodeKey, NodeWish, node_proposal_of
 from helios.model import Mode, Snapshot
 from helios.ports import NodeCluster
+
+_UNTOUCHED = {NodeLever.POWER: AWAKE, NodeLever.WEIGHT: f"{TIER}0"}
+"""What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
 
 
 def node_door_for(
@@ -64,7 +77,7 @@ class ShadowNodes:
         if not known:
             return wish.outcome(Result.GONE, "no such node")
         row = self.stands.get(wish.key)
-        before = AWAKE if row is None and wish.value in {AWAKE, "asleep"} else "" if row is None else row.value
+        before = _UNTOUCHED.get(wish.lever, "") if row is None else row.value
         result = Result.UNCHANGED if before == wish.value else Result.WOULD
         return wish.outcome(result, before=before, after=wish.value)
 

@@ -152,7 +152,9 @@ def _wishes(action: Action) -> list[NodeWish]:
         return [NodeWish(lever=NodeLever.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
     if isinstance(action, FillFirst):
         return [
-            NodeWish(lever=NodeLever.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.reason, action=kind)
+            NodeWish(
+                lever=NodeLever.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.why_in(place), action=kind
+            )
             for place, tier in enumerate(action.tiers)
             for node in tier
         ]

@@ -16,7 +16,7 @@ from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_o
 from .sleeping_reference import Sleepers
 from .test_against_reference import clusters_with_jobs
 
-thorough = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def name_of(partition, number):

@@ -1,6 +1,7 @@
 """The forecaster: deaf to the future, the same live as on a walk, better than persistence where there is a pattern."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,6 +97,14 @@ def test_quantiles_ascend_in_level_and_in_horizon_and_stay_within_the_cluster(wa
     assert (np.diff(walk.most, axis=1) >= 0).all()
     for values in (walk.point, walk.mean, walk.most):
         assert (values >= 0).all() and (values <= TOTAL).all()
+
+
+def test_quantiles_ascend_even_where_what_was_learned_does_not() -> None:
+    busy, total = a_demand(9)
+    fitted = DemandForecaster.fit(busy, total, start_s=START_S, calendar=UTC)
+    crossing = replace(fitted, _moves=-20.0 * np.arange(len(AHEAD) * len(LEVELS)).reshape(len(AHEAD), len(LEVELS)))
+    most = crossing.forecast(busy, total, start_s=START_S, steps=20).most
+    assert (np.diff(most, axis=2) >= 0).all() and (np.diff(most, axis=1) >= 0).all()
 
 
 def test_shapes_are_as_declared(walk: Forecasts) -> None:

@@ -60,8 +60,10 @@ def woken(actions: Sequence[NodeAction]) -> list[str]:
     return [action.node for action in actions if isinstance(action, PowerUp)]
 
 
-@pytest.mark.parametrize("rule", ["helios", "published", "max_3h"])
-@pytest.mark.parametrize("mechanism", ["sleep", "keep_awake"])
+@pytest.mark.parametrize(
+    ("rule", "mechanism"),
+    [("helios", "sleep"), ("helios", "keep_awake"), ("published", "sleep"), ("max_3h", "sleep")],
+)
 def test_it_is_a_service(rule: Any, mechanism: Any) -> None:
     check_service(Ces(CesOptions(rule=rule, mechanism=mechanism)))
 
