@@ -18,7 +18,8 @@ usage: helios-release.sh [--dry-run] [--jobs-only | --nodes-only] [--keep-unseen
 
 Of an array that carries the mark, every pending task is set to none, also one that somebody else has changed. What
 Helios did to nodes stands in FOLDER/nodes.undo; when all of it is taken back, that becomes nodes.undo.released. A node
-that is drained or under maintenance meanwhile is left to its admin, as it is.
+that is drained or under maintenance meanwhile is left to its admin, as it is. Where there is a FOLDER-power, the state
+folder of helios-power.service, that Helios is paused and its nodes.undo taken back too, unless --jobs-only.
 
   --dry-run      say what would be done, do nothing
   --jobs-only    leave nodes as they are
@@ -30,7 +31,7 @@ that is drained or under maintenance meanwhile is left to its admin, as it is.
   --table FILE   the hook's table; default FOLDER/hook/table
 
 Exit status: 0 read back, nothing is left; 1 something is left or could not be read; 2 misused.
-To let Helios work again: helios resume, or rm FOLDER/PAUSED
+To let Helios work again: helios resume, or rm FOLDER/PAUSED; and rm FOLDER-power/PAUSED, if there is one
 TEXT
 }
 
@@ -53,7 +54,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$jobs$nodes" ] || { echo "helios-release: --jobs-only and --nodes-only leave nothing to do" >&2; exit 2; }
 case $limit in *[!0-9]*) echo "helios-release: --wait takes seconds, not: $limit" >&2; exit 2 ;; esac
-table=${table:-$state/hook/table} undo=$state/nodes.undo
+state=${state%/} table=${table:-$state/hook/table}
 
 BATCH=200  # job ids in one scontrol: 200 ids of ten digits are far below any limit of a command line
 PASSES=4   # jobs come, go and become eligible while this runs
@@ -157,10 +158,10 @@ report_only() {
 
 # For Helios' next turn: what it then finds gone was taken back by nobody who wants that job or node left alone. Not with
 # ":", after whose failed redirection a shell ends.
-leave_word() { { true >"$state/$1"; } 2>/dev/null || say "$state/$1 cannot be created"; }
+leave_word() { { true >"$1"; } 2>/dev/null || say "$1 cannot be created"; }
 
 release_marked() {
-  leave_word RELEASED
+  leave_word "$state/RELEASED"
   pass=0
   while [ -s "$work/marked" ] || [ -s "$work/limited" ]; do
     pass=$((pass + 1)); [ $pass -le $PASSES ] || break
@@ -306,22 +307,27 @@ judge_nodes() {
 }
 
 release_nodes() {
-  if [ ! -e "$undo" ]; then say "no $undo: Helios has changed no node"; return; fi
+  undo=$1/nodes.undo
+  if [ ! -e "$undo" ]; then say "no $undo: with the state folder $1, Helios has changed no node"; return; fi
   if ! read_undo; then problem "$undo cannot be read"; return; fi
   if ! look_nodes; then problem "Slurm does not answer: no node was looked at"; return; fi
   if [ -n "$dry" ]; then report_nodes; return; fi
   limit=${limit:-$(awk '$1 == "SuspendTimeout" { print $3 + 60; found = 1 } END { if (!found) print 90 }' "$work/config")}
   : >"$work/answers"
-  leave_word RELEASED.nodes
+  leave_word "$1/RELEASED.nodes"
   if ! { restore_weights && restore_list && look_nodes && wake_nodes; }; then problem "Slurm stopped answering"; fi
   judge_nodes
 }
 
 : >"$work/answers"
+power=$state-power # of the unit that acts on nodes, which has an identity and a state folder of its own
+[ -n "$nodes" ] && [ -d "$power" ] || power=
 pause "$state"
+[ -z "$power" ] || pause "$power"
 if [ -n "$jobs" ]; then
   [ "$table" = "$state/hook/table" ] || pause "${table%/*}" # the hook looks beside its table and one folder above
   release_jobs
 fi
-[ -z "$nodes" ] || release_nodes
+[ -z "$nodes" ] || release_nodes "$state"
+[ -z "$power" ] || release_nodes "$power"
 exit $bad

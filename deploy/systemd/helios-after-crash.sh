@@ -1,7 +1,8 @@
 #!/bin/sh
-# ExecStopPost of the units, given --jobs-only or --nodes-only: when the daemon did not end cleanly (killed, out of memory, watchdog, or it could not
-# take everything back), takes back what Helios set, without Python. After a clean stop there is nothing to do: the
-# daemon has taken everything back and verified it, or daemon.release_on_stop is false, or it was a standby.
+# ExecStopPost of the units, given --jobs-only or --nodes-only: when the daemon did not end cleanly (killed, out of
+# memory, watchdog, or it could not take everything back), takes back what Helios set, without Python. After a clean stop
+# there is nothing to do: the daemon has taken everything back and verified it, or daemon.release_on_stop is false, or it
+# was a standby.
 #
 # Unlike an admin who runs helios-release.sh, a crash does not pause Helios: systemd starts it again, and it goes on.
 set -u
@@ -10,7 +11,9 @@ set -u
 state=${HELIOS_CONTROL_STATE_FOLDER:-/var/lib/helios}
 echo "helios ended with ${SERVICE_RESULT:-unknown} (${EXIT_CODE:-?} ${EXIT_STATUS:-?}): taking back what it set"
 [ -e "$state/PAUSED" ] && was_paused=yes || was_paused=
-"$(dirname "$0")/helios-release.sh" --keep-unseen "$@"
+# Nodes that fall asleep are not waited for beyond TimeoutStopSec: this would be killed with PAUSED still there. The
+# daemon that is started again knows them.
+"$(dirname "$0")/helios-release.sh" --keep-unseen --wait 60 "$@"
 released=$?
 [ -n "$was_paused" ] || rm -f "$state/PAUSED"
 exit $released

@@ -286,7 +286,8 @@ class Desk:
         if office is Office.JOBS:
             return released(self.release(why))
         if not self.settings.power.wake_on_stop:
-            return "what sleeps stays asleep (power.wake_on_stop is false); Slurm wakes it for jobs"
+            stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
+            return f"{stays} (power.wake_on_stop is false); Slurm wakes nodes for jobs"
         return released_nodes(self.release_nodes(why))
 
 
@@ -318,13 +319,14 @@ def released_nodes(report: NodeTurnReport) -> str:
         Something is left, or nobody could look.
     """
     if not report.clean:
-        left = "unknown: the nodes could not be looked at" if report.remaining is None else ", ".join(report.remaining)
+        left = "unknown" if report.remaining is None else ", ".join(report.remaining)
         raise HeliosError(
             f"Not all nodes could be set back yet; left: {left}. {' '.join(report.notes)}",
             remedy="A node that falls asleep can be woken only then. While Helios is paused its daemon goes on; "
             "without one: helios pause again, or deploy/slurm/helios-release.sh --nodes-only as an administrator.",
         )
-    return "; ".join([f"{len(report.woken)} nodes woken, looked again, nothing is left", *report.notes[1:]])
+    weights = f", {len(report.weighed)} given back their weight" if report.weighed else ""
+    return "; ".join([f"{len(report.woken)} nodes woken{weights}, looked again, nothing is left", *report.notes[1:]])
 
 
 def _start(text: str) -> datetime | None:

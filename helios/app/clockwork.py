@@ -150,7 +150,7 @@ class NodeTurnSummary:
         if self.trouble:
             return f"no turn on nodes: {self.trouble}"
         seen = ", ".join(f"{number} {state}" for state, number in self.nodes.items() if number) or "no nodes"
-        seen = f"nodes: {seen}, {self.seconds:.1f} s"
+        seen = f"{seen}, {self.seconds:.1f} s"
         if self.still:
             return f"{seen}; nothing is done: {'; '.join(self.still)}"
         did = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]

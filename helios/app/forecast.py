@@ -231,7 +231,8 @@ def _usable(history: History, asked: ClusterShapeAsked) -> tuple[pd.DataFrame, l
     if not ran.any():
         known = ", ".join(sorted(history.jobs["partition"].dropna().astype("str").unique())[:20])
         raise NotEnoughHistory(
-            f"{history.cluster} has no job with a run time to count nodes by.", remedy=f"Its partitions: {known}"
+            f"{history.cluster} has no job with a run time to count nodes by.",
+            remedy=f"Its partitions: {known}" if known else "Read some: helios trace sync, or helios trace load FILE",
         )
     notes = [] if ran.all() else [f"{int((~ran).sum()):,} jobs that never ran or hold nothing were left out."]
     return jobs[ran].reset_index(drop=True), notes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -58,7 +60,7 @@ class NodeDemand:
         self._learned_s: int | None = None
         self._demand: Demand | None = None
         self._looked_s: int | None = None
-        self._worker = None if patient else ThreadPoolExecutor(1, thread_name_prefix="node-demand")
+        self._patient = patient
         self._learning: Future[dict[str, _Learned]] | None = None
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
@@ -97,10 +99,10 @@ class NodeDemand:
         if self._learning is not None or not (old or strangers):
             return
         self._learned_s = seen.ended_s
-        if self._worker is None:
+        if self._patient:
             self._learned = _learned(seen, calendar)
         else:
-            self._learning = self._worker.submit(_learned, seen, calendar)
+            self._learning = _beside(lambda: _learned(seen, calendar))
 
     def _history(self, snapshot: Snapshot) -> tuple[pd.DataFrame, ZoneInfo]:
         since = snapshot.taken_at - timedelta(days=self._settings.demand.history_days)
@@ -130,6 +132,20 @@ class _Learned:
 
         told = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
         return replace(self, told=told, told_s=ended_s)
+
+
+def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Learned]]:
+    """Learn in a thread that the end of the process does not wait for, as it would for that of an executor."""
+    learning: Future[dict[str, _Learned]] = Future()
+
+    def work() -> None:
+        try:
+            learning.set_result(learns())
+        except BaseException as defect:  # whoever asks for the result hears of it
+            learning.set_exception(defect)
+
+    Thread(target=work, name="node-demand", daemon=True).start()
+    return learning
 
 
 def _learned(seen: Seen, calendar: Calendar) -> dict[str, _Learned]:

@@ -84,11 +84,13 @@ def _facts(snapshot: Snapshot, node: str, standings: pd.DataFrame, memory: NodeM
         yield f"{memory.protected[:1].upper()}{memory.protected[1:]}."
     for row in standings.to_dict("records"):
         own = f"; the site's own is {row['own']}" if isinstance(row["own"], str) and row["own"] else ""
-        verb = "would stand (shadow)" if row["mode"] == "shadow" else "stands"
+        verb = "would have set" if row["mode"] == "shadow" else "set"
+        shadow = " (it is in shadow: nothing was set)" if row["mode"] == "shadow" else ""
         since = f"{row['written_at']:%m-%d %H:%M} UTC"
-        yield f"Of service {row['service']} {verb} since {since}: {row['lever']} {row['value']}{own}."
+        yield f"Since {since} stands what service {row['service']} {verb}: {row['lever']} {row['value']}{own}{shadow}."
     cycles = len(memory.slept.get(node, ()))
-    yield f"Helios put it to sleep {cycles} times in the last 24 hours."
+    times = "once" if cycles == 1 else f"{cycles} times"
+    yield f"Helios put it to sleep {times if cycles else 'not once'} in the last 24 hours."
 
 
 def _standings(turns: NodeTurns) -> pd.DataFrame:

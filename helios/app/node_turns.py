@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from helios.app.reading import read_until
 from helios.app.site import Site
 from helios.app.staff import services_of
 from helios.app.turn_lock import LOCK_OF_NODES, alone
-from helios.app.turns import breaker_in_words, holder_of, now_utc
+from helios.app.turns import another_leads, breaker_in_words, holder_of, now_utc
 from helios.config import Settings
 from helios.control import Conditions, Seat, ServiceMode
 from helios.control.nodes import (
@@ -33,6 +34,7 @@ from helios.control.nodes import (
     release_nodes,
     take_node_turn,
 )
+from helios.control.nodes.memory import APART
 from helios.control.nodes.seen import nodes_seen
 from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
 from helios.model import Mode, NodePower, Snapshot
@@ -51,6 +53,13 @@ RELEASED_FILE = "RELEASED.nodes"
 TALLY_EVERY = timedelta(minutes=9)
 """Counts of the nodes are kept about once a step of the forecast, and whenever a node was changed."""
 TALLIES_KEPT = timedelta(days=400)
+
+
+_log = logging.getLogger("helios.app.node_turns")
+
+
+class NoForecast(HeliosError):
+    """What forecasts the demand for nodes met a defect of its own."""
 
 
 class NodeTurns:
@@ -80,6 +89,7 @@ class NodeTurns:
         self.holder = holder_of(settings)
         self.services = services_of(settings, office=Office.NODES)
         self._demand: NodeDemand | None = None
+        self._defect = ""
         self._patient = patient
         self._folder = Path(settings.control.state_folder)
         self._tallied_at: datetime | None = None
@@ -216,7 +226,7 @@ class NodeTurns:
                 cluster=self.nodes,
                 ledger=self._ledger(warehouse),
                 undo=self._undo,
-                undone=self._undone,
+                undone=self._undone_if_any,
                 now=now,
                 holder=self.holder,
                 reason=reason,
@@ -225,9 +235,13 @@ class NodeTurns:
             report = replace(report, notes=(*report.notes, *disturbed))
             if isinstance(warehouse, HeliosError):
                 return report
+            self._leave_the_undo_to_the_leader()
             with suppress(HeliosError):
                 if memory is not None:
-                    warehouse.remember(self.site.name, MEMORY, report.memory.to_json(), at=now)
+                    # Read again: a Helios with another state folder may have ended a turn in between.
+                    last = self._memory(warehouse)
+                    memory = replace(last, wakes={**report.memory.wakes, **last.wakes})
+                    warehouse.remember(self.site.name, MEMORY, memory.to_json(), at=now)
                 if not report.recorded:  # another Helios holds the lease; what a person did stands in the audit
                     warehouse.add_decisions(self.site.name, report.decisions)
                     warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
@@ -253,15 +267,25 @@ class NodeTurns:
     def _with_a_look(self, memory: NodeMemory) -> NodeMemory:
         """Look once more: a node must be idle at two looks running, and a plan may have no turn before it."""
         look = self.nodes.snapshot()
-        idle = {name: look.taken_at for name, node in nodes_seen(look).items() if node.idle}
-        return replace(memory, idle={**idle, **memory.idle}, looked_at=look.taken_at)
+        follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
+        before = memory.idle if follows else {}
+        idle = {name: before.get(name, look.taken_at) for name, node in nodes_seen(look).items() if node.idle}
+        return replace(memory, idle=idle, looked_at=look.taken_at)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
         from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - no pause waits for what forecasts
 
         if self._demand is None:
             self._demand = NodeDemand(self.site.name, self.settings, patient=self._patient)
-        return self._demand(snapshot)
+        try:
+            return self._demand(snapshot)
+        except HeliosError:
+            raise
+        except Exception as defect:  # whatever it is: nodes must still be woken, and a pause be heard
+            if str(defect) != self._defect:
+                _log.exception("the forecast of the demand for nodes failed, so that no node is put to sleep")
+            self._defect = str(defect)
+            raise NoForecast(f"{type(defect).__name__}: {defect}") from defect
 
     def _seats(self, modes: Mapping[str, ServiceMode]) -> list[Seat]:
         return [Seat(name=name, service=it, mode=modes[name]) for name, it in self.services.items()]
@@ -273,6 +297,18 @@ class NodeTurns:
     def _undone(self) -> Undo:
         found = read_undo(self._folder / UNDO_FILE)
         return Undo(asleep=found.asleep, weights=tuple(found.weights.items()), keep_awake=found.keep_awake)
+
+    def _undone_if_any(self) -> Undo | None:
+        """Return what the undo file says; None: there is none, as where a Helios with another state folder leads."""
+        file = self._folder / UNDO_FILE
+        there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it
+        return self._undone() if there else None
+
+    def _leave_the_undo_to_the_leader(self) -> None:
+        """Remove the undo file where another Helios leads: its book and file name all this one did, and stay right."""
+        if another_leads(self.settings, self.site.name, now=self._clock(), office=Office.NODES):
+            with suppress(OSError):
+                (self._folder / UNDO_FILE).unlink(missing_ok=True)
 
     @contextmanager
     def _between_turns(self) -> Iterator[list[str]]:
@@ -348,6 +384,7 @@ class NodeTurns:
     ) -> NodeTurnReport:
         """Write down what is not control's to write; that it cannot be is a note, not a failure of the turn."""
         if not report.leads:  # a standby must not overwrite what the leader remembers
+            self._leave_the_undo_to_the_leader()
             return report
         try:
             if isinstance(warehouse, HeliosError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,7 +105,10 @@ def mode_(
             now=datetime.now(UTC),
         )
     elif service is not None or partition or percent is not None:
-        raise Misuse("Both the service and its mode are needed.", remedy="helios mode qssf shadow")
+        raise Misuse(
+            "Both the service and its mode are needed.",
+            remedy=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
+        )
     modes = modes_in_force(settings.database.url, name, services)
     if as_json:
         show_json({service: _mode_answer(mode) for service, mode in modes.items()})
@@ -134,6 +138,9 @@ def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False
         raise not_paused(troubles)
     else:
         troubles = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
+    if troubles and not _pauses_the_nodes_daemon(folder, by=by, reason=reason, now=now):
+        beside = _of_the_nodes(folder)
+        troubles.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
     if name is None or not _ever_worked(url, name):
         troubles.append(
             f"no Helios has taken a turn with these settings: if one runs here, it has others and does not see {folder}"
@@ -176,6 +183,7 @@ def resume_(cluster: Cluster = None) -> None:
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.remember(name, MEMORY, "", at=now)
         forget_what_is_damaged(warehouse, name, at=now)
+    _resumes_the_nodes_daemon(Path(settings.control.state_folder))
     modes = modes_in_force(settings.database.url, name, services_of(settings))
     said = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
     show(f"Helios goes on with its next turn: {said}.")
@@ -208,9 +216,31 @@ def _ever_worked(url: str, cluster: str) -> bool:
     """Return whether a Helios with these settings has ever taken a turn on the cluster."""
     try:
         with Warehouse.open(url) as warehouse:
-            return warehouse.lease(cluster) is not None
+            return any(warehouse.lease(cluster, office=office) is not None for office in Office)
     except HeliosError:
         return False
+
+
+def _of_the_nodes(folder: Path) -> Path:
+    """Return the state folder of ``helios-power.service``, beside that of ``helios.service``: as helios-release.sh."""
+    return Path(f"{folder}-power")
+
+
+def _pauses_the_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) -> bool:
+    """Pause the daemon of the nodes by its own file, which the database could not tell; False: it is not paused."""
+    beside = _of_the_nodes(folder)
+    if not beside.is_dir() or os.path.lexists(beside / PAUSE_FILE):
+        return True
+    return not pause_here(beside, by=by, reason=reason, now=now)
+
+
+def _resumes_the_nodes_daemon(folder: Path) -> None:
+    """Remove the pause file that ``helios-release.sh`` left to the daemon of the nodes, or say that it lies there."""
+    file = _of_the_nodes(folder) / PAUSE_FILE
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:
+        say(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
 
 
 def _show_turn(report: TurnReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:

@@ -26,7 +26,7 @@ from helios.cli.options import (
 )
 from helios.cli.screen import progress_bars, show, show_json, width, write_page
 from helios.config import Settings, zone
-from helios.errors import Misuse
+from helios.errors import Misuse, NotEnoughHistory
 from helios.ports import Progress
 
 if TYPE_CHECKING:
@@ -175,6 +175,11 @@ def _on_jobs(
     from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
 
     submitted = history.jobs["submitted_at"]
+    if submitted.empty:
+        raise NotEnoughHistory(
+            f"No job of {history.cluster} is known.",
+            remedy="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
+        )
     question = JobsQuestion(
         window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
@@ -208,6 +213,12 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
     """Return the window that was asked for; without words, the last quarter of what there is."""
     first, after = datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(after_s, UTC)
     since, until = asked
+    if since and since >= (until or after):
+        goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
+        raise Misuse(
+            "Nothing lies between --from and --to.",
+            remedy=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
+        )
     end = min(until or after, after)
     return since or end - (end - first) / 4, end
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -15,8 +14,7 @@ from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.screen import say, say_notes, show, show_json
 from helios.control import ServiceMode
 from helios.control.nodes import NodeTurnReport
-from helios.errors import HostlistInvalid, Misuse
-from helios.hostlist import fold
+from helios.errors import Misuse
 from helios.model import Mode
 from helios.ports import Office
 
@@ -87,6 +85,8 @@ def clear(
         show_json({"quarantined": sorted(memory.quarantined), "protected": memory.protected})
         return
     left = ", ".join(sorted(memory.quarantined)) or "none"
+    if node is not None:
+        show(f"{node} is trusted again; if Slurm has it down: scontrol update nodename={node} state=resume")
     show(f"Nodes still set apart: {left}." + (f" {memory.protected}." if memory.protected else ""))
 
 
@@ -98,6 +98,8 @@ def _show(report: NodeTurnReport, modes: dict[str, ServiceMode], *, applied: boo
         show("Nothing is done:", *(f"  {reason}" for reason in report.still))
     lines = report.decisions[report.decisions["action"] != "Turn"]
     if len(lines):
+        from helios.report.nodes import together  # noqa: PLC0415 - as above
+
         rows = together(lines)
         table = Table("Nodes", "Service", "Action", "Outcome", "Why", box=None, pad_edge=False)
         for row in rows[:MOST_LINES]:
@@ -105,27 +107,18 @@ def _show(report: NodeTurnReport, modes: dict[str, ServiceMode], *, applied: boo
         show(table)
         if len(rows) > MOST_LINES:
             show(f"... and {len(rows) - MOST_LINES:,} more: --json shows all")
+    elif not report.still and not any(report.counts.values()):
+        why = (
+            "each service is asked again only after its own every_s"
+            if applied
+            else "whether nodes can sleep here at all says helios power status"
+        )
+        show(f"No service wants anything changed; {why}.")
     for service, counts in report.counts.items():
         mode = f" ({modes[service].mode.value}, {scope(modes[service], of=Office.NODES)})" if service in modes else ""
         show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
     if not applied:
         say("Nothing was written. To act as far as the modes allow: helios power turn --apply")
-
-
-def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
-    """Return nodes, service, action, outcome and reason, a row for all nodes of which the same is said."""
-    said: dict[tuple[str, str, str, str], list[str]] = {}
-    for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
-        target, *rest = ("" if pd.isna(cell) else str(cell) for cell in row)
-        said.setdefault((rest[0], rest[1], rest[2], rest[3]), []).append(target)
-    return [(_folded(nodes), *rest) for rest, nodes in said.items()]
-
-
-def _folded(nodes: list[str]) -> str:
-    try:
-        return fold(nodes)
-    except HostlistInvalid:  # the keep-awake list is the cluster's and has no name
-        return ", ".join(filter(None, nodes))
 
 
 def _answer(report: NodeTurnReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 from helios.app.chores import Desk
 from helios.app.why import explain
 from helios.cli.options import AsJson, Cluster, configuration
-from helios.cli.screen import show, show_json
+from helios.cli.screen import show, show_json, width
 
 
 def why_(
@@ -40,4 +40,4 @@ def _of_the_node(node: str, *, cluster: str | None, as_json: bool) -> None:
     if as_json:
         show_json(story.to_json())
         return
-    show(*story.parts())
+    show(*story.parts(width=width()))

@@ -120,7 +120,7 @@ class Clock:
         self._health = health
         self._metrics = metrics
         self._times = times
-        self._stillness, self._stillness_of_nodes = Stillness(), Stillness()
+        self._stillness, self._stillness_of_nodes = Stillness(), Stillness("nodes")
         self._outcomes: frozenset[tuple[str, str]] = frozenset()
         self._bounds: object = None
         self.writing, self._reading, self._nights = Door(), Door(), Door()

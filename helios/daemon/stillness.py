@@ -8,13 +8,18 @@ from collections.abc import Iterable
 from helios.app.clockwork import NodeTurnSummary, TurnSummary
 from helios.daemon.trouble import kind_of
 
-_log = logging.getLogger("helios.daemon.turn")
-
 
 class Stillness:
-    """Compares each turn with the one before."""
+    """Compares each turn with the one before.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    chore : str
+        Whose turns: ``turn`` or ``nodes``, as the log has it.
+    """
+
+    def __init__(self, chore: str = "turn") -> None:
+        self._log = logging.getLogger(f"helios.daemon.{chore}")
         self._still: frozenset[str] = frozenset()
         self._notes: frozenset[str] = frozenset()
         self._held: bool | None = None
@@ -28,9 +33,11 @@ class Stillness:
 
     def _say_lease(self, turn: TurnSummary | NodeTurnSummary) -> None:
         if not turn.lease_held and self._held is not False:
-            _log.warning("standby: another Helios writes to this cluster; this one takes over when its lease runs out")
+            self._log.warning(
+                "standby: another Helios writes to this cluster; this one takes over when its lease runs out"
+            )
         elif turn.lease_held and self._held is False:
-            _log.warning("the lease is ours: no longer standby")
+            self._log.warning("the lease is ours: no longer standby")
         self._held = turn.lease_held
 
     def _say_still(self, turn: TurnSummary | NodeTurnSummary) -> None:
@@ -38,15 +45,15 @@ class Stillness:
         if not turn.lease_held:
             return  # said as standby
         if self._still and self._still != before:
-            _log.warning("nothing is done: %s", "; ".join(turn.still))
+            self._log.warning("nothing is done: %s", "; ".join(turn.still))
         elif before and not self._still:
-            _log.warning("acts again")
+            self._log.warning("acts again")
 
     def _say_notes(self, turn: TurnSummary | NodeTurnSummary) -> None:
         before, self._notes = self._notes, _kinds(turn.notes)
         for note in turn.notes:
             if kind_of(note) not in before:
-                _log.warning("%s", note)
+                self._log.warning("%s", note)
 
 
 def _kinds(lines: Iterable[str]) -> frozenset[str]:

@@ -228,7 +228,6 @@ def _even(
 def _holes(name: str, gaps: NDArray[np.bool_], step_s: int) -> str:
     edges = np.flatnonzero(np.diff(np.concatenate([[False], gaps, [False]])))
     lengths = np.diff(edges)[::2]
-    return (
-        f"{name}: {len(lengths):,} holes, the longest of {lengths.max() * step_s / 3600:.1f} h; the last value stands "
-        "there, and nothing is judged by it."
-    )
+    longest = f"{lengths.max() * step_s / 3600:.1f} h"
+    found = f"a hole of {longest}" if len(lengths) == 1 else f"{len(lengths):,} holes, the longest of {longest}"
+    return f"{name}: {found}; the last value stands there, and no forecast is judged by it."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,10 +11,13 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
+from helios.hostlist import fold
 from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
 
 MOST_SHOWN = 40
 LAST_LINES = 12
+WIDE = 120
+"""Terminal columns from which six columns and a reason have room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,16 +94,25 @@ class NodeStatus:
         return table
 
     def _standings(self) -> Table:
-        names = ("Node", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
+        names = ("Nodes", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
         table = Table(*names, box=None, pad_edge=False)
-        for row in self.standings.head(MOST_SHOWN).to_dict("records"):
+        rows = list(self._alike())
+        for nodes, cells, since in rows[:MOST_SHOWN]:
+            table.add_row(*(escape(cell) for cell in (folded(nodes) or "(the list)", *cells)), f"{since:%m-%d %H:%M}")
+        if len(rows) > MOST_SHOWN:
+            table.add_row(f"... and {len(rows) - MOST_SHOWN:,} more: --json shows all")
+        return table
+
+    def _alike(self) -> Iterator[tuple[list[str], tuple[str, ...], datetime]]:
+        """Yield the nodes of which the same stands, what that is, and since when it stands on the first of them."""
+        found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
+        for row in self.standings.to_dict("records"):
             theirs = "; changed by somebody else, left alone" if row["admins"] else ""
             stands = f"{row['lever']}: {row['value']}{theirs}"
-            cells = (row["node"] or "(the list)", stands, row["own"], row["service"], row["mode"])
-            table.add_row(*(escape(_text(cell)) for cell in cells), f"{row['written_at']:%m-%d %H:%M}")
-        if len(self.standings) > MOST_SHOWN:
-            table.add_row(f"... and {len(self.standings) - MOST_SHOWN:,} more: --json shows all")
-        return table
+            cells = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
+            found.setdefault(cells, []).append((_text(row["node"]), row["written_at"]))
+        for cells, rows in found.items():
+            yield [node for node, _ in rows], cells, min(since for _, since in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,22 +134,54 @@ class NodeStory:
     def __post_init__(self) -> None:
         DECISIONS.check(self.decisions)
 
-    def parts(self) -> Iterator[Table | str]:
-        """Yield what to show, for a person."""
+    def parts(self, *, width: int = WIDE) -> Iterator[Table | str]:
+        """Yield what to show, for a person; on a narrow terminal each decision takes two lines."""
         yield from (escape(fact) for fact in self.facts)
         if not len(self.decisions):
             yield "Helios has decided nothing about it in the last 30 days."
             return
+        yield ""
+        if width >= WIDE:
+            yield self._table()
+            return
+        for when, service, mode, action, outcome, why in self._last():
+            yield f"{when}  {service} ({mode})  {action}  {outcome}"
+            yield f"    {why}"
+
+    def _table(self) -> Table:
         table = Table("When (UTC)", "Service", "Mode", "Action", "Outcome", "Why", box=None, pad_edge=False)
+        for cells in self._last():
+            table.add_row(*cells)
+        return table
+
+    def _last(self) -> Iterator[tuple[str, ...]]:
         for row in self.decisions.head(LAST_LINES).to_dict("records"):
             cells = (row["service"], row["mode"], row["action"], row["outcome"], row["reason"])
-            table.add_row(f"{row['decided_at']:%m-%d %H:%M:%S}", *(escape(_text(cell)) for cell in cells))
-        yield ""
-        yield table
+            yield f"{row['decided_at']:%m-%d %H:%M:%S}", *(escape(_text(cell)) for cell in cells)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {"node": self.node, "facts": list(self.facts), "decisions": _records(self.decisions)}
+
+
+def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
+    """Return nodes, service, action, outcome and reason: one row for all nodes of which the same is said.
+
+    Parameters
+    ----------
+    lines : DataFrame
+        Columns of ``DECISIONS``.
+    """
+    said: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
+        target, service, action, outcome, reason = map(_text, row)
+        said.setdefault((service, action, outcome, reason), []).append(target)
+    return [(folded(nodes), *rest) for rest, nodes in said.items()]
+
+
+def folded(nodes: Iterable[str]) -> str:
+    """Return nodes as a hostlist; an empty name, which is the keep-awake list's, is left out."""
+    return fold(filter(None, nodes))
 
 
 def _text(value: Any) -> str:

@@ -54,7 +54,8 @@ def change(value: float | None, base: float | None) -> str:
 
 def percent(share: float | None, digits: int = 0) -> str:
     """Write a share of 1 in per cent; None is a dash."""
-    return "-" if share is None else f"{100 * share:.{digits}f} %"
+    # Added zero: what rounds to nothing has no sign.
+    return "-" if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"
 
 
 def bar(share: float, *, width: int = 20) -> str:

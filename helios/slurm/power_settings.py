@@ -178,7 +178,7 @@ def _why_not(configuration: Mapping[str, str], suspend_time_s: float) -> str:
     if lacking:
         return (
             f"slurm.conf has no {' and no '.join(lacking)}: Slurm cannot switch nodes off and on. "
-            "Set both (docs/operate.md), and SuspendTime; then restart slurmctld"
+            "Set both (docs/power.md), and SuspendTime; then restart slurmctld"
         )
     if math.isinf(suspend_time_s):
         return (

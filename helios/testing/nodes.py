@@ -192,10 +192,10 @@ class FakeNodes(PoweredNodes):
         before, power = self._worded(node), self.power_of(name)
         if power in {NodePower.AWAKE, NodePower.WAKING}:
             return change.outcome(Result.UNCHANGED, before=before, after=before)
-        if power is None:
-            return change.outcome(Result.REFUSED, before=before, remark=f"it is down: {node.down}")
         if power is NodePower.FALLING_ASLEEP:
             return change.outcome(Result.POSTPONED, before=before, remark="falling asleep: it cannot be called back")
+        if power is None or node.drained:
+            return change.outcome(Result.REFUSED, before=before, remark=f"it is {self._hands_off(node)}")
         if answer := self._written(name):
             return change.outcome(Result.FAILED, before=before, remark=answer)
         if not self._swallows():

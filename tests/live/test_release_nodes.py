@@ -168,3 +168,24 @@ def test_without_a_word_of_helios_there_is_nothing_to_wake(sleepy: Rig, path: Pa
     ran = release(sleepy, path, undo)
     assert ran.status == 0, ran.said
     assert "Helios has changed no node" in ran.said
+
+
+def test_the_daemon_of_the_nodes_is_stopped_too_by_who_names_the_folder_of_the_jobs(
+    sleepy: Rig, path: Path, undo: Path, tmp_path: Path
+) -> None:
+    beside = tmp_path / "state-power" / undo.name
+    by_helios(sleepy, beside, "n1")
+    ran = release(sleepy, path, undo)
+    assert ran.status == 0, ran.said
+    sleepy.until(lambda: sleepy.nodes()["n1"] == "IDLE")
+    assert (undo.parent / "PAUSED").exists()
+    assert {file.name for file in beside.parent.iterdir()} == {"PAUSED", "RELEASED.nodes", "nodes.undo.released"}
+
+
+def test_what_is_taken_back_of_jobs_alone_leaves_the_daemon_of_the_nodes(
+    sleepy: Rig, path: Path, undo: Path, tmp_path: Path
+) -> None:
+    beside = tmp_path / "state-power"
+    beside.mkdir()
+    assert release(sleepy, path, undo, "--jobs-only").status == 0
+    assert not list(beside.iterdir())

@@ -44,6 +44,8 @@ POLICIES = (
     "oracle",
 )
 """In the order in which they are shown."""
+REFIT_S = 7 * 86_400
+"""How often forecasts learn anew: each day, as live, they are hardly better and take seven times as long."""
 FIRST_TIMER_S = 1_800
 """Idle timer of the replay that tells what is needed, s."""
 _TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "packing": 1_800}
@@ -294,6 +296,7 @@ def _forecast(scene: _Scene, needed: _Needed, progress: Progress) -> Demand:
             until_step=n_steps,
             calendar=question.calendar,
             state=state,
+            refit_every_s=REFIT_S,
             history_steps=question.history_days * DAY,
             progress=progress,
         )
@@ -360,9 +363,9 @@ def _result(policy: str, one: Played, always: Played, scene: _Scene) -> PolicyRe
 def _notes(scene: _Scene) -> list[str]:
     source = next((demand.source for demand in scene.demands.values()), "none were made")
     return [
-        f"Without Helios nodes are filled {scene.question.placement.value}, awake ones before sleeping ones. A site "
-        "that sets no weights comes near to random.",
-        f"Forecasts: {source}, learned anew each day from what was before it, of the nodes that hold jobs where "
+        f"Without Helios jobs are placed on nodes by --placement {scene.question.placement.value}, awake ones first. A "
+        "site that sets no weights comes near to random.",
+        f"Forecasts: {source}, learned anew each week from what was before it, of the nodes that hold jobs where "
         "the idle timer of 30 min puts the others to sleep.",
         "Packing alone sleeps by the cluster's own idle timer of 30 min. Of the rails power.most_in_transition and "
         "power.most_asleep are simulated; every node that is told to wake does.",

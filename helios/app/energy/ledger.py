@@ -280,6 +280,7 @@ def _notes(book: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied
     unknown_s = float(pools["unknown_s"].sum() + pools["unseen_s"].sum())
     if unknown_s > 0:
         share = percent(unknown_s / total_s, 0 if unknown_s >= 0.1 * total_s else 1)
+        share = "Less than 0.1 %" if unknown_s < 0.0005 * total_s else share
         yield f"{share} of the node hours are unknown: no energy is counted for them, and no saving."
     yield from _mismatch(pools, looks)
     if days < FEWEST_DAYS:

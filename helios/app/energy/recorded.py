@@ -78,10 +78,10 @@ def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until
     pools_of = {str(node): NO_PARTITION for node in events["node"]} | _pools(nodes, jobs, lists)
     if not pools_of:
         raise NotEnoughHistory(
-            f"The history of {cluster} names no nodes: neither do its jobs say where they ran, nor was the cluster "
-            "itself ever looked at.",
-            remedy="Load history with Slurm's NodeList, or read it: helios trace sync. "
-            "From the sizes of jobs alone: helios energy whatif",
+            f"The history of {cluster} names no nodes between {since:%Y-%m-%d %H:%M} and {until:%Y-%m-%d %H:%M %Z}: no "
+            "job says where it ran, and no night has written down the cluster's nodes.",
+            remedy="Choose a window that the history covers (-S, -E); load history with Slurm's NodeList, or read it: "
+            "helios trace sync. From the sizes of jobs alone: helios energy whatif",
         )
     places = {node: place for place, node in enumerate(sorted(pools_of))}
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())
@@ -226,6 +226,6 @@ def _notes(
         yield "Of history loaded from files it is taken that no job is missing between the first and the last."
     if no_nodes:
         yield (
-            "The cluster itself was never looked at: nodes on which no job ran and of which Slurm tells nothing are "
-            "not known, and not counted."
+            "No night has written down the cluster's nodes yet: nodes on which no job ran and of which Slurm tells "
+            "nothing are not known, and not counted."
         )

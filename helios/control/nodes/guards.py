@@ -254,7 +254,7 @@ def _not_idle(node: SeenNode, scene: NodeScene) -> str:
         return f"it is not idle: {node.state} and {node.power}" + (", and jobs hold it" if node.holds else "")
     seen_idle = scene.memory.idle.get(node.name)
     if seen_idle is None or seen_idle >= now:
-        return "it is seen idle for the first time: only a second look in a row counts"
+        return "it was not idle at the look before, and it takes two in a row"
     since = node.idle_since or seen_idle
     idle_s = scene.settings.power.idle_s
     return "" if now - since >= timedelta(seconds=idle_s) else f"it has not been idle for {idle_s} s"

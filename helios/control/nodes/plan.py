@@ -44,7 +44,7 @@ class NodePlan:
     shadows_end : tuple of GiveBack
         What would be taken back, if the shadows could act.
     waiting : tuple of NodeStanding
-        What must be taken back and cannot be yet: nodes still falling asleep, or no room on the way.
+        What must be taken back and cannot be yet: nodes still falling asleep, drained since, or no room on the way.
     """
 
     send: Mapping[str, tuple[NodeWish, ...]] = field(default_factory=dict)
@@ -209,7 +209,7 @@ def _given_back(
         node = scene.nodes.get(row.node)
         if row.lever is not NodeLever.POWER:
             back.append(GiveBack(row=row, why=why))
-        elif node is None or node.power is NodePower.FALLING_ASLEEP or room.to_wake()[1]:
+        elif node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or room.to_wake()[1]:
             waiting.append(row)
         else:
             back.append(GiveBack(row=row, why=why))

@@ -24,6 +24,7 @@ from helios.model import Snapshot
 from helios.ports import Ledger, NodeCluster
 
 THE_LIST = "the keep-awake list"
+NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is not known here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,15 @@ class Awakening:
         The look that verified it.
     failure : str
         What the cluster answered instead, for a person; empty: it did as told.
+    in_hand : tuple of NodeOutcome
+        Of nodes that sleep on because somebody has them in hand by now, as drained: the door refuses to wake them.
     """
 
     outcomes: list[NodeOutcome] = field(default_factory=list)
     remaining: list[NodeStanding] | None = None
     snapshot: Snapshot | None = None
     failure: str = ""
+    in_hand: tuple[NodeOutcome, ...] = ()
 
     def names(self) -> tuple[str, ...] | None:
         """Return the nodes on which something stands yet; None: nobody could look."""
@@ -55,7 +59,10 @@ class Awakening:
 
 
 def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> Awakening:
-    """Take back everything of the book that is seen to stand, then look whether any is left."""
+    """Take back everything of the book that is seen to stand, then look whether any is left.
+
+    A sleeping node that an admin has in hand by now is left as it is, and is not waited for; the book keeps it.
+    """
     outcomes: dict[tuple[NodeLever, str], NodeOutcome] = {}
     try:
         snapshot = cluster.snapshot()
@@ -73,7 +80,13 @@ def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> Awakening:
     except HeliosError as error:
         failure = f"waking the nodes was broken off: {error.fact}"
         return Awakening(outcomes=list(outcomes.values()), failure=failure)
-    return Awakening(outcomes=list(outcomes.values()), remaining=standing_on(snapshot, real), snapshot=snapshot)
+    in_hand = {key: said for key, said in outcomes.items() if _is_in_hand(said)}
+    return Awakening(
+        outcomes=list(outcomes.values()),
+        remaining=[row for row in standing_on(snapshot, real) if row.key not in in_hand],
+        snapshot=snapshot,
+        in_hand=tuple(in_hand.values()),
+    )
 
 
 def standing_on(snapshot: Snapshot, real: NodeBook) -> list[NodeStanding]:
@@ -109,7 +122,7 @@ def release_nodes(
     cluster: NodeCluster,
     ledger: Ledger,
     undo: Callable[[Undo], None],
-    undone: Callable[[], Undo],
+    undone: Callable[[], Undo | None],
     now: datetime,
     holder: str,
     reason: str,
@@ -123,7 +136,8 @@ def release_nodes(
     Parameters
     ----------
     undo, undone : callable
-        Write the undo file, and read it.
+        Write the undo file, and read it; None: there is none. Without it and without the book it is not known what
+        stands, and that is said.
     holder : str
         Who asks; the lease is taken for the audit if it is free, and given back.
     memory : NodeMemory, optional
@@ -131,12 +145,13 @@ def release_nodes(
     """
     notes: list[str] = []
     books = _known(ledger, undone, notes, at=now)
-    awakening = all_woken(cluster, books.real, reason)
+    awakening = Awakening(failure=NOT_KNOWN) if books is None else all_woken(cluster, books.real, reason)
     minutes = minutes_of_the_awakening(awakening, now=now, reason=reason)
     minutes.notes.extend(notes)
-    left = books_after(books, awakening)
+    left = books_after(books or NodeBooks(real={}, shadow={}), awakening)
     recorded = _written_down(ledger, minutes, left, now=now, holder=holder)
-    _undo_is(undo, left, minutes)
+    if books is not None:
+        _undo_is(undo, left, minutes)
     deeds = Deeds(memory=memory or NodeMemory())
     deeds.take_note(awakening.outcomes, now=now)
     return NodeTurnReport(
@@ -164,7 +179,14 @@ def minutes_of_the_awakening(awakening: Awakening, *, now: datetime, reason: str
     target = "" if awakening.snapshot is None else awakening.snapshot.cluster
     minutes.say(Line(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
     minutes.notes.append(told)
+    if awakening.in_hand:
+        said = ", ".join(f"{outcome.node} ({outcome.remark})" for outcome in awakening.in_hand[:20])
+        minutes.notes.append(f"left asleep, in the hands of an admin, to be woken when back in service: {said}")
     return minutes
+
+
+def _is_in_hand(said: NodeOutcome) -> bool:
+    return said.lever is NodeLever.POWER and said.result is Result.REFUSED
 
 
 def _stands(row: NodeStanding, node: SeenNode | None, kept: str | None) -> bool:
@@ -187,8 +209,9 @@ def _told_of(awakening: Awakening) -> str:
     return f"{Result.POSTPONED}: {len(left)} cannot be taken back yet: {', '.join(left[:20])}; asked again"
 
 
-def _known(ledger: Ledger, undone: Callable[[], Undo], notes: list[str], *, at: datetime) -> NodeBooks:
-    books, file = NodeBooks(real={}, shadow={}), Undo()
+def _known(ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime) -> NodeBooks | None:
+    """Return what stands, as far as it was written down; None: neither the book nor the undo file can be had."""
+    books, file = None, None
     try:
         books = node_books_of(ledger.standings())
     except HeliosError as error:
@@ -197,7 +220,9 @@ def _known(ledger: Ledger, undone: Callable[[], Undo], notes: list[str], *, at: 
         file = undone()
     except HeliosError as error:
         notes.append(f"the undo file could not be read: {error.fact}")
-    return with_the_undone(books, file, at=at)
+    if books is None and file is None:
+        return None
+    return with_the_undone(books or NodeBooks(real={}, shadow={}), file or Undo(), at=at)
 
 
 def _written_down(ledger: Ledger, minutes: Minutes, left: NodeBooks, *, now: datetime, holder: str) -> bool:

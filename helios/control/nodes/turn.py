@@ -149,6 +149,7 @@ class _Turn:
     written: int = 0
     recorded: bool = True
     book_was_read: bool = False
+    file: Undo | None = None
     still: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     awakening: Awakening | None = None
@@ -230,6 +231,7 @@ class _Turn:
         if settled != self.known or self.known != self.read or self._unwritten():
             self._write(settled)
             self._undo_is(settled)
+        self._undo_agrees(settled)
         turn = replace(answers.memory, breaker=self._breaker(), said=self.minutes.said, still=())
         self.memory = replace(self.deeds.memory, turn=turn)
 
@@ -245,6 +247,8 @@ class _Turn:
             if self.book_was_read:
                 self._undo_is(self.known)
             self._write(self.known if self.book_was_read else None)
+        if self.book_was_read:
+            self._undo_agrees(self.known)
         if self.recorded:
             self.memory = replace(self.memory, turn=replace(self.memory.turn, still=reasons))
 
@@ -274,11 +278,11 @@ class _Turn:
         except HeliosError as error:
             self.faults += (f"what stands changed could not be read: {error.fact}",)
         try:
-            # Only where the book is gone: a file that lay on a standby's disk may be about what was long since undone.
-            return books if books.real else with_the_undone(books, self.undone(), at=self.now)
+            self.file = self.undone()
         except HeliosError as error:
             self.minutes.notes.append(f"the undo file could not be read: {error.fact}")
-            return books
+        # Only where the book is gone: a file that lay on a standby's disk may be about what was long since undone.
+        return books if books.real or self.file is None else with_the_undone(books, self.file, at=self.now)
 
     def _never(self) -> frozenset[str]:
         try:
@@ -337,7 +341,8 @@ class _Turn:
             self.minutes.count(seat.name, Result.UNCHANGED, len(plan.same.get(seat.name, ())))
         falling = sum(row.lever is NodeLever.POWER for row in plan.waiting)
         if falling:
-            self.minutes.notes.append(f"{falling} nodes are to be woken as soon as they are asleep and there is room")
+            when = "as soon as they are asleep, in service, and there is room"
+            self.minutes.notes.append(f"{falling} nodes are to be woken {when}")
 
     def _mean(self, errand: NodeErrand, books: NodeBooks) -> None:
         before = len(self.minutes.lines)
@@ -382,9 +387,15 @@ class _Turn:
     def _unwritten(self) -> list[Line]:
         return self.minutes.lines[self.written :]
 
+    def _undo_agrees(self, books: NodeBooks) -> None:
+        """Have the undo file say what the book says: whoever takes a lease over has another file than who had it."""
+        if self.file != Undo.of(books):
+            self._undo_is(books)
+
     def _undo_is(self, books: NodeBooks) -> None:
         try:
             self.undo(Undo.of(books))
+            self.file = Undo.of(books)
         except HeliosError as error:
             self.minutes.notes.append(f"the undo file could not be written: {error.fact}")
 

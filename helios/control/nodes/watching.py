@@ -98,13 +98,15 @@ def _power(memory: NodeMemory, books: NodeBooks, look: Look) -> Watched:
     real, lines = dict(books.real), []
     for row in books.ours(NodeLever.POWER):
         node = look.nodes.get(row.node)
-        if node is not None and node.away and not node.down:
+        if node is None:
+            continue  # a look that lacks a node says nothing about it: it may come back, and sleep on
+        if node.away and not node.down:
             real[row.key] = row if row.confirmed else replace(row, after=str(node.power))
             continue
-        if node is not None and _may_fall_yet(row, node, look):
+        if _may_fall_yet(row, node, look):
             continue
         del real[row.key]
-        if node is None or look.released or not row.confirmed:
+        if look.released or not row.confirmed:
             continue
         if node.down:
             memory, line = _found_down(memory, row, node, look)
@@ -159,13 +161,14 @@ def _weights(seen: Watched, look: Look) -> Watched:
     real, lines, lost = dict(seen.books.real), list(seen.lines), 0
     for row in [row for row in real.values() if row.lever is NodeLever.WEIGHT]:
         node = look.nodes.get(row.node)
-        if node is None:
-            del real[row.key]
-        elif math.isnan(node.weight) or (node.weight == weight_in(row.after) and not look.released):
+        if node is None or math.isnan(node.weight):
             continue
-        elif node.weight == weight_in(row.own):
+        stands = node.weight == weight_in(row.after)
+        if node.weight == weight_in(row.own) and (look.released or not stands):
             del real[row.key]
             lost += row.confirmed and not row.admins and not look.released
+        elif stands:
+            continue  # after a release too: whoever released may not have had the privilege
         elif row.confirmed and not row.admins:
             lines.append(_theirs(row, read=f"Weight {node.weight:g}"))
             real[row.key] = replace(row, admins=True)
@@ -187,7 +190,7 @@ def _keep_awake(seen: Watched, look: Look) -> Watched:
         told = row.confirmed and not row.admins and not look.released
         lost = "the cluster forgot the keep-awake list (a reconfiguration, a restart): it is set again"
         return replace(seen, books=replace(seen.books, real=real), notes=(*seen.notes, lost) if told else seen.notes)
-    if not row.confirmed or row.admins:
+    if not row.confirmed or row.admins or same_list(read, row.after):
         return seen
     books = replace(seen.books, real={**seen.books.real, LIST: replace(row, admins=True)})
     return replace(seen, books=books, lines=(*seen.lines, _theirs(row, read=read)))

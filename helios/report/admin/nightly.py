@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import Result
+from helios.hostlist import fold
 from helios.report.admin.accuracy import prediction_accuracy, worst_predictions
 from helios.report.admin.answer import Answer, Kind, declared
 from helios.report.admin.audit import service_days, with_results
@@ -24,6 +25,8 @@ from helios.report.words import change, percent, spoken_duration
 
 WEEKS_BEFORE = 4
 MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3
+FAILED_WAKE = "FailedWake"
+"""The action of a line that control writes when a node did not wake."""
 SAME = 0.05
 """Relative difference of a day's waits to the weeks before below which it is called ordinary."""
 WORST = declared(
@@ -148,7 +151,7 @@ def digest_of(night: Night) -> Digest:
     waiting = queue_at(
         night.jobs, predictions=night.predictions, at=night.end, title="Waiting longest", timezone=night.timezone
     )
-    alarming = any(True for _ in _alarms(night.decisions))
+    alarming = any((*_failed_wakes(night.decisions), *_alarms(night.decisions)))
     return Digest(
         cluster=night.cluster,
         timezone=night.timezone,
@@ -175,6 +178,7 @@ def _told(
     """Return the sentences by theme, the most important first."""
     return {
         "What Helios did": [
+            *_failed_wakes(night.decisions),
             *_acts(services),
             *_alarms(night.decisions),
             *_refusals(night.decisions),
@@ -242,9 +246,19 @@ def _acts(services: Answer) -> Iterator[str]:
         yield f"In shadow it would have changed something {would:,} times; nothing of that was written."
 
 
+def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
+    """Name the nodes that did not wake: they wait for a person."""
+    failed = decisions[(decisions["action"] == FAILED_WAKE).to_numpy(dtype=bool)]
+    if nodes := fold(failed["target"].astype("str")):
+        yield (
+            f"Failed to wake: {nodes}. Helios puts none to sleep that failed until somebody has looked at it: "
+            "helios power status, then helios power clear NODE."
+        )
+
+
 def _alarms(decisions: pd.DataFrame) -> Iterator[str]:
     """Name what was refused, failed or read back otherwise, with the commonest reasons."""
-    rows = with_results(decisions)
+    rows = with_results(decisions[(decisions["action"] != FAILED_WAKE).to_numpy(dtype=bool)])
     for result, what in (
         (Result.MISMATCH, "Something else was read back than was written"),
         (Result.FAILED, "The cluster refused or did not answer"),

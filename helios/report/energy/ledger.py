@@ -235,8 +235,9 @@ def _slept(ledger: EnergyLedger) -> Iterator[str]:
     yield f"Nodes were woken {ledger.wakes:,} {times}; with that timer it would have been {timer.wakes:,}."
     if ledger.helios_node_hours > 0:
         yield (
-            f"{ledger.helios_node_hours:,.0f} of {ledger.total['asleep_h']:,.0f} node hours asleep were Helios' doing: "
-            f"{_kwh(ledger.helios_kwh)}, {_money(ledger.helios_cost, ledger)} of it."
+            f"{_rounded(ledger.helios_node_hours)} of {_rounded(ledger.total['asleep_h'])} node hours asleep were "
+            f"Helios' doing: {_kwh(ledger.helios_kwh)}, {_money(ledger.helios_cost, ledger)}, before what waking them "
+            "took."
         )
     else:
         yield "Helios put none of these nodes to sleep: Slurm's own idle timer did, or an admin."
@@ -293,8 +294,8 @@ def _kwh(kwh: float) -> str:
     return f"{_rounded(kwh)} kWh"
 
 
-def _rounded(kwh: float) -> str:
-    return f"{kwh:,.0f}" if abs(kwh) >= 10 else f"{kwh:,.1f}"
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 10 else f"{number:,.1f}"
 
 
 def _money(cost: float, ledger: EnergyLedger) -> str:

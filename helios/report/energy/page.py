@@ -8,22 +8,8 @@ from helios.report.energy.ledger import EnergyLedger, energy_answer, energy_sent
 from helios.report.energy.whatif import EnergyWhatIf, PolicyResult, energy_figure, energy_verdict
 from helios.report.words import percent
 
-_POLICY_HEADER = (
-    ("Policy", True),
-    *(
-        (name, False)
-        for name in (
-            "Nodes asleep",
-            "Powered nodes in use",
-            "Wake-ups a day",
-            "Nodes each",
-            "Short, node h",
-            "Jobs delayed",
-            "kWh",
-            "Saved",
-        )
-    ),
-)
+_BEFORE_JOBS = ("Asleep", "In use", "Wake-ups a day", "Nodes each", "Short, node h")
+_AFTER_JOBS = ("kWh", "Saved kWh")
 
 
 def render_energy(ledger: EnergyLedger) -> str:
@@ -40,16 +26,21 @@ def render_energy(ledger: EnergyLedger) -> str:
 
 def render_energy_whatif(found: EnergyWhatIf) -> str:
     """Return the page of an energy what-if."""
+    jobs = any(policy.jobs_delayed is not None for policy in found.policies)
+    figures = (*_BEFORE_JOBS, *(("Jobs delayed",) if jobs else ()), *_AFTER_JOBS)
     return PAGES.get_template("energy_whatif.html.j2").render(
         title=f"Nodes asleep: {found.name}",
         found=found,
         sentences=energy_verdict(found),
         figure=inline(energy_figure, found),
-        table=Cells(header=list(_POLICY_HEADER), rows=[_policy_cells(policy) for policy in found.policies]),
+        table=Cells(
+            header=[("Policy", True), *((name, False) for name in figures)],
+            rows=[_policy_cells(policy, jobs=jobs) for policy in found.policies],
+        ),
     )
 
 
-def _policy_cells(policy: PolicyResult) -> tuple[str, ...]:
+def _policy_cells(policy: PolicyResult, *, jobs: bool) -> tuple[str, ...]:
     low, high = policy.wakeups_per_day_interval
     each, delayed = policy.nodes_per_wakeup, policy.jobs_delayed
     return (
@@ -59,7 +50,7 @@ def _policy_cells(policy: PolicyResult) -> tuple[str, ...]:
         f"{policy.wakeups_per_day:.2f} ({low:.2f}-{high:.2f})",
         "-" if each is None else f"{each:.1f}",
         f"{policy.node_hours_short:,.1f}",
-        "-" if delayed is None else f"{delayed:,}",
+        *(("-" if delayed is None else f"{delayed:,}",) if jobs else ()),
         f"{policy.energy_kwh:,.0f}",
-        f"{policy.saved_kwh:,.0f} kWh",
+        f"{policy.saved_kwh + 0.0:,.0f}",
     )

@@ -14,9 +14,11 @@ from rich.table import Table
 from helios.report.drawing import BLUE, GREEN, GREY, INK, ORANGE, canvas
 from helios.report.words import percent, spoken_duration
 
-ALWAYS_ON, PUBLISHED, ORACLE = "always_on", "ces_published", "oracle"
-WIDE = 120
-"""Terminal columns from which the secondary figures are shown too."""
+ALWAYS_ON, PUBLISHED, ORACLE, TIMER = "always_on", "ces_published", "oracle", "idle_timer_30min"
+MIDDLE, WIDE = 100, 150
+"""Terminal columns from which less important figures are shown too, and from which all are."""
+FAR_RIGHT = 10.0
+"""Wake-ups a day from which a name stands to the left of its dot."""
 _OTHER_TAIL = 0.025
 """Chance left beyond each end of a 95 % interval."""
 
@@ -163,7 +165,7 @@ def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
     Parameters
     ----------
     width : int
-        Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
+        Columns of the terminal; from ``MIDDLE`` and from ``WIDE`` on, less important figures are shown too.
     """
     first, end = result.window
     head = (
@@ -171,7 +173,7 @@ def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
         f"({first:%Z}), {result.days:.1f} days."
     )
     sentences = [*energy_verdict(result), *result.notes]
-    return Group(head, "", _table(result, wide=width >= WIDE), "", *(escape(sentence) for sentence in sentences))
+    return Group(head, "", _table(result, width=width), "", *(escape(sentence) for sentence in sentences))
 
 
 def energy_verdict(result: EnergyWhatIf) -> list[str]:
@@ -181,12 +183,16 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
         return []
     sentences = [
         f"CES keeps {ces.mean_sleeping_nodes:.1f} of {result.total_nodes:,.0f} nodes asleep and wakes some "
-        f"{ces.wakeups_per_day:.2f} times a day: {ces.saved_kwh:,.0f} kWh less than leaving all on."
+        f"{ces.wakeups_per_day:.2f} times a day: {ces.saved_kwh:,.0f} kWh{_share_saved(ces)} less than leaving all on."
     ]
     for name, what in ((PUBLISHED, "the rule as published"), ("max_3h_plus_5", "max of 3 h + 5 nodes")):
         if control := result.of(name):
             sentences.append(f"{_beside(ces, control)} {what}.")
-    if ces.jobs_delayed is not None:
+    if timer := result.of(TIMER):
+        sentences.append(_beside_timer(ces, timer))
+    if ces.jobs_delayed == 0:
+        sentences.append("No job waited for a node to boot.")
+    elif ces.jobs_delayed is not None:
         longest = spoken_duration(ces.longest_delay_s or 0.0)
         share = percent(ces.share_of_jobs_delayed, 3)
         sentences.append(f"{ces.jobs_delayed:,} jobs ({share}) waited for a node to boot, {longest} at the most.")
@@ -201,14 +207,23 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
             low, high = policy.wakeups_per_day_interval
             x, y, colour = policy.wakeups_per_day, policy.mean_sleeping_nodes, _colour(policy.policy)
             axes.plot([low, high], [y, y], color=colour, linewidth=1, alpha=0.5)
-            axes.plot([x], [y], "o", color=colour)
+            axes.plot([x], [y], "o", color=colour, clip_on=False)
+            # Names at the right end would leave the drawing; the two timers lie side by side.
+            right, below = x > FAR_RIGHT, policy.policy == "idle_timer_10min"
+            aside = (5, -13) if below else (-5, 4) if right else (5, 4)
             axes.annotate(
-                policy.policy, (x, y), textcoords="offset points", xytext=(5, 4), fontsize="small", color=colour
+                policy.policy,
+                (x, y),
+                textcoords="offset points",
+                xytext=aside,
+                ha="right" if right else "left",
+                fontsize="small",
+                color=colour,
             )
         # Timers wake some dozens of times a day and would squeeze all else into a corner.
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.12 * max((policy.mean_sleeping_nodes for policy in result.policies), default=1.0) or 1.0)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("wake-ups a day (line: 95 % interval)")
         axes.set_ylabel("nodes asleep, mean")
@@ -216,7 +231,7 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
 
 
 def _plain(number: float | None) -> float | None:
-    return None if number is None or not math.isfinite(number) else float(number)
+    return None if number is None or not math.isfinite(number) else float(number) + 0.0  # no -0.0
 
 
 def _mean_at(events: int, chance: float) -> float:
@@ -234,12 +249,9 @@ def _at_most(events: int, mean: float) -> float:
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(events + 1))
 
 
-def _table(result: EnergyWhatIf, *, wide: bool) -> Table:
+def _table(result: EnergyWhatIf, *, width: int) -> Table:
     jobs = any(policy.jobs_delayed is not None for policy in result.policies)
-    names = ["Asleep", "Used", "Wakes/day", "95 %", "Short node-h"]
-    names += ["Delayed", "Longest"] if jobs else []
-    names += ["Sleeps/day", "Nodes/wake", "Short/day"] if wide else []
-    names += ["MWh", "Saved"] + (["Cost", "CO2 t"] if wide else [])
+    names = _columns(jobs=jobs, width=width)
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     table.add_column("Policy", no_wrap=True)
     for name in names:
@@ -248,34 +260,41 @@ def _table(result: EnergyWhatIf, *, wide: bool) -> Table:
     for policy in result.policies:
         style = "dim" if policy.policy == ORACLE else "bold" if policy.policy.startswith("ces") else None
         style = None if policy.policy == PUBLISHED else style
-        table.add_row(policy.policy, *_cells(policy, baseline, jobs=jobs, wide=wide), style=style)
+        cells = _cells(policy, baseline)
+        table.add_row(policy.policy, *(cells[name] for name in names), style=style)
     return table
 
 
-def _cells(policy: PolicyResult, baseline: PolicyResult | None, *, jobs: bool, wide: bool) -> list[str]:
+def _columns(*, jobs: bool, width: int) -> list[str]:
+    """Return the columns there is room for, the first to go being the last to be asked for."""
+    names = ["Asleep", "Used", "Wakes/day", "95 %"]
+    names += ["Short node-h"] if not jobs or width >= MIDDLE else []
+    names += ["Delayed"] if jobs else []
+    names += ["Longest"] if jobs and width >= MIDDLE else []
+    names += ["Sleeps/day", "Nodes/wake", "Short/day"] if width >= WIDE else []
+    return [*names, "MWh", "Saved", *(["Cost", "CO2 t"] if width >= WIDE else [])]
+
+
+def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str]:
     low, high = policy.wakeups_per_day_interval
-    cells = [
-        f"{policy.mean_sleeping_nodes:.1f}",
-        percent(policy.node_utilization_after, 1),
-        f"{policy.wakeups_per_day:.2f}",
-        f"{low:.2f}-{high:.2f}",
-        f"{policy.node_hours_short:,.1f}",
-    ]
-    if jobs:
-        longest = policy.longest_delay_s
-        cells += [
-            "-" if policy.jobs_delayed is None else f"{policy.jobs_delayed:,}",
-            "-" if not longest else spoken_duration(longest),
-        ]
-    if wide:
-        each = policy.nodes_per_wakeup
-        cells += [f"{policy.sleeps_per_day:.2f}", "-" if each is None else f"{each:.1f}"]
-        cells.append(f"{policy.short_node_events_per_day:.2f}")
+    longest, each = policy.longest_delay_s, policy.nodes_per_wakeup
     saved = policy.saved_kwh / baseline.energy_kwh if baseline and baseline.energy_kwh else None
-    cells += [f"{policy.energy_kwh / 1e3:,.1f}", percent(saved, 1)]
-    if wide:
-        cells += [f"{policy.cost:,.0f} {policy.currency}", f"{policy.co2_kg / 1e3:,.1f}"]
-    return cells
+    return {
+        "Asleep": f"{policy.mean_sleeping_nodes:.1f}",
+        "Used": percent(policy.node_utilization_after, 1),
+        "Wakes/day": f"{policy.wakeups_per_day:.2f}",
+        "95 %": f"{low:.2f}-{high:.2f}",
+        "Short node-h": f"{policy.node_hours_short:,.1f}",
+        "Delayed": "-" if policy.jobs_delayed is None else f"{policy.jobs_delayed:,}",
+        "Longest": spoken_duration(longest) if longest else "-",
+        "Sleeps/day": f"{policy.sleeps_per_day:.2f}",
+        "Nodes/wake": "-" if each is None else f"{each:.1f}",
+        "Short/day": f"{policy.short_node_events_per_day:.2f}",
+        "MWh": f"{policy.energy_kwh / 1e3:,.1f}",
+        "Saved": percent(saved, 1),
+        "Cost": f"{policy.cost:,.0f} {policy.currency}",
+        "CO2 t": f"{policy.co2_kg / 1e3:,.1f}",
+    }
 
 
 def _beside(ces: PolicyResult, control: PolicyResult) -> str:
@@ -284,6 +303,25 @@ def _beside(ces: PolicyResult, control: PolicyResult) -> str:
     asleep = f"{abs(nodes):.1f} nodes {'more' if nodes >= 0 else 'fewer'} asleep"
     joined = "and" if (nodes >= 0) == (wakes <= 0) else "but"
     return f"That is {asleep} {joined} {abs(wakes):.2f} wake-ups a day {'fewer' if wakes <= 0 else 'more'} than"
+
+
+def _share_saved(policy: PolicyResult) -> str:
+    whole = policy.energy_kwh + policy.saved_kwh
+    return f" ({percent(policy.saved_kwh / whole, 1)})" if whole > 0 else ""
+
+
+def _beside_timer(ces: PolicyResult, timer: PolicyResult) -> str:
+    """Set CES against what Slurm does by itself, price and all: it may well save more."""
+    kwh = ces.saved_kwh - timer.saved_kwh
+    short = (
+        f"{timer.node_hours_short:,.1f} node hours short instead of {ces.node_hours_short:,.1f}"
+        if timer.jobs_delayed is None
+        else f"{timer.jobs_delayed:,} jobs delayed instead of {ces.jobs_delayed or 0:,}"
+    )
+    return (
+        f"Slurm's idle timer of 30 min would save {abs(kwh):,.0f} kWh {'less' if kwh >= 0 else 'more'}, for "
+        f"{timer.wakeups_per_day:.1f} wake-ups a day and {short}."
+    )
 
 
 def _colour(policy: str) -> str:

@@ -201,3 +201,29 @@ def test_a_pause_is_written_down_with_the_cluster_away_and_its_name_unknown(
     said = pause_command(monkeypatch, tmp_path / "state", url)
     assert (tmp_path / "state" / PAUSE_FILE).exists()
     assert "is paused" in said
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes_or_says_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    (tmp_path / "no").touch()
+    beside = tmp_path / "state-power"
+    beside.mkdir()
+    if not there:  # as of another user
+        monkeypatch.setattr("helios.cli.acting._pauses_the_nodes_daemon", lambda *_, **__: False)
+    said = pause_command(monkeypatch, tmp_path / "state", f"sqlite:///{tmp_path}/no/helios.db")
+    assert (beside / PAUSE_FILE).exists() is there
+    assert (f"touch {beside / PAUSE_FILE}" in " ".join(said.split())) is not there
+
+
+def test_a_resume_ends_the_pause_that_the_script_left_to_the_daemon_of_the_nodes(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = town.folder / "state-power" / PAUSE_FILE
+    left.parent.mkdir()
+    left.touch()
+    monkeypatch.setenv("HELIOS_DATABASE_URL", town.settings.database.url)
+    monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", town.settings.control.state_folder)
+    assert CliRunner().invoke(application, ["resume", "--cluster", "dev"]).exit_code == 0
+    assert not left.exists()

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from threading import current_thread
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.node_demand import NodeDemand, busy_of_pools
+from helios.app.node_demand import NodeDemand, _beside, busy_of_pools
 from helios.config import Settings
 from helios.model import JOBS, STEP_S, Snapshot
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
@@ -136,3 +137,29 @@ def test_a_new_cluster_without_any_job_is_forecast_from_nothing() -> None:
     demand = Remembered(history())(at(NOON)).demand
     assert demand is not None
     assert demand.busy.max() == 0
+
+
+def test_a_learner_that_dies_is_heard_of_and_another_one_learns(
+    remembered: Remembered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise MemoryError
+
+    impatient = Remembered(remembered.jobs, patient=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("helios.app.node_demand._learned", dies)
+        assert impatient(at(NOON)).demand is None
+        assert impatient._learning is not None
+        assert isinstance(impatient._learning.exception(timeout=60), MemoryError)
+    with pytest.raises(MemoryError):
+        impatient(at(NOON))
+    later = at(NOON + timedelta(seconds=STEP_S))
+    assert impatient(later).demand is None
+    assert impatient._learning is not None
+    impatient._learning.result(timeout=120)
+    assert impatient(later).demand is not None
+
+
+def test_the_end_of_the_daemon_does_not_wait_for_what_learns() -> None:
+    told = _beside(lambda: {"daemon": current_thread().daemon})  # type: ignore[dict-item]  # no forecaster is needed
+    assert told.result(timeout=60) == {"daemon": True}

@@ -1,16 +1,21 @@
 """Turns on nodes, put together with the warehouse, the undo file and the pause."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from helios.actions import FillFirst, NodeAction, NodeOutcome
+from helios.app.chores import released_nodes
 from helios.app.modes import pause_here, resume
+from helios.app.node_demand import NodeDemand
 from helios.app.node_status import NodeUnknown, explain_node, node_status
-from helios.app.node_turns import RELEASED_FILE, forget_what_is_damaged
+from helios.app.node_turns import RELEASED_FILE, NodeTurns, forget_what_is_damaged
 from helios.control import ServiceMode
-from helios.errors import MemoryDamaged
-from helios.model import Mode, NodePower
+from helios.errors import HeliosError, MemoryDamaged
+from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Office
 from helios.slurm.undo import UNDO_FILE, read_undo
 from tests.unit.app.node_sites import ACTIVE, NodeTown, down
@@ -55,6 +60,22 @@ def test_a_plan_changes_nothing_anywhere(town: NodeTown) -> None:
     assert town.nodes.writes == writes
     assert town.nodes.power_of("n1") == AWAKE
     assert not (town.state / UNDO_FILE).exists()
+
+
+def test_a_plan_without_a_turn_before_it_looks_twice(town: NodeTown, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = town.nodes.snapshot
+
+    def a_second_later() -> Snapshot:
+        town.nodes.tick(timedelta(seconds=1))
+        return look()
+
+    town.nodes.tick(timedelta(days=1))  # what was seen idle then may have run a job since
+    town.read()
+    monkeypatch.setattr(town.nodes, "snapshot", a_second_later)
+    town.says.actions = list(down("n1"))
+    report = town.turns.plan(modes={"says": ACTIVE})
+    assert "would" in report.decisions.set_index("target").loc["n1", "outcome"]
+    assert town.turns.remembered().looked_at != report.taken_at
 
 
 def test_a_restart_forgets_neither_what_sleeps_nor_how_often_it_slept(town: NodeTown) -> None:
@@ -169,3 +190,71 @@ def test_the_daemons_summary_counts_every_node_once(town: NodeTown) -> None:
     assert sum(summary.nodes.values()) == 6
     assert summary.by_helios == 1
     assert "5 idle" in summary.line()
+
+
+def test_a_forecast_that_fails_neither_stops_turns_nor_deafens_them_to_a_pause(
+    town: NodeTown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError("a defect of the forecast")
+
+    town.turn(*down("n1"))
+    town.nodes.tick(timedelta(hours=2))
+    town.turns = NodeTurns(town.site(), town.settings, clock=lambda: town.nodes.now)
+    town.turns.services = {"says": town.says}
+    monkeypatch.setattr(NodeDemand, "__call__", breaks)
+    report = town.turn(*down("n2"))
+    assert report.slept == ()
+    assert any("ZeroDivisionError" in note for note in report.notes)
+    pause_here(town.state, by="root", reason="enough", now=town.nodes.now)
+    assert town.turn().woken == ("n1",)
+
+
+def test_a_pause_beside_another_state_folder_leaves_the_leaders_memory_and_no_file_of_its_own(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    town.nodes.tick(timedelta(minutes=2))
+    settings = town.settings.model_copy(
+        update={"control": town.settings.control.model_copy(update={"state_folder": str(town.folder / "alice")})}
+    )
+    alice = NodeTurns(town.site(), settings, clock=lambda: town.nodes.now)
+    protected = replace(town.turns.remembered(), protected_at=town.nodes.now)
+    steer = town.nodes.steer
+
+    def a_turn_ends_meanwhile(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        with town.warehouse() as warehouse:
+            warehouse.remember("dev", "nodes", protected.to_json(), at=town.nodes.now)
+        return steer(actions)
+
+    town.nodes.steer = a_turn_ends_meanwhile  # type: ignore[method-assign]  # a moment that no test can hit else
+    report = alice.release("paused by alice")
+    assert report.woken == ("n1",)
+    assert town.turns.remembered().protected
+    assert "n1" in town.turns.remembered().wakes
+    assert not (town.folder / "alice" / UNDO_FILE).exists()
+
+
+def test_without_database_and_undo_file_a_release_says_that_it_knows_nothing(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    (town.folder / "helios.db").write_bytes(b"not a database at all" * 100)
+    settings = town.settings.model_copy(
+        update={"control": town.settings.control.model_copy(update={"state_folder": str(town.folder / "alice")})}
+    )
+    report = NodeTurns(town.site(), settings, clock=lambda: town.nodes.now).release("paused by alice")
+    assert report.remaining is None
+    with pytest.raises(HeliosError, match="not known"):
+        released_nodes(report)
+
+
+def test_a_standby_keeps_no_undo_file_from_the_time_when_it_led(town: NodeTown) -> None:
+    town.turn(*down("n1"))
+    with town.warehouse() as warehouse:
+        ledger, later = warehouse.ledger("dev", office=Office.NODES), town.nodes.now + timedelta(hours=1)
+        assert ledger.acquire(holder="another", now=later, lasts=timedelta(hours=2)) is not None
+    town.nodes.tick(timedelta(hours=1))
+    assert not town.turn().leads
+    assert not (town.state / UNDO_FILE).exists()
+
+
+def test_a_release_says_how_many_nodes_have_their_own_weight_again(town: NodeTown) -> None:
+    town.turn(FillFirst(tiers=(("n1",), ("n2", "n3")), reason="busy first"))
+    assert "2 given back their weight" in released_nodes(town.turns.release("an admin asked"))

@@ -24,6 +24,13 @@ def test_the_same_reason_is_said_once_though_its_figures_grow(caplog: pytest.Log
     assert said(caplog, *turns) == ["nothing is done: the history was read 3601 s ago"]
 
 
+def test_turns_on_nodes_are_told_from_turns_on_jobs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for stillness in (Stillness(), Stillness("nodes")):
+            stillness.hear(a_turn(still=("paused: by root",)))
+    assert [record.name for record in caplog.records] == ["helios.daemon.turn", "helios.daemon.nodes"]
+
+
 def test_another_reason_is_said_and_so_is_the_end(caplog: pytest.LogCaptureFixture) -> None:
     turns = [a_turn(still=("the model is old",)), a_turn(still=("the breaker is open",)), a_turn(), a_turn()]
     assert said(caplog, *turns) == [

@@ -147,6 +147,12 @@ def test_a_crash_does_not_end_an_admin_s_pause(tmp_path: Path) -> None:
     assert crash.paused.exists()
 
 
+def test_what_runs_after_a_crash_waits_for_nodes_no_longer_than_systemd_lets_it() -> None:
+    waits_s = re.search(r"--wait (\d+)", (UNITS / "helios-after-crash.sh").read_text())
+    assert waits_s
+    assert 2 * float(waits_s[1]) < Unit("helios-power.service").seconds("TimeoutStopSec")
+
+
 def test_a_release_that_failed_is_seen_in_the_unit_s_result(tmp_path: Path) -> None:
     crash = Crash(tmp_path)
     crash.release_answers(1)

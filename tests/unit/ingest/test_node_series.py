@@ -84,7 +84,7 @@ def test_a_hole_keeps_the_last_value_is_marked_and_said(tmp_path):
     series = read(a_series_file(tmp_path, *rows[:2], *rows[5:]))
     assert series.active.tolist() == [3, 4, 4, 4, 4, 8, 7]
     assert series.gaps.tolist() == [False, False, True, True, True, False, False]
-    assert "1 holes, the longest of 0.1 h" in series.notes[0]
+    assert "a hole of 0.1 h" in series.notes[0]
 
 
 def test_rows_out_of_order_are_sorted_and_it_is_said(tmp_path):

@@ -91,6 +91,16 @@ def test_what_went_wrong_is_an_alarm_in_the_subject_with_its_reason(outcome: str
     assert words in said("What Helios did", found)
 
 
+def test_nodes_that_did_not_wake_come_first_and_say_what_to_do() -> None:
+    wakes = [{"action": "FailedWake", "target": node, "outcome": "failed: it is DOWN"} for node in ("n2", "n3")]
+    found = digest(decisions=decisions_frame(*wakes, {"outcome": "done", "mode": "active"}))
+    assert found.alarming
+    first, second, *rest = found.sentences["What Helios did"]
+    assert first.startswith("Failed to wake: n[2-3].") and "helios power clear NODE" in first
+    assert second.startswith("Helios changed something")
+    assert not any("did not answer" in sentence for sentence in rest)
+
+
 def test_a_refusal_is_told_with_its_commonest_reasons_and_is_no_alarm() -> None:
     decisions = decisions_frame(
         *({"outcome": f"refused: {why}"} for why in ("held", "held", "a reservation", "an array", "cron"))

@@ -98,7 +98,7 @@ def test_a_manager_reads_what_was_saved_how_surely_and_against_what() -> None:
         "than Slurm's idle timer of 30 min would have."
     )
     assert rest[0] == "Nodes were woken 12 times; with that timer it would have been 40."
-    assert rest[1] == "300 of 336 node hours asleep were Helios' doing: 380 kWh, 76 EUR of it."
+    assert rest[1] == "300 of 336 node hours asleep were Helios' doing: 380 kWh, 76 EUR, before what waking them took."
     assert rest[2] == "Idle nodes, 1.0 on average, drew 175 kWh and cost 35 EUR, 12 % of all."
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from helios.report.energy.page import render_energy_whatif
 from helios.report.energy.whatif import (
     EnergyWhatIf,
     PolicyResult,
@@ -87,6 +88,26 @@ def test_a_gain_on_one_axis_only_is_said_with_a_but() -> None:
     assert "5.0 nodes more asleep and 0.10 wake-ups a day fewer" in energy_verdict(both)[1]
 
 
+def test_what_the_idle_timer_saves_is_said_also_where_it_is_more() -> None:
+    timer = a_result("idle_timer_30min", saved_kwh=140.0, wakeups_per_day=35.4, node_hours_short=59.8)
+    (said,) = [line for line in energy_verdict(an_answer(a_result("ces"), timer)) if "idle timer" in line]
+    assert "would save 40 kWh more, for 35.4 wake-ups a day and 59.8 node hours short instead of 0.4." in said
+    jobs = a_result("idle_timer_30min", saved_kwh=90.0, wakeups_per_day=9.0, jobs_delayed=1_200)
+    (said,) = [
+        line for line in energy_verdict(an_answer(a_result("ces", jobs_delayed=3), jobs)) if "idle timer" in line
+    ]
+    assert "would save 10 kWh less, for 9.0 wake-ups a day and 1,200 jobs delayed instead of 3." in said
+
+
+def test_nothing_saved_has_no_sign() -> None:
+    same = a_result("always_on", saved_kwh=-1e-9, energy_kwh=900.0)
+    console = Console(width=140)
+    with console.capture() as captured:
+        console.print(energy_table(an_answer(same), width=140))
+    assert "-0.0" not in captured.get()
+    assert str(a_result("always_on", saved_kwh=-0.0).to_json()["saved_kwh"]) == "0.0"
+
+
 def test_delayed_jobs_are_said() -> None:
     found = an_answer(a_result("ces", jobs_delayed=3, share_of_jobs_delayed=0.0004, longest_delay_s=300.0))
     assert "3 jobs (0.040 %) waited for a node to boot, 5 min at the most." in energy_verdict(found)[-1]
@@ -100,6 +121,34 @@ def test_the_table_shows_every_policy(width: int) -> None:
         console.print(energy_table(an_answer(*policies), width=width))
     assert all(policy.policy in captured.get() for policy in policies)
     assert "as it was" in captured.get()
+
+
+def test_that_no_job_was_delayed_is_said_in_plain_words() -> None:
+    found = an_answer(a_result("ces", jobs_delayed=0, share_of_jobs_delayed=0.0, longest_delay_s=0.0))
+    assert energy_verdict(found)[-1] == "No job waited for a node to boot."
+
+
+def test_the_page_speaks_of_jobs_only_where_there_are_some() -> None:
+    assert "Jobs delayed" not in render_energy_whatif(an_answer(a_result("ces")))
+    assert "Jobs delayed" in render_energy_whatif(an_answer(a_result("ces", jobs_delayed=3, share_of_jobs_delayed=0.1)))
+
+
+@pytest.mark.parametrize("width", [80, 100, 150, 160])
+@pytest.mark.parametrize("jobs", [False, True])
+def test_no_figure_is_cut_however_narrow_the_terminal(width: int, jobs: bool) -> None:
+    delayed = {"jobs_delayed": 14_211, "longest_delay_s": 7_300.0, "share_of_jobs_delayed": 0.01} if jobs else {}
+    large: dict[str, Any] = {
+        "energy_kwh": 915_509.0,
+        "mean_sleeping_nodes": 104.5,
+        "wakeups_per_day": 76.6,
+        "cost": 183_102.0,
+    }
+    large |= {"wakeups_per_day_interval": (73.53, 79.83), "node_hours_short": 1_128.2}
+    found = an_answer(*(a_result(name, **large, **delayed) for name in ("idle_timer_10min", "always_on")))
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(energy_table(found, width=width))
+    assert "…" not in captured.get()
 
 
 def test_the_figure_is_the_same_every_time() -> None:

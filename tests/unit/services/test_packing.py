@@ -53,6 +53,34 @@ def test_long_busy_then_soon_free_then_idle_then_asleep() -> None:
     assert tiers(nodes, jobs) == (("long",), ("soon",), ("idle",), ("dark", "tired"))
 
 
+def test_each_node_is_told_its_own_reason() -> None:
+    nodes = [a_node(name="dark", power="asleep"), an_idle_node("idle"), a_busy_node("soon"), a_busy_node("long")]
+    jobs = [running("long", p50_s=20 * 3_600.0), running("soon", p50_s=3_700.0)]
+    (action,) = Packing(Packing.Options()).decide(a_snapshot(nodes=nodes, running=jobs))
+    why = {node: action.why_in(place) for place, tier in enumerate(action.tiers) for node in tier}
+    assert why == {
+        "long": "busy for another 2 h or more: first",
+        "soon": "free within 2 h or nearly empty: last of the busy ones, to drain",
+        "idle": "idle: after the busy ones",
+        "dark": "asleep, or idle for over 60 min: last",
+    }
+
+
+@settings(max_examples=30)
+@given(hours=st.lists(st.floats(0.1, 2_000), min_size=1, max_size=8), count=st.integers(3, 16))
+def test_the_time_that_a_reason_names_is_true(hours: list[float], count: int) -> None:
+    nodes = [a_busy_node(f"n{number}", gpus_held=8) for number in range(len(hours))]
+    jobs = [running(f"n{n}", p50_s=3_600.0 * (1 + left), time_limit_s=1e9) for n, left in enumerate(hours)]
+    packing = Packing(Packing.Options(tiers=count))
+    (action,) = packing.decide(a_snapshot(nodes=nodes, running=jobs))
+    left_s = {f"n{n}": 3_600.0 * left for n, left in enumerate(hours)}
+    for place, tier in enumerate(action.tiers):
+        if "free within 2 h" in action.why_in(place):
+            assert max(left_s[node] for node in tier) < 7_200 + 1e-3
+        elif "busy for another 2 h" in action.why_in(place):
+            assert min(left_s[node] for node in tier) >= 7_200 - 1e-3
+
+
 def test_a_nearly_empty_node_drains_unless_its_job_runs_long() -> None:
     nodes = [a_busy_node("empty", gpus_held=1), a_busy_node("long", gpus_held=1), a_busy_node("full", gpus_held=8)]
     jobs = [running("empty", p50_s=4 * 3_600.0), running("full", p50_s=4 * 3_600.0), running("long", p50_s=4e5)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from helios.actions import Result
-from helios.control.nodes import Undo
+from helios.control.nodes import Undo, release_nodes
 from helios.errors import FileUnreadable
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
@@ -221,3 +223,69 @@ def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> N
     assert any("tell somebody" in note for report in reports for note in report.notes)
     assert len(table.lines(action="FailedWake")) == 1
     assert len(table.lines(action="Turn", mode="paused")) == 1  # n1 was woken by the job that n3 failed
+
+
+@pytest.mark.parametrize("mechanism", ["sleep", "keep_awake"])
+def test_what_a_release_had_no_privilege_for_is_given_back_by_the_paused_turn_that_has(mechanism: str) -> None:
+    table = busy_helios(mechanism=mechanism)
+    table.turn(seat(Says(), name="ces"), seat(Says(), name="packing"))
+    asked = ["", *(f"n{n}" for n in range(1, 11))]
+    for node in asked:
+        table.cluster.refuse_writes(node)
+    table.holder, leader = "alice", table.holder
+    undo, table.undo = table.undo, Undo()  # alice's folder is another one
+    assert not table.release().clean
+    for node in asked:
+        table.cluster.refuse_writes(node, answer="")
+    table.holder, table.undo = leader, undo
+    table.world = lambda now: replace(all_is_well(now), paused="by alice", released="alice released")
+    assert table.turn().clean
+    assert not table.lines(action="HandsOff")
+    assert nothing_of_helios(table)
+
+
+@pytest.mark.parametrize("how", ["release", "pause"])
+def test_a_sleeping_node_that_was_drained_is_left_to_its_admin_told_and_woken_once_back_in_service(how: str) -> None:
+    table = busy_helios()
+    table.cluster.drain("n2")
+    if how == "pause":
+        table.pause()
+    report = table.turn() if how == "pause" else table.release()
+    assert report.clean
+    assert any("n2 (it is drained: memory errors)" in note for note in report.notes)
+    assert table.cluster.power_of("n2") is ASLEEP
+    assert table.undo.asleep == ("n2",)
+    table.cluster.resume("n2")
+    report = table.turn() if how == "pause" else table.release()
+    assert report.woken == ("n2",)
+    assert nothing_of_helios(table)
+
+
+def test_a_pause_goes_on_beside_a_drained_sleeper_without_a_line_for_each_turn() -> None:
+    table = busy_helios()
+    table.cluster.drain("n2")
+    table.pause()
+    table.turn()
+    lines = len(table.lines())
+    for _ in range(3):
+        table.turn()
+    assert len(table.lines()) == lines
+
+
+def test_without_book_and_undo_file_a_release_does_not_say_that_nothing_is_left() -> None:
+    table = busy_helios()
+    table.ledger.fail_next(times=99)
+    written: list[Undo] = []
+    report = release_nodes(
+        cluster=table.cluster,
+        ledger=table.ledger,
+        undo=written.append,
+        undone=lambda: None,
+        now=table.cluster.now,
+        holder="alice",
+        reason="the database is gone",
+    )
+    assert report.remaining is None
+    assert not report.clean
+    assert any("not known" in note for note in report.notes)
+    assert not written

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from helios.actions import NodeAction, NodeLever, NodeOutcome, PowerUp, Result
+from helios.control import ServiceMode
 from helios.control.nodes import Undo
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
 from helios.testing import Crash, FakeNodes, a_node
 from tests.unit.control.nodes.table import (
+    ACTIVE,
     ASLEEP,
     AWAKE,
     FALLING,
@@ -25,6 +27,7 @@ from tests.unit.control.nodes.table import (
     WAKING,
     NodeTable,
     Says,
+    all_is_well,
     canary,
     down,
     fill,
@@ -344,6 +347,22 @@ def test_a_weight_that_an_admin_changed_is_theirs() -> None:
     assert table.cluster.weight_of("n2") == 11
 
 
+@pytest.mark.parametrize("mode", [ACTIVE, SHADOW, canary(percent=100)])
+def test_the_audit_gives_each_weight_its_own_reason(mode: ServiceMode) -> None:
+    table = NodeTable().after_two_looks()
+    order = replace(fill(["n1"], ["n2", "n3"], ["n4"]), why=("busy", "idle", "asleep"))
+    table.says(order, name="packing", mode=mode)
+    said = {line["target"]: line["reason"] for line in table.lines(action="FillFirst")}
+    assert {node: said[node] for node in ("n2", "n3", "n4")} == {"n2": "idle", "n3": "idle", "n4": "asleep"}
+
+
+def test_a_shadow_says_nothing_of_a_node_that_keeps_its_weight() -> None:
+    table = NodeTable().after_two_looks()
+    report = table.says(fill(["n1", "n2"], ["n3"]), name="packing", mode=SHADOW)
+    assert report.counts["packing"] == {Result.UNCHANGED: 2, Result.WOULD: 1}
+    assert {line["target"] for line in table.lines(action="FillFirst")} == {"n3"}
+
+
 def test_weights_of_a_service_switched_off_are_given_back() -> None:
     table = NodeTable().after_two_looks()
     table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
@@ -525,3 +544,28 @@ def test_a_book_that_cannot_be_read_for_once_is_not_written_over() -> None:
     assert table.ledger.standings().equals(before)
     assert table.undo == Undo(asleep=("n1",))
     assert table.says().woken == ()
+
+
+def test_a_drained_sleeper_takes_no_place_from_nodes_that_are_to_be_woken() -> None:
+    table = NodeTable(settings=node_settings(most_in_transition=0.1)).after_two_looks()
+    for node in ("n1", "n2"):
+        table.says(*down(node), after=20 * MINUTE)
+    table.cluster.tick(20 * MINUTE)
+    table.cluster.drain("n1")
+    report = table.says(mode=OFF)
+    assert report.woken == ("n2",)
+    assert any("in service" in note for note in report.notes)
+    assert table.standing() == {"n1": "asleep"}
+    table.cluster.resume("n1")
+    assert table.says(mode=OFF, after=20 * MINUTE).woken == ("n1",)
+
+
+@pytest.mark.parametrize("then", ["acts", "is still"])
+def test_whoever_takes_the_lease_over_has_an_undo_file_of_what_stands(then: str) -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.holder, table.undo = "helios-2", Undo()  # another machine, with a disk of its own
+    if then == "is still":
+        table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
+    table.says(after=HOUR)
+    assert table.undo.asleep == ("n1",)

@@ -244,3 +244,17 @@ def test_in_a_shadow_nothing_is_watched_for() -> None:
     assert table.memory.slept == {}
     assert table.cluster.power_of("n1") is AWAKE
     assert table.standing("shadow") == {}
+
+
+def test_a_node_missing_from_one_look_is_not_forgotten() -> None:
+    table = asleep("n1")
+    table.says(fill(["n4"], ["n5"]))
+    gone = {name: table.cluster._nodes.pop(name) for name in ("n1", "n5")}
+    table.says()
+    assert table.standing() == {"n1": "asleep"}
+    assert table.undo.asleep == ("n1",)
+    assert dict(table.undo.weights)["n5"] == 10
+    table.cluster._nodes.update(gone)
+    table.pause()
+    assert table.turn().woken == ("n1",)
+    assert table.cluster.weight_of("n5") == 10
