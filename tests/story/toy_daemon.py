@@ -8,6 +8,7 @@ from pathlib import Path
 import helios.cli
 from helios.app.clockwork import Chores, TurnSummary
 from helios.errors import ClusterUnavailable
+from helios.ports import Office
 
 FOLDER = Path(os.environ["TOY_FOLDER"])
 STANDING = FOLDER / "standing"
@@ -25,7 +26,7 @@ def turn() -> TurnSummary:
     return TurnSummary(pending=3, running=2, acted=1, seconds=0.1, predictions=3)
 
 
-def ingest() -> str:
+def read() -> str:
     if (FOLDER / "no accounting").exists():
         raise ClusterUnavailable("slurmdbd does not answer", remedy="sacctmgr show cluster")
     return write_down("ingest")
@@ -36,9 +37,10 @@ def release(why: str) -> str:
     return write_down(f"release {why}")
 
 
-def chores(configuration: object, *, cluster: str | None) -> Chores:
+def chores(configuration: object, *, cluster: str | None, offices: frozenset[Office], ingest: bool) -> Chores:
+    assert offices == frozenset(Office)
     return Chores(
-        ingest=ingest,
+        ingest=read if ingest else None,
         turn=turn,
         hook=lambda: write_down("hook"),
         nightly=lambda: write_down(f"nightly of {cluster}"),
