@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.chroot import Chroot, NotToBeHad, chroot_folder
 from tests.live.rig import SLEEPY, Rig, missing, roomy_folder
 
 HERE = Path(__file__).parent
@@ -23,6 +24,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(OWN.get(item.path.stem, "live")))
+
+
+@pytest.fixture(scope="session")
+def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chroot]:
+    """Slurm of Debian testing with pyslurm, in a chroot; only one session of one worker may have it at a time."""
+    try:
+        chroot = Chroot(chroot_folder(), tmp_path_factory.mktemp("inside"))
+        chroot.take()
+    except NotToBeHad as reason:
+        # Debian testing moves: where this pair can no longer be made, nothing of ours is broken.
+        pytest.skip(f"no pyslurm to be had: {reason}")
+    try:
+        yield chroot
+    finally:
+        chroot.leave()
 
 
 @pytest.fixture(scope="session")

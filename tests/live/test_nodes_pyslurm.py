@@ -24,22 +24,13 @@ from helios.slurm.backend import NodeChange
 from helios.slurm.nodes import SlurmNodes
 from helios.slurm.opening import open_nodes
 from helios.slurm.undo import UNDO_FILE, write_undo
-from tests.live.chroot import Chroot, NotToBeHad, chroot_folder
+from tests.live.chroot import Chroot
 from tests.live.test_release_script import SCRIPT
 
 
-@pytest.fixture(scope="module")  # the next module takes the same one: only one at a time may have it
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chroot]:
-    try:
-        chroot = Chroot(chroot_folder(), tmp_path_factory.mktemp("inside"))
-        chroot.take()
-    except NotToBeHad as reason:
-        # Debian testing moves: where this pair can no longer be made, nothing of ours is broken.
-        pytest.skip(f"no pyslurm to be had: {reason}")
-    try:
-        yield chroot
-    finally:
-        chroot.leave()
+@pytest.fixture(scope="module")
+def cluster(newest: Chroot) -> Chroot:
+    return newest
 
 
 @pytest.fixture

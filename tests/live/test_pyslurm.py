@@ -19,21 +19,12 @@ from helios.slurm.backend import Change, RawJob, RawNode
 from helios.slurm.binding import NOT_KNOWN, PyslurmBackend
 from helios.slurm.opening import open_cluster
 from tests.contract.cluster_suite import ClusterContract, World
-from tests.live.chroot import Chroot, NotToBeHad, chroot_folder
+from tests.live.chroot import Chroot
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chroot]:
-    try:
-        chroot = Chroot(chroot_folder(), tmp_path_factory.mktemp("inside"))
-        chroot.take()
-    except NotToBeHad as reason:
-        # Debian testing moves: where this pair can no longer be made, nothing of ours is broken.
-        pytest.skip(f"no pyslurm to be had: {reason}")
-    try:
-        yield chroot
-    finally:
-        chroot.leave()
+@pytest.fixture(scope="module")
+def cluster(newest: Chroot) -> Chroot:
+    return newest
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -140,11 +141,18 @@ def test_a_node_that_sleeps_when_its_job_ends_is_told_of(sleepy: Rig, path: Path
     assert "1 nodes fall asleep when their jobs end; run this again then: n1" in ran.said
 
 
-def test_it_says_so_where_it_may_not_wake(sleepy: Rig, path: Path, undo: Path) -> None:
+@pytest.fixture
+def open_undo() -> Iterator[Path]:
+    """An undo file that every user may read: pytest's own folders are its user's alone."""
+    with tempfile.TemporaryDirectory(prefix="helios-undo-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "nodes.undo"
+
+
+def test_it_says_so_where_it_may_not_wake(sleepy: Rig, path: Path, open_undo: Path) -> None:
+    undo = open_undo
     by_helios(sleepy, undo, "n1", weights={"n4": 20})
     sleepy.until(lambda: is_asleep(sleepy, "n1"))
-    for folder in (undo.parent, *undo.parents[:4]):
-        folder.chmod(0o755)
     ran = release(sleepy, path, undo, "--nodes-only", user="alice")
     assert ran.status == 1
     assert "1 nodes are still asleep: n1" in ran.said

@@ -48,7 +48,7 @@ def test_the_setting_is_the_best_of_the_grid_that_keeps_to_the_risk() -> None:
     grid = grid_for(n_floors=len(floors_of(past)), total=50.0, spare=1.0)
     score = scored(past.busy, past.total, floors_of(past), grid)
     value = np.log(score.asleep + 1e-9) - 0.1 * np.log(score.wakes + 0.5)
-    within = (score.short <= 0.01 * len(past.busy)) & (score.wakes <= 0.75 * 4 * 7)
+    within = (score.short <= 0.01 * len(past.busy)) & (score.wakes <= tuning.MARGIN_OF_TUNING * 4 * 7)
     (chosen,) = np.flatnonzero((grid == np.array(setting)).all(axis=1))
     assert within[chosen]
     assert value[chosen] == value[within].max()
