@@ -50,7 +50,7 @@ class CesOptions:
     risk: float = 0.01
     wake_ups_per_day: float | None = None
     worth: float = 0.1
-    spare: int = 1
+    spare: int = 2
     weeks: int = 3
     sigma: float = 5.0
     hold_s: int = 7_200

@@ -49,7 +49,7 @@ def seen(
 
 
 def decide(snapshot: Snapshot, **options: Any) -> list[NodeAction]:
-    return Ces(CesOptions(**options)).decide(snapshot)
+    return Ces(CesOptions(**({"spare": 1} | options))).decide(snapshot)  # pools of tests are small
 
 
 def slept(actions: Sequence[NodeAction]) -> list[str]:
