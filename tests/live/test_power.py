@@ -338,7 +338,7 @@ def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
 
         return expect
 
-    helios.turns.services = {"wish": Ces(CesOptions(every_s=1))}
+    helios.turns.services = {"wish": Ces(CesOptions(every_s=1, spare=1))}
     monkeypatch.setattr(NodeDemand, "__call__", of_three_weeks(1.0))
     helios.until(lambda report: report.asleep_by_helios and report.still == ())
     helios.rig.until(lambda: any(asleep(helios.rig, node) for node in helios.rig.nodes()))
