@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 import pandas as pd
 
 from helios.errors import HeliosError
+from helios.ports import Ledger, Office
+from helios.warehouse import Warehouse
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Warehouse | HeliosError]:
+    """Open the warehouse, or give the reason why it cannot be."""
+    try:
+        warehouse = Warehouse.open(url)
+    except HeliosError as trouble:
+        yield trouble
+        return
+    with warehouse:
+        yield warehouse
+
+
+def ledger_of(warehouse: Warehouse | HeliosError, cluster: str, *, office: Office) -> Ledger:
+    """Return the ledger of a cluster's office; where it cannot be had, one that says why."""
+    if isinstance(warehouse, HeliosError):
+        return NoLedger(warehouse)
+    try:
+        return warehouse.ledger(cluster, office=office)
+    except HeliosError as trouble:
+        return NoLedger(trouble)
 
 
 class Draft:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from helios.actions import Result
 from helios.app.clockwork import NodeTurnSummary, Tally
-from helios.app.ledgers import Draft, NoLedger
+from helios.app.ledgers import Draft, ledger_of, opened
 from helios.app.modes import PAUSE_FILE, Pause, modes_in_force, paused
 from helios.app.reading import read_until
 from helios.app.site import Site
@@ -139,8 +139,8 @@ class NodeTurns:
         MemoryDamaged
             What control remembers cannot be read; nothing was done.
         """
-        with alone(self._folder, lock=LOCK_OF_NODES), self._opened() as opened:
-            memory, warehouse = self._memory_or_trouble(opened)
+        with alone(self._folder, lock=LOCK_OF_NODES), opened(self.settings.database.url) as at_hand:
+            memory, warehouse = self._memory_or_trouble(at_hand)
             taken_back = self._taken_back_by(warehouse)
             report = take_node_turn(
                 seats=self._seats(modes),
@@ -217,7 +217,7 @@ class NodeTurns:
 
         See :func:`helios.control.nodes.release_nodes`.
         """
-        with self._between_turns() as disturbed, self._opened() as warehouse:
+        with self._between_turns() as disturbed, opened(self.settings.database.url) as warehouse:
             now = self._clock()
             memory = None
             with suppress(HeliosError):
@@ -321,24 +321,8 @@ class NodeTurns:
                 disturbed.append(f"what a turn that is under way sets is taken back in the next one: {trouble.fact}")
             yield disturbed
 
-    @contextmanager
-    def _opened(self) -> Iterator[Warehouse | HeliosError]:
-        """Open the warehouse, or give the reason why it cannot be."""
-        try:
-            warehouse = Warehouse.open(self.settings.database.url)
-        except HeliosError as trouble:
-            yield trouble
-            return
-        with warehouse:
-            yield warehouse
-
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        if isinstance(warehouse, HeliosError):
-            return NoLedger(warehouse)
-        try:
-            return warehouse.ledger(self.site.name, office=Office.NODES)
-        except HeliosError as trouble:
-            return NoLedger(trouble)
+        return ledger_of(warehouse, self.site.name, office=Office.NODES)
 
     def _conditions(self) -> Conditions:
         pause = self.pause()

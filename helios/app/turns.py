@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from helios.actions import Lever, Result
 from helios.app.clockwork import Breaker, Tally, TurnSummary
-from helios.app.ledgers import Draft, NoLedger
+from helios.app.ledgers import Draft, ledger_of, opened
 from helios.app.modes import PAUSE_FILE, RELEASED, RELEASED_FILE, Pause, modes_in_force, paused
 from helios.app.outlook import Outlook, worth_storing
 from helios.app.reading import read_until
@@ -111,8 +111,8 @@ class Turns:
             What control remembers cannot be read; nothing was done.
         """
         began = time.monotonic()
-        with alone(Path(self.settings.control.state_folder)), self._opened() as opened:
-            memory, warehouse = self._memory_or_trouble(opened)
+        with alone(Path(self.settings.control.state_folder)), opened(self.settings.database.url) as at_hand:
+            memory, warehouse = self._memory_or_trouble(at_hand)
             taken_back = self._taken_back_by(warehouse)
             report = self._taken(
                 modes,
@@ -216,7 +216,7 @@ class Turns:
 
         See :func:`helios.control.release`.
         """
-        with self._between_turns() as disturbed, self._opened() as warehouse:
+        with self._between_turns() as disturbed, opened(self.settings.database.url) as warehouse:
             now = self._clock()
             ledger = self._ledger(warehouse)
             report = release(cluster=self.site.cluster, ledger=ledger, now=now, holder=self.holder, reason=reason)
@@ -244,24 +244,8 @@ class Turns:
                 disturbed = []
             yield disturbed
 
-    @contextmanager
-    def _opened(self) -> Iterator[Warehouse | HeliosError]:
-        """Open the warehouse, or give the reason why it cannot be."""
-        try:
-            warehouse = Warehouse.open(self.settings.database.url)
-        except HeliosError as trouble:
-            yield trouble
-            return
-        with warehouse:
-            yield warehouse
-
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        if isinstance(warehouse, HeliosError):
-            return NoLedger(warehouse)
-        try:
-            return warehouse.ledger(self.site.name)
-        except HeliosError as trouble:
-            return NoLedger(trouble)
+        return ledger_of(warehouse, self.site.name, office=Office.JOBS)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
         seen = self.outlook(snapshot)

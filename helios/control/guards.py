@@ -10,11 +10,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from helios.actions import Lever, Outcome, Result
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.pending import Key, PendingJob
 from helios.control.wishes import Wish
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +77,7 @@ def one_owner_each(
     allowed, refused : dict
         By service.
     """
-    rank = {service: position for position, service in enumerate(wishes)}
-    owner: dict[Key, str] = {key: service for key, service in held.items() if service in rank}
-    for service, asked in wishes.items():
-        for wish in asked:
-            if wish.key not in owner or rank[service] < rank[owner[wish.key]]:
-                owner[wish.key] = service
+    owner = owners_of({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
     allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
     refused = {
         name: tuple(
@@ -90,6 +88,25 @@ def one_owner_each(
         for name, asked in wishes.items()
     }
     return allowed, refused
+
+
+def owners_of(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
+    """Return which service has each key: the first configured of those that ask, and of those that hold it.
+
+    Parameters
+    ----------
+    asked : mapping
+        What each service asks for, in the order of configuration.
+    held : mapping
+        The service that has a key now; one that is no longer configured has nothing.
+    """
+    rank = {service: position for position, service in enumerate(asked)}
+    owner = {key: service for key, service in held.items() if service in rank}
+    for service, keys in asked.items():
+        for key in keys:
+            if key not in owner or rank[service] < rank[owner[key]]:
+                owner[key] = service
+    return owner
 
 
 def capped(wishes: Sequence[Wish], *, jobs: Mapping[str, PendingJob], share: float) -> list[Wish]:

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from helios.actions import NodeLever, NodeOutcome, Result
 from helios.config import Settings
+from helios.control.guards import owners_of
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.nodes.memory import NodeMemory
 from helios.control.nodes.seen import UNTOUCHABLE, SeenNode
@@ -103,12 +104,7 @@ def one_owner_each(
     allowed, refused : dict
         By service.
     """
-    rank = {service: position for position, service in enumerate(wishes)}
-    owner: dict[NodeKey, str] = {key: service for key, service in held.items() if service in rank}
-    for service, asked in wishes.items():
-        for wish in asked:
-            if wish.key not in owner or rank[service] < rank[owner[wish.key]]:
-                owner[wish.key] = service
+    owner = owners_of({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
     allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
     refused = {
         name: tuple(
