@@ -64,11 +64,20 @@ class Model(_Section):
     """How the duration predictor is trained and judged."""
 
     seed: int = Field(default=0, ge=0, description="Seed of the training; the same seed gives the same model")
+    dask: str = Field(
+        default="", description="Dask scheduler on whose workers models are trained (tcp://HOST:8786); empty: here"
+    )
     test_fraction: float = Field(
         default=0.3,
         gt=0,
         lt=1,
         description="Last part of the history, by submission, on which a model is judged",
+    )
+    judged_days: float = Field(
+        default=7, ge=0.5, description="Last days on which a night's model is judged before it takes charge"
+    )
+    kept: int = Field(
+        default=30, ge=1, description="Newest models that are kept; the one in charge and the one before it always are"
     )
 
 

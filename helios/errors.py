@@ -117,3 +117,15 @@ class HookTableInvalid(HeliosError):
 
 class MemoryDamaged(HeliosError):
     """What control remembers of its last turn cannot be read."""
+
+
+class DaskUnavailable(HeliosError):
+    """No Dask scheduler answers at the address, it has no workers, or Dask is not installed here."""
+
+
+class DaskMismatch(HeliosError):
+    """The workers of a Dask cluster run other releases than this machine does."""
+
+
+class TrainingBroken(HeliosError):
+    """Training on other machines ended before the model was complete."""

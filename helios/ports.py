@@ -45,6 +45,21 @@ class ReplayPredictor(Protocol):
         """
         ...
 
+    def waiting(
+        self,
+        jobs: NDArray[np.int64],
+        now_s: int,
+        *,
+        running: NDArray[np.int64],
+        since_s: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Predict again the run times of ``jobs``, which were submitted earlier and still wait at ``now_s``.
+
+        Only jobs that ended strictly before ``now_s`` may be used, and that ``running`` jobs have run ``since_s`` (same
+        length, s since the epoch). Returns as ``submitted`` does.
+        """
+        ...
+
 
 class Order(Protocol):
     """A queue order: smaller keys first, ties by submit time, then job id."""

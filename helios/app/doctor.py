@@ -19,8 +19,8 @@ from helios.app.turns import MEMORY, holder_of
 from helios.config import Settings
 from helios.control import BreakerState, TurnMemory
 from helios.control.nodes import NodeMemory
-from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster, NotEnoughHistory
-from helios.model import Mode
+from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
+from helios.model import Mode, ModelRecord
 from helios.ports import Office
 from helios.slurm.hook import TABLE, read_table
 from helios.slurm.preflight import Finding, Level
@@ -137,18 +137,33 @@ def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             record = warehouse.model(name)
-        except (NoSuchCluster, NotEnoughHistory):
-            fact = "no model yet: predictions come from users' own history alone (shrinkage)"
-            remedy = "Train one: helios model train; the daemon does so every night."
-            yield Finding(check="model", verdict=Level.WARN, fact=fact, remedy=remedy)
+        except (NoSuchCluster, NotEnoughHistory) as reason:
+            fact = f"{reason.fact} Predictions come from users' own history alone (shrinkage)"
+            yield Finding(check="model", verdict=Level.WARN, fact=fact, remedy=reason.remedy)
             return
-    old = now - record.trained_at > timedelta(seconds=settings.control.oldest_model_s)
+    if trouble := _unreadable(record):
+        fact = f"{trouble} Predictions come from users' own history alone (shrinkage)"
+        remedy = "Train it anew and put it in charge: helios model train --promote"
+        yield Finding(check="model", verdict=Level.WARN, fact=fact, remedy=remedy)
+        return
+    old = now - record.known_good_at > timedelta(seconds=settings.control.oldest_model_s)
     yield Finding(
         check="model",
         verdict=Level.FAIL if old else Level.OK,
         fact=f"{record.model_id}, trained on {record.jobs:,} jobs at {record.trained_at:%Y-%m-%d %H:%M} UTC",
         remedy="Nothing is written while it is so old: helios nightly" if old else "",
     )
+
+
+def _unreadable(record: ModelRecord) -> str:
+    """Return why a model cannot be read, as one of an older release; empty: it can."""
+    from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and most of the rest needs none
+
+    try:
+        from_record(record)
+    except ModelUnreadable as reason:
+        return f"{reason.fact.rstrip('.')}."
+    return ""
 
 
 def _modes(settings: Settings, name: str) -> Iterator[Finding]:

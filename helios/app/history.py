@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -102,8 +102,20 @@ def read_file(
     )
 
 
-def recall(*, url: str, cluster: str | None, since: datetime | None = None, until: datetime | None = None) -> History:
+def recall(
+    *,
+    url: str,
+    cluster: str | None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    columns: Sequence[str] | None = None,
+) -> History:
     """Read one cluster's jobs, submitted in [since, until), from the warehouse.
+
+    Parameters
+    ----------
+    columns : sequence of str, optional
+        Those of ``JOBS`` that are wanted; None: all.
 
     Raises
     ------
@@ -114,7 +126,7 @@ def recall(*, url: str, cluster: str | None, since: datetime | None = None, unti
         chosen = choose_cluster(warehouse, cluster)
         return History(
             cluster=str(chosen["name"]),
-            jobs=warehouse.jobs(str(chosen["name"]), since=since, until=until),
+            jobs=warehouse.jobs(str(chosen["name"]), since=since, until=until, columns=columns),
             timezone=str(chosen["timezone"] or "UTC"),
         )
 

@@ -14,7 +14,6 @@ from helios.app.outlook import Knowledge
 from helios.control.modes import ServiceMode
 from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Mode, Snapshot
 from helios.ports import Service
-from helios.predict.live import predict_queue
 from helios.slurm.hook import HookRow
 
 LOOK_BACK = timedelta(days=60)
@@ -95,10 +94,7 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: Knowledge, now: datetime) -> p
         "urgency": 0.0,
     }
     queue = QUEUE.conform(kinds[shared].drop(columns=["started_at", "node_list"], errors="ignore").assign(**fresh))
-    predicted = predict_queue(
-        queue, history=knowledge.history, model=knowledge.model, now=now, timezone=knowledge.timezone
-    )
-    return queue.assign(**predicted)
+    return queue.assign(**knowledge.predict(queue, now=now))
 
 
 def _told(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.app.expectation import judge, learn
-from helios.app.history import History, recall
+from helios.app.models import nightly, training_history
 from helios.app.reading import Reading
 from helios.app.reports import NightlyReport, nightly_pages
 from helios.config import Settings
@@ -21,9 +20,6 @@ from helios.warehouse import Warehouse
 
 READ_AGAIN = timedelta(days=3)
 """Slurm's database may learn of an end this much later: it was down, or a node was."""
-JUDGED = timedelta(days=7)
-MODELS_KEPT = 30
-"""A night's model is megabytes of text; a month of them is enough to look into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,27 +122,19 @@ def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
 
 
 def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: Progress) -> str:
-    """Train on all that has ended, and say how a model trained a week ago would have done since."""
-    history = recall(url=url, cluster=cluster)
+    """Train on all that has ended, and say whether the model took charge, why, and what has drifted."""
+    model = settings.model
     try:
-        record = learn(history, url=url, until=None, seed=settings.model.seed, made_at=now, progress=progress)
-    except NotEnoughHistory as reason:
-        return f"no model yet, shrinkage predicts: {reason.fact}"
-    with Warehouse.open(url) as warehouse:
-        warehouse.forget_models(cluster, keep=MODELS_KEPT)
-    return f"model {record.model_id} of {record.jobs:,} jobs{_score(history, settings, now, progress)}"
-
-
-def _score(history: History, settings: Settings, now: datetime, progress: Progress) -> str:
-    try:
-        judged = judge(
-            history,
-            train_until=now - JUDGED,
-            test_fraction=settings.model.test_fraction,
-            seed=settings.model.seed,
+        outcome, drift = nightly(
+            url=url,
+            history=training_history(url, cluster, progress=progress),
+            seed=model.seed,
+            days=model.judged_days,
+            now=now,
+            keep=model.kept,
+            dask=model.dask,
             progress=progress,
         )
-    except NotEnoughHistory:
-        return ""
-    answer = judged.to_json()
-    return f", rank correlation {answer['spearman']:.2f} on the last week" if answer.get("spearman") else ""
+    except NotEnoughHistory as reason:
+        return f"no model yet, shrinkage predicts: {reason.fact}"
+    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; in charge: {outcome.in_charge}; {drift}"

@@ -259,6 +259,9 @@ def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) 
         started_s=_seconds(mine["started_at"]),
         ended_s=_seconds(mine["ended_at"]),
         nodes=np.asarray(of_gpus, dtype=np.float64),
+        # The limit says which jobs end alike, and better than a prediction: on KTH-SP2 what ends within 3 h is off by
+        # 8.8 nodes with limits and by 13.8 with shrinkage's medians; on SDSC-BLUE by 123 and 159 CPUs. Predictions of
+        # running jobs beside the limits of ended ones are worse still: the hazard of one is not that of the other.
         predicted_s=np.where(np.isfinite(limit_s), limit_s, np.nan),
         group=_numbered(mine),
         ends_of_steps_s=steps_s,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
-from helios.errors import NoSuchCluster, NotEnoughHistory
-from helios.model import JOBS, ModelRecord, Snapshot
-from helios.predict.live import predict_queue
+from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
+from helios.model import JOBS, ModelRecord, Snapshot, in_submission_order
+from helios.predict.live import LivePredictor
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 QUANTILES = ("p10_s", "p50_s", "p90_s")
 # A stored prediction is replaced by one that differs by more: else every turn would store the whole queue again.
 WORTH_STORING = 1.25
+# How long after a job's end its record is looked for first: accounting is late by minutes. What is later still is found
+# too, by reading everything again.
+LATE = timedelta(days=1)
+# What is kept may grow to so many times of what is looked back on before it is read anew.
+_MOST_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,10 @@ class Knowledge:
         Zone of the cluster's local time.
     edition : tuple
         What of the warehouse it was read from.
+    predictor : LivePredictor, optional
+        Has learned ``history``, and is kept from one moment to the next; None: one is made when it is asked for.
+    trouble : str
+        Why the model in charge does not predict, for a person; empty: it does, or there is none.
     """
 
     history: pd.DataFrame
@@ -44,10 +54,17 @@ class Knowledge:
     trained_at: datetime | None
     timezone: str
     edition: tuple[int, str]
+    predictor: LivePredictor | None = None
+    trouble: str = ""
+
+    def predict(self, queue: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Return ``PREDICTIONS`` of jobs as if submitted now; see :meth:`helios.predict.LivePredictor.predict`."""
+        predictor = self.predictor or LivePredictor(self.history, model=self.model, timezone=self.timezone)
+        return predictor.predict(queue, now=now, running=running)
 
 
 class Outlook:
-    """Adds predictions to the pending jobs of a snapshot; reads the warehouse again only when that has changed.
+    """Adds predictions to the jobs of a snapshot; reads of the warehouse only what is new there.
 
     Parameters
     ----------
@@ -80,17 +97,18 @@ class Outlook:
         return self._known
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with the prediction columns of its pending jobs filled in."""
-        knowledge = self.knowledge
-        predicted = predict_queue(
-            snapshot.pending,
-            history=knowledge.history,
-            model=knowledge.model,
-            now=snapshot.taken_at,
-            running=snapshot.running,
-            timezone=knowledge.timezone,
+        """Return ``snapshot`` with the prediction columns of its jobs filled in.
+
+        Of a running job they tell its whole run time, given that it has run for as long as it has.
+        """
+        predict, now = self.knowledge.predict, snapshot.taken_at
+        pending = predict(snapshot.pending, now=now, running=snapshot.running)
+        running = predict(snapshot.running, now=now, running=snapshot.running)
+        return replace(
+            snapshot,
+            pending=snapshot.pending.assign(**pending),
+            running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
         )
-        return replace(snapshot, pending=snapshot.pending.assign(**predicted))
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> Knowledge:
         if edition == (0, ""):
@@ -99,19 +117,65 @@ class Outlook:
             record = warehouse.model(self._cluster)
         except NotEnoughHistory:
             record = None
+        model, trouble = _model_of(record) if record else (None, "")
+        timezone = warehouse.timezone(self._cluster) or "UTC"
+        history, predictor = self._brought_up_to_date(warehouse, timezone) or self._read_anew(warehouse, timezone)
+        predictor.model = model
         return Knowledge(
-            history=warehouse.jobs(self._cluster, last=self._last_jobs),
-            model=_model_of(record) if record else None,
-            trained_at=record.trained_at if record else None,
-            timezone=warehouse.timezone(self._cluster) or "UTC",
+            history=history,
+            model=model,
+            trained_at=record.known_good_at if record and model else None,
+            timezone=timezone,
             edition=edition,
+            predictor=predictor,
+            trouble=trouble,
         )
 
+    def _read_anew(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor]:
+        history = warehouse.jobs(self._cluster, last=self._last_jobs)
+        return history, LivePredictor(history, timezone=timezone)
 
-def _model_of(record: ModelRecord) -> DurationModel:
+    def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
+        """Read only the jobs that ended since the last time; None: that cannot be done, or is not all that is new."""
+        known = self._known
+        if known is None or known.predictor is None or known.timezone != timezone:
+            return None
+        ended = known.history["ended_at"]
+        if not ended.notna().any():
+            return None
+        first = known.history["submitted_at"].iloc[0]
+        late = warehouse.jobs(self._cluster, since=first, unended_at=ended.max() - LATE)
+        both = pd.concat([known.history, late]).drop_duplicates(["job_id", "submitted_at", "restart"], keep="last")
+        complete = both["ended_at"].count() == warehouse.ended_jobs(self._cluster, since=first)
+        if not complete or len(both) > _MOST_KEPT * self._last_jobs:
+            return None
+        known.predictor.learn(late)
+        return in_submission_order(JOBS.conform(both)), known.predictor
+
+
+def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
+    from helios.predict.remaining import remaining_run_time  # noqa: PLC0415 - a pause or a report predicts nothing
+
+    running = snapshot.running
+    elapsed = (pd.Timestamp(snapshot.taken_at) - running["started_at"]).dt.total_seconds()
+    # A job whose start is not known is taken to have just begun.
+    elapsed_s = np.maximum(np.nan_to_num(elapsed.to_numpy(dtype=np.float64)), 0.0)
+    remaining_s = remaining_run_time(
+        whole[list(QUANTILES)].to_numpy(), elapsed_s, limit_s=running["time_limit_s"].to_numpy()
+    )
+    totals = zip(QUANTILES, (remaining_s + elapsed_s[:, None]).T, strict=True)
+    return whole.assign(**dict(totals))
+
+
+def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
+    """Return the model, or why it cannot be read: after an upgrade shrinkage predicts until the night trains anew."""
     from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
 
-    return from_record(record)
+    try:
+        return from_record(record), ""
+    except ModelUnreadable as reason:
+        fact = reason.fact.rstrip(".")
+        return None, f"shrinkage predicts: {fact}. Train it anew and put it in charge: helios model train --promote"
 
 
 def worth_storing(pending: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:

@@ -194,6 +194,7 @@ class Turns:
         with Warehouse.open(self.settings.database.url) as warehouse:
             lease = warehouse.lease(self.site.name)
             read_at = read_until(warehouse, self.site.name)
+        knowledge = self.outlook.knowledge
         return TurnSummary(
             pending=report.pending,
             running=report.running,
@@ -203,11 +204,11 @@ class Turns:
             seconds=time.monotonic() - began,
             predictions=0 if self._predicted is None else len(self._predicted),
             history_read_at=read_at,
-            model_trained_at=self.outlook.knowledge.trained_at,
+            model_trained_at=knowledge.trained_at,
             modes={name: mode.mode for name, mode in modes.items()},
             breaker=breaker_in_words(report.memory, self.settings, self._clock()),
             lease_held=lease is None or lease["holder"] in {None, self.holder},
-            notes=report.notes,
+            notes=(*report.notes, *filter(None, [knowledge.trouble])),
             trouble="" if report.seen else "; ".join(report.still),
         )
 

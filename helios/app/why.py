@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from helios.app.one_job import JobUnknown, known_before, queued
 from helios.app.turns import Turns
 from helios.control.modes import ServiceMode
 from helios.errors import HeliosError, Misuse, NoSuchCluster
 from helios.model import DECISIONS, JOBS, PREDICTIONS, STANDINGS, Mode, Snapshot
+from helios.report.explain import rests_on
 from helios.report.why import Why, places
 from helios.warehouse import Warehouse
 
 LOOK_BACK = timedelta(days=60)
-
-
-class JobUnknown(Misuse):
-    """Neither the cluster nor the warehouse knows the job."""
 
 
 class NothingKept(Misuse):
@@ -56,18 +55,16 @@ def explain(turns: Turns, job_id: str) -> Why:
         since = snapshot.taken_at - LOOK_BACK
         decisions = _of_cluster(lambda: warehouse.decisions(name, since=since), DECISIONS.empty())
         standings = _of_cluster(lambda: warehouse.ledger(name).standings(), STANDINGS.empty())
-        job = _queued(seen, job_id)
+        job = queued(seen, job_id)
         if job is None:
             past = _of_cluster(lambda: warehouse.jobs(name, since=since), JOBS.empty())
             predictions = _of_cluster(lambda: warehouse.predictions(name, since=since), pd.DataFrame())
             return _of_the_past(past, predictions, decisions, job_id)
-        if np.isnan(job["p50_s"]):  # it runs: what was predicted while it waited
+        remaining_s = _remaining(seen, job)
+        if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             made = _of_cluster(lambda: warehouse.predictions(name, since=job["submitted_at"]), pd.DataFrame())
-            told = _prediction_of(made, job)
-            job = job.copy()
-            for column, value in told.items():
-                job[column] = value
-    return _of_the_queue(turns, seen, job, standings, decisions)
+            job = _as_predicted(job, _prediction_of(made, job))
+    return replace(_of_the_queue(turns, seen, job, standings, decisions), remaining_s=remaining_s)
 
 
 def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:
@@ -78,16 +75,18 @@ def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
-    master, _, task = job_id.partition("_")
-    for queue in (snapshot.pending, snapshot.running):
-        whole = queue["job_id"] == job_id
-        of_array = (queue["array_job_id"] == master) & ((queue["array_task_id"] == task) if task else True)
-        pending_array = (queue["job_id"] == master) & (queue["tasks"] > 1)
-        for matches in (whole, of_array, pending_array):
-            if matches.any():
-                return queue[matches].iloc[0]
-    return None
+def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:
+    """Return p10, p50 and p90 of what remains of a running job's run, s; None: it waits, or nothing was predicted."""
+    if pd.isna(job["started_at"]) or np.isnan(job["p50_s"]):
+        return None
+    elapsed_s = (pd.Timestamp(snapshot.taken_at) - job["started_at"]).total_seconds()
+    low, middle, high = (max(float(job[name]) - elapsed_s, 0.0) for name in PREDICTIONS.names[:3])
+    return low, middle, high
+
+
+def _as_predicted(job: pd.Series[Any], told: dict[str, Any]) -> pd.Series[Any]:
+    """Return ``job`` with another prediction; where there is none, with the one that it has."""
+    return job if np.isnan(told["p50_s"]) else pd.Series(job.to_dict() | told)
 
 
 def _of_the_queue(
@@ -113,6 +112,7 @@ def _of_the_queue(
         p50_s=float(job["p50_s"]),
         p90_s=float(job["p90_s"]),
         source=_text(job["source"]),
+        rests_on=_rests_on(turns, snapshot, job) if pending else "",
         reason=_text(job["reason"]),
         planned_start_at=job["planned_start_at"].to_pydatetime() if pd.notna(job["planned_start_at"]) else None,
         rank=ranks[0],
@@ -124,6 +124,19 @@ def _of_the_queue(
         decisions=_lines_of(decisions, job["job_id"], job["submitted_at"]),
         remarks=_remarks(turns),
     )
+
+
+def _rests_on(turns: Turns, snapshot: Snapshot, job: pd.Series[Any]) -> str:
+    """Return whose past jobs stand behind the prediction of a pending job, and how long the last of them took."""
+    from helios.predict import JobTable  # noqa: PLC0415 - numba takes a while
+    from helios.predict.resemblance import narrowest  # noqa: PLC0415 - as above
+
+    history, now = turns.outlook.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
+    if history.empty or np.isnan(job["p50_s"]):
+        return ""
+    known = known_before(job, now, history=history, running=snapshot.running)
+    basis, precedent = narrowest(JobTable.from_frame(known))
+    return rests_on(basis, precedent, user=_text(job["user"]), account=_text(job["account"]))
 
 
 def _of_the_past(jobs: pd.DataFrame, predictions: pd.DataFrame, decisions: pd.DataFrame, job_id: str) -> Why:

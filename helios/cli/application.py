@@ -6,7 +6,9 @@ imported: whoever types ``helios pause`` does not wait for what trains models, n
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -95,7 +97,16 @@ def imported(name: str) -> Any:
         alone.command(name)(spoken)
         command = typer.main.get_command(alone)
     command.name = name
+    _unwrap(command)
     return command
+
+
+def _unwrap(command: Any) -> None:
+    """Let the terminal break the lines of a help text: Typer keeps those of the source from the second paragraph on."""
+    if command.help:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))
+    for inner in getattr(command, "commands", {}).values():
+        _unwrap(inner)
 
 
 def _print_version(asked: bool) -> None:

@@ -36,7 +36,7 @@ LoadName = Annotated[
 
 @commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
 def load(
-    file: Annotated[Path, typer.Argument(help="Trace file, gzip or plain: helios, sacct or swf.")],
+    file: Annotated[Path, typer.Argument(help="Trace file, gzip or plain, of any format that --format takes.")],
     trace_format: Format = None,
     cluster: LoadName = None,
     timezone: Timezone = None,

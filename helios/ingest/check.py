@@ -26,6 +26,7 @@ class Reason(StrEnum):
     INVALID_UTF8 = "invalid UTF-8"
     NUL_BYTE = "NUL byte"
     WRONG_FIELD_COUNT = "wrong number of fields"
+    UNREADABLE_RECORD = "record is not understood"
     MISSING_JOB_ID = "no job id"
     UNREADABLE_JOB_ID = "job id is not understood"
     MISSING_SUBMIT_TIME = "no submit time"

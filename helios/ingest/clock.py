@@ -40,6 +40,14 @@ def spans(seconds: NDArray[np.float64]) -> NDArray[np.timedelta64]:
     return np.where(usable, microseconds, np.timedelta64("NaT", "us"))
 
 
+def instants(seconds: NDArray[np.float64]) -> tuple[Instants, Mask]:
+    """Return seconds after 1970 as instants, NaT where unknown; and where a number is no time."""
+    lowest, highest = (time.astype("datetime64[s]").astype(np.int64) for time in (EARLIEST, LATEST))
+    within: Mask = (seconds >= lowest) & (seconds < highest)
+    microseconds = (np.where(within, seconds, 0.0) * 1e6).round().astype(MICROSECONDS)
+    return np.where(within, microseconds, NEVER), ~within & ~np.isnan(seconds)
+
+
 class Clock:
     """Reads the times of one file.
 
@@ -78,9 +86,17 @@ class Clock:
         try:
             local = pc.cast(texts, pa.timestamp("us")).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:
-            return self._read_each(texts, not_before)
+            return self._read_absolute(texts, not_before)
         instants = self._in_utc(local, not_before)
         sane = _sane(local) | np.isnat(local)
+        return np.where(sane, instants, NEVER), ~sane
+
+    def _read_absolute(self, texts: pa.Array, not_before: Instants | None) -> tuple[Instants, Mask]:
+        try:
+            instants = pc.cast(texts, pa.timestamp("us", tz="UTC")).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            return self._read_each(texts, not_before)
+        sane = _sane(instants) | np.isnat(instants)
         return np.where(sane, instants, NEVER), ~sane
 
     def _read_each(self, texts: pa.Array, not_before: Instants | None) -> tuple[Instants, Mask]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +16,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from helios.ingest.check import Mask
-from helios.ingest.draft import Reading, Refused
+from helios.ingest.check import Mask, Verdicts
+from helios.ingest.draft import Draft, Reading, Refused
 from helios.ingest.repair import Dialect, Repaired, repair
 from helios.ingest.stream import Block, blocks
 
@@ -66,6 +67,27 @@ class Rows:
         for line, text in self.whole_texts.items():
             lines[line - self.block.first_line] = text
         return pd.util.hash_array(lines[positions], categorize=False)
+
+    def draft(
+        self,
+        jobs: dict[str, Any],
+        verdicts: Verdicts,
+        *,
+        skipped: Mask | None = None,
+        clusters: frozenset[str] = frozenset(),
+    ) -> Draft:
+        """Return these rows translated into ``jobs``, as :class:`Draft` takes them; ``skipped`` None: not one."""
+        return Draft(
+            jobs=jobs,
+            line=self.line,
+            verdicts=verdicts,
+            skipped=np.zeros(len(self), dtype=np.bool_) if skipped is None else skipped,
+            refused=self.refused,
+            bytes_read=self.block.bytes_read,
+            texts=self.texts,
+            fingerprints=self.fingerprints,
+            clusters=clusters,
+        )
 
     def _text(self, line: int) -> bytes:
         if line in self.whole_texts:

@@ -122,6 +122,10 @@ class Draft:
         )
 
 
+def _none_needed(_: Path) -> tuple[Path, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How one format is recognised and read; adding a format is adding one of these.
@@ -134,11 +138,17 @@ class Layout:
         Yields the whole file as drafts, in order. Raises FormatUnknown where a needed column is not there.
     local_times : callable
         Whether, judging by its first bytes, a file's times are local times without a zone.
+    zone : str
+        IANA zone of the cluster where the format has one home; UTC otherwise.
+    companions : callable
+        Files beside the one that is read without which it is not whole, those there are.
     """
 
     fits: Callable[[bytes], bool]
     drafts: Callable[[Reading], Iterator[Draft]]
     local_times: Callable[[bytes], bool]
+    zone: str = "UTC"
+    companions: Callable[[Path], tuple[Path, ...]] = _none_needed
 
 
 def readable(text: bytes) -> str:

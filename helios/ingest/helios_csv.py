@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,51 @@ FIELDS = (
     "queue",
 )
 EXTRA_FIELDS = ("name", "jobname", "time_limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """How a family of files that share the Helios columns words them.
+
+    Attributes
+    ----------
+    layout : str
+        Its name, for messages.
+    required : tuple of str
+        Columns without which a file is not of the family.
+    fields : tuple of str
+        Its columns in their published order.
+    name : tuple of str
+        Columns that hold what comes closest to a job's name, the best first.
+    duration_is_run_time : bool
+        Whether ``duration`` is the run time; it is not looked at otherwise.
+    gib_each_node : str, optional
+        Column of the memory asked for on each node, GiB.
+    """
+
+    layout: str
+    required: tuple[str, ...]
+    fields: tuple[str, ...]
+    name: tuple[str, ...]
+    duration_is_run_time: bool = True
+    gib_each_node: str | None = None
+
+
+PUBLISHED = Wording(layout="helios", required=REQUIRED, fields=FIELDS, name=("name", "jobname"))
+MIB_PER_GIB = 1024.0
 _UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
 REJOINED = "rows broken by a newline or a comma in a field were put together again"
 
 
 def fits(start: bytes) -> bool:
     """Return whether a file's first line names the columns of the Helios layout."""
-    return set(REQUIRED) <= set(_names(start))
+    return set(REQUIRED) <= set(column_names(start))
+
+
+def column_names(start: bytes) -> tuple[str, ...]:
+    """Return the columns that a file's first line names, in small letters."""
+    line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
+    return tuple(name.strip().strip('"').lower() for name in line.split(","))
 
 
 def drafts(reading: Reading) -> Iterator[Draft]:
@@ -60,16 +99,28 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     FormatUnknown
         The first line does not name the columns ``job_id`` and ``submit_time``.
     """
+    return translated(reading, PUBLISHED)
+
+
+def translated(reading: Reading, wording: Wording) -> Iterator[Draft]:
+    """Yield a file whose first line names columns of the Helios layout, worded as ``wording`` says.
+
+    Raises
+    ------
+    FormatUnknown
+        The first line does not name all columns that are required.
+    """
     start = head(reading.path)
-    names = _names(start)
-    if missing := [name for name in REQUIRED if name not in names]:
+    names = column_names(start)
+    if missing := [name for name in wording.required if name not in names]:
         raise FormatUnknown(
-            f"{reading.path} is not of the helios layout: its first line names no column {' and no '.join(missing)}.",
-            remedy=f"Its first line should be: {','.join(FIELDS)}",
+            f"{reading.path} is not of the {wording.layout} layout: its first line names no column "
+            f"{' and no '.join(missing)}.",
+            remedy=f"Its first line should be: {','.join(wording.fields)}",
         )
-    for rows in read_rows(reading, _dialect(start, names), _columns(reading)):
+    for rows in read_rows(reading, _dialect(start, names), _columns(reading, wording)):
         reading.tally[REJOINED] += rows.rejoined
-        yield _draft(rows, reading)
+        yield _draft(rows, reading, wording)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start))
@@ -105,11 +156,6 @@ def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:
         raise FileUnreadable(f"{path} cannot be written: {reason.strerror or reason}.") from reason
 
 
-def _names(start: bytes) -> tuple[str, ...]:
-    line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
-    return tuple(name.strip().strip('"').lower() for name in line.split(","))
-
-
 def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
     distinct = tuple(name if name not in names[:place] else f"#{place}" for place, name in enumerate(names))
     return Dialect(
@@ -117,20 +163,20 @@ def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
         separator=b",",
         quoted=True,
         header=start.partition(b"\n")[0],
-        free_text=tuple(distinct.index(name) for name in ("name", "jobname") if name in distinct),
+        free_text=tuple(distinct.index(name) for name in PUBLISHED.name if name in distinct),
         plausible=lambda fields: bool(
             fields[distinct.index("job_id")] and fields[distinct.index("submit_time")][:4].isdigit()
         ),
     )
 
 
-def _columns(reading: Reading) -> list[str]:
+def _columns(reading: Reading, wording: Wording) -> list[str]:
     if reading.only is None:
-        return [*FIELDS, *EXTRA_FIELDS]
+        return [*wording.fields, *EXTRA_FIELDS]
     return ["job_id", "submit_time", "start_time", "queue", "state"]
 
 
-def _draft(rows: Rows, reading: Reading) -> Draft:
+def _draft(rows: Rows, reading: Reading, wording: Wording) -> Draft:
     verdicts = Verdicts(len(rows))
     jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
     state, bad = job_states(known(_column(rows, "state")))
@@ -138,20 +184,12 @@ def _draft(rows: Rows, reading: Reading) -> Draft:
     jobs["state"] = state
     _read_times(jobs, rows, reading, verdicts)
     if reading.only is None:
-        _read_sizes(jobs, rows, verdicts)
+        _read_run(jobs, rows, reading, verdicts, wording)
+        _read_sizes(jobs, rows, verdicts, wording)
         for name, field in (("user", "user"), ("partition", "vc")):
             jobs[name] = category(_column(rows, field))
-        jobs["name"] = strings(_column(rows, "name", "jobname"))
-    return Draft(
-        jobs=jobs,
-        line=rows.line,
-        verdicts=verdicts,
-        skipped=np.zeros(len(rows), dtype=np.bool_),
-        refused=rows.refused,
-        bytes_read=rows.block.bytes_read,
-        texts=rows.texts,
-        fingerprints=rows.fingerprints,
-    )
+        jobs["name"] = strings(_column(rows, *wording.name))
+    return rows.draft(jobs, verdicts)
 
 
 def _read_times(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts) -> None:
@@ -160,28 +198,28 @@ def _read_times(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Ve
     waited = _number(rows, "queue", verdicts)
     jobs["submitted_at"] = submitted
     jobs["started_at"] = np.where(np.isnat(started), submitted + spans(waited), started)
-    if reading.only is None:
-        _read_run(jobs, rows, reading, verdicts)
 
 
-def _read_run(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts) -> None:
+def _read_run(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts, wording: Wording) -> None:
     started = jobs["started_at"]
     over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
     ended = _time(rows, "end_time", reading, verdicts, np.fmax(jobs["submitted_at"], started))
-    duration = _number(rows, "duration", verdicts)
+    duration = _number(rows, "duration" if wording.duration_is_run_time else "", verdicts)
     jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
     lasted = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
     # The layout's duration was counted by Slurm; the difference of local times is off where clocks change.
     jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
 
 
-def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts) -> None:
+def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, wording: Wording) -> None:
     for name, field in (("gpus", "gpu_num"), ("cpus", "cpu_num"), ("nodes", "node_num")):
         jobs[name] = _number(rows, field, verdicts)
     jobs["gpus"] = np.nan_to_num(jobs["gpus"])
     limit, bad = durations(_column(rows, "time_limit"), bare_unit_s=1.0)
     verdicts.refuse(bad, Reason.UNREADABLE_DURATION)
     jobs["time_limit_s"] = limit
+    if wording.gib_each_node is not None:
+        jobs["memory_mib"] = _number(rows, wording.gib_each_node, verdicts) * MIB_PER_GIB * jobs["nodes"]
 
 
 def _column(rows: Rows, *names: str) -> pa.Array:

@@ -126,15 +126,21 @@ def drafts(reading: Reading) -> Iterator[Draft]:
             f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
             remedy="Export it with: sacct --allusers --parsable2 --format=JobIDRaw,JobID,Submit,Start,End,State,...",
         )
-    for rows in read_rows(reading, dialect, _fields(reading)):
+    for rows in read_rows(reading, dialect, fields_wanted(reading)):
         reading.tally[REJOINED] += rows.rejoined
-        yield _Translation(rows, reading).draft()
+        yield translated(rows, reading)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start))
 
 
-def _fields(reading: Reading) -> list[str]:
+def translated(rows: Rows, reading: Reading) -> Draft:
+    """Return rows whose columns are called as sacct's fields are, in small letters, as a draft."""
+    return _Translation(rows, reading).draft()
+
+
+def fields_wanted(reading: Reading) -> list[str]:
+    """Return the fields that :func:`translated` looks at."""
     wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
     return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
 
@@ -213,17 +219,8 @@ class _Translation:
             self._read_sizes()
             self._read_labels()
             self.reading.tally[STEPS] += int(skipped.sum())
-        return Draft(
-            jobs=self.jobs,
-            line=self.rows.line,
-            verdicts=self.verdicts,
-            skipped=skipped,
-            refused=self.rows.refused,
-            bytes_read=self.rows.block.bytes_read,
-            texts=self.rows.texts,
-            fingerprints=self.rows.fingerprints,
-            clusters=frozenset(_distinct_known(self.rows.column("cluster", "clustername"))),
-        )
+        clusters = frozenset(_distinct_known(self.rows.column("cluster", "clustername")))
+        return self.rows.draft(self.jobs, self.verdicts, skipped=skipped, clusters=clusters)
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")

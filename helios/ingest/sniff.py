@@ -8,6 +8,8 @@ from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest.formats import LAYOUTS, TraceFormat
 from helios.ingest.stream import head
 
+_TAR_MAGIC_AT = 257
+
 
 def start_of(path: Path) -> bytes:
     """Return the first decompressed bytes of a file that holds anything.
@@ -36,6 +38,10 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
     for name, layout in LAYOUTS.items():
         if layout.fits(start):
             return name
+    if start[_TAR_MAGIC_AT:].startswith(b"ustar"):
+        raise FormatUnknown(
+            f"{path} is a tar archive of files.", remedy=f"Unpack it (tar -xf {path.name}) and load the file inside."
+        )
     raise FormatUnknown(
         f"The format of {path} is not recognised from its content.",
         remedy=f"Helios reads {', '.join(LAYOUTS)}; say which it is with --format, or export it anew.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import zlib
@@ -79,6 +80,44 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
         for data in _cuts(_chunks(path, plain), lines_per_block, continues):
             yield Block(data=_unix(data), first_line=first_line, bytes_read=raw.tell())
             first_line += data.count(b"\n")
+
+
+class Decoded:
+    """Bytes of a file with whatever is no UTF-8 replaced, so that one odd name does not cost the rest.
+
+    Attributes
+    ----------
+    replaced : int
+        How often that happened so far.
+    """
+
+    def __init__(self, plain: IO[bytes]) -> None:
+        self._plain = plain
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+        self.replaced = 0
+
+    def read(self, size: int = CHUNK_BYTES) -> bytes:
+        """Return about ``size`` bytes, none at the end."""
+        while size:
+            chunk = self._plain.read(size)
+            text = self._decoder.decode(chunk, final=not chunk)
+            self.replaced += text.count("\ufffd")
+            if text or not chunk:
+                return text.encode()
+        return b""
+
+
+@contextmanager
+def decoded(path: Path) -> Iterator[tuple[IO[bytes], Decoded]]:
+    """Open a file that is one text: as it lies on disk (to tell how far it is read), and decompressed.
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be opened, or not decompressed to its end.
+    """
+    with _opened(path) as (raw, plain):
+        yield raw, Decoded(plain)
 
 
 def sha256_of(path: Path) -> str:

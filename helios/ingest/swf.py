@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.check import Mask, Reason, Verdicts
-from helios.ingest.clock import EARLIEST, LATEST, NEVER, Instants
+from helios.ingest.check import Reason, Verdicts
+from helios.ingest.clock import NEVER, Instants, instants
 from helios.ingest.delimited import Rows, read_rows
 from helios.ingest.draft import Draft, Layout, Reading
 from helios.ingest.repair import Dialect
@@ -105,16 +105,7 @@ def _draft(rows: Rows, reading: Reading, unix_start_s: float) -> Draft:
         _read_run(jobs, rows, verdicts, unix_start_s + submit + wait)
         _read_sizes(jobs, rows, verdicts)
         _read_labels(jobs, rows)
-    return Draft(
-        jobs=jobs,
-        line=rows.line,
-        verdicts=verdicts,
-        skipped=skipped,
-        refused=rows.refused,
-        bytes_read=rows.block.bytes_read,
-        texts=rows.texts,
-        fingerprints=rows.fingerprints,
-    )
+    return rows.draft(jobs, verdicts, skipped=skipped)
 
 
 def _read_run(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, left_queue_s: NDArray[np.float64]) -> None:
@@ -162,8 +153,6 @@ def _states(status: NDArray[np.float64]) -> pd.Categorical:
 
 
 def _instants(seconds: NDArray[np.float64], verdicts: Verdicts) -> Instants:
-    lowest, highest = (time.astype("datetime64[s]").astype(np.int64) for time in (EARLIEST, LATEST))
-    within: Mask = (seconds >= lowest) & (seconds < highest)
-    verdicts.refuse(~within & ~np.isnan(seconds), Reason.UNREADABLE_TIME)
-    microseconds = (np.where(within, seconds, 0.0) * 1e6).round().astype("datetime64[us]")
-    return np.where(within, microseconds, NEVER)
+    found, bad = instants(seconds)
+    verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+    return found

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from helios.ingest.stream import sha256_of, size_of
 from helios.model import Batch
 
 ROWS_PER_BATCH = 200_000
-ASSUMED_TIMEZONE = "UTC"
 # Nothing is kept of a step but numbers, and small arrays stay in the processor's cache.
 _ROWS_PER_SURVEY_STEP = 50_000
 _SURVEYED = frozenset({"job_id", "state", "submitted_at", "started_at"})
@@ -39,7 +39,8 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     format : TraceFormat, optional
         Its format; recognised from the content where None.
     timezone : str, optional
-        IANA zone of times that carry none; UTC is assumed, and said to be, where None.
+        IANA zone of times that carry none; where None, that of the format's home is assumed (UTC if it has none),
+        and said to be.
 
     Raises
     ------
@@ -54,8 +55,9 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     """
     start = start_of(path)
     chosen = sniff(path, start) if format is None else TraceFormat(format)
-    clock = Clock(timezone or ASSUMED_TIMEZONE)
-    assumed = ASSUMED_TIMEZONE if timezone is None and LAYOUTS[chosen].local_times(start) else None
+    layout = LAYOUTS[chosen]
+    clock = Clock(timezone or layout.zone)
+    assumed = layout.zone if timezone is None and layout.local_times(start) else None
     return TraceFile(path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed)
 
 
@@ -87,8 +89,10 @@ class TraceFile:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the file as it lies on disk, in hex digits."""
-        return sha256_of(self.path)
+        """SHA-256 of the file as it lies on disk, in hex digits; with companions, of theirs behind each other."""
+        companions = LAYOUTS[self.format].companions(self.path)
+        hashes = [sha256_of(path) for path in (self.path, *companions)]
+        return sha256("".join(hashes).encode()).hexdigest() if companions else hashes[0]
 
     @property
     def cluster(self) -> str | None:

@@ -11,9 +11,11 @@ from helios.model.book import (
     MODES,
     NODE_STANDINGS,
     NODE_TALLIES,
+    PROMOTIONS,
     STANDINGS,
     TURNS,
     Mode,
+    Step,
 )
 from helios.model.frames import TIME, Column, FrameKind
 from helios.model.history import (
@@ -41,6 +43,7 @@ __all__ = [
     "NODE_STATES",
     "NODE_TALLIES",
     "PREDICTIONS",
+    "PROMOTIONS",
     "QUEUE",
     "REJECTS",
     "STANDINGS",
@@ -58,6 +61,7 @@ __all__ = [
     "NodeSeries",
     "PowerSettings",
     "Snapshot",
+    "Step",
     "in_submission_order",
     "plain_values",
     "pools",

@@ -16,6 +16,27 @@ class Mode(StrEnum):
     ACTIVE = "active"
 
 
+class Step(StrEnum):
+    """What was decided about the model in charge of a cluster."""
+
+    PROMOTED = "promoted"
+    KEPT = "kept"
+    ROLLED_BACK = "rolled back"
+
+
+PROMOTIONS = FrameKind(
+    name="promotions",
+    columns=columns(
+        ("promoted_at", TIME, "When it was decided"),
+        ("step", "category", "A Step: promoted, kept or rolled back"),
+        ("model_id", "str", "The model in charge from then on; missing: none, shrinkage predicts"),
+        ("previous", "str", "The model in charge until then; missing as above"),
+        ("candidate", "str", "The model that was judged; missing: none was"),
+        ("promoted_by", "str", "Who decided: a person's login, or nightly"),
+        ("why", "str", "Why, for a person"),
+    ),
+)
+
 DECISIONS = FrameKind(
     name="decisions",
     columns=columns(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -151,6 +151,10 @@ class ModelRecord:
         Figures of its evaluation; empty if it was not evaluated.
     artifact : str
         The whole model as JSON text (LightGBM's own text format inside); no pickle.
+    manifest : dict
+        What it was made of and how: see ``docs/models.md``; empty for a model of a Helios that wrote none.
+    confirmed_at : datetime, optional
+        When it was last put or left in charge of its cluster; None: it is not in charge, or nobody ever decided.
     """
 
     model_id: str
@@ -161,6 +165,13 @@ class ModelRecord:
     features: tuple[str, ...]
     scores: dict[str, Any]
     artifact: str
+    manifest: dict[str, Any] = field(default_factory=dict)
+    confirmed_at: datetime | None = None
+
+    @property
+    def known_good_at(self) -> datetime:
+        """When it was last known to be the best to have: made, or since then put or left in charge."""
+        return max(self.trained_at, self.confirmed_at or self.trained_at)
 
 
 def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:

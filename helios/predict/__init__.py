@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from helios.predict.duration import DurationModel, HistoryPredictor, train
     from helios.predict.evaluation import Evaluation, Figures, evaluate
     from helios.predict.features import FeatureMatrix, JobTable, causal_features
+    from helios.predict.live import LivePredictor
     from helios.predict.online import OnlinePredictor
     from helios.predict.registry import from_record, to_record
 
@@ -17,6 +18,7 @@ __all__ = [
     "Figures",
     "HistoryPredictor",
     "JobTable",
+    "LivePredictor",
     "OnlinePredictor",
     "causal_features",
     "evaluate",
@@ -34,6 +36,7 @@ _FROM = {
     "Figures": "evaluation",
     "HistoryPredictor": "duration",
     "JobTable": "features",
+    "LivePredictor": "live",
     "OnlinePredictor": "online",
     "causal_features": "features",
     "evaluate": "evaluation",

@@ -1,20 +1,20 @@
 """Run times: shrinkage that serves from the first job, and boosted trees that learn what it misses.
 
-The trees (LightGBM, quantile loss) predict the *difference* of log run time from the shrinkage anchor,
-which travels better to sites with few users or one dominating array than predicting the level does.
+Four ensembles of trees (LightGBM, quantile loss on log run time): p10, p50 and p90 of the *difference* from the
+shrinkage anchor, which travels better to sites with few users or one dominating array than the level does; and the
+median of the level itself. The predicted median is the mean of both opinions, which err on different jobs.
+
+How far the trees are believed is not a matter of faith: the same recipe is stopped earlier (the backtest), what came
+after says how much of their correction orders jobs best, and calibrates the intervals.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Any
 
-import lightgbm
 import numpy as np
 import pandas as pd
 from numba import njit
@@ -22,42 +22,34 @@ from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory
 from helios.ports import Progress, in_silence
-from helios.predict.features import JobTable, causal_features, groups_of
+from helios.predict.again import Known, known_of
+from helios.predict.bursts import without_repeats
+from helios.predict.calibration import Calibration, calibrated
+from helios.predict.features import JobTable, groups_of
 from helios.predict.forest import Forest, grow, plant
-from helios.predict.history import FEATURES, NEVER_S, REQUEST, USER_SIZE
+from helios.predict.history import FEATURES, NEVER_S
+from helios.predict.judging import spearman
+from helios.predict.learner import Learner, Lesson, learn_here
 
 QUANTILES = (0.1, 0.5, 0.9)
-ROUNDS = 250
+LEVEL = 3
+"""Which ensemble says the level itself; the first three are of ``QUANTILES``."""
 FEWEST_JOBS = 200
-# A bound on training time and memory; longer than every trace we have, so what it costs is not known.
-MOST_JOBS = 300_000
-# A campaign's jobs are one experiment many times over: n of them weigh as much as sqrt(n) others. Weighting
-# by 1/sqrt(user's jobs) too moved rank correlation on Graham from .518 to .658 and on SDSC-BLUE from .735 to
-# .714 (one run each): left out for the latter's target.
-BURST_GAP_S = 6 * 3600
-BURST_POWER = -0.5
-
+# A bound on training time and memory: the last ones, after bursts are thinned. SDSC-BLUE (107,000) stays below
+# it, so what it costs in quality is not known. The backtest makes do with half.
+MOST_JOBS = 200_000
+# With fewer jobs than this every one of them is needed, also of long bursts; KTH (20,000) is the smallest log on which
+# leaving most of them out was tried.
+SPARED_JOBS = 10_000
+# Of the history, by the last jobs that ended, how much is held back to judge the recipe; at least the last week, so
+# that the nightly comparison has it, unless that were more than half.
+HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
+# Shares of the trees' correction that are tried. The largest wins unless another orders the held-back jobs clearly
+# better.
+TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+CLEARLY = 0.005
 _ANCHOR, _ANCHOR_SD, _LOG_LIMIT = (FEATURES.index(name) for name in ("anchor", "anchor_sd", "log_limit"))
-_Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
-_PARAMETERS = {
-    "objective": "quantile",
-    # Size chosen on the 50-70 % stretch of KTH, SDSC-BLUE and Philly, trained on the half before: 15 leaves and 250
-    # rounds order Philly better (.471) than 31 and 150 (.444) and the other two alike (.801, .766 against .767).
-    "num_leaves": 15,
-    "learning_rate": 0.08,
-    "min_data_in_leaf": 40,
-    "feature_fraction": 0.7,
-    "bagging_fraction": 0.8,
-    "bagging_freq": 1,
-    "lambda_l2": 1.0,
-    "max_bin": 127,
-    # The three quantiles learn side by side, one thread each: same trees on every machine, and no
-    # OpenMP barrier to wait at when the machine is busy with something else.
-    "num_threads": 1,
-    "deterministic": True,
-    "force_row_wise": True,
-    "verbose": -1,
-}
+Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +68,25 @@ class HistoryPredictor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Backtest:
+    """The same recipe stopped earlier, so that what came after can judge it.
+
+    Attributes
+    ----------
+    until : datetime
+        No job that ended at or after this was used.
+    jobs : int
+        Number of jobs it learned from.
+    texts : tuple of str
+        As of a :class:`DurationModel`.
+    """
+
+    until: datetime
+    jobs: int
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DurationModel:
     """A trained predictor of run times.
 
@@ -90,7 +101,13 @@ class DurationModel:
     features : tuple of str
         Names of the columns of the matrix it takes.
     texts : tuple of str
-        LightGBM's text of the trees for p10, p50 and p90.
+        LightGBM's text of the trees: p10, p50 and p90 of the difference from the anchor, p50 of the level.
+    trust : float
+        Share of the trees' correction that is believed, 0 (shrinkage alone) to 1; chosen on held-back jobs.
+    calibration : Calibration, optional
+        What the held-back jobs taught of the intervals; None: none were held back.
+    backtest : Backtest, optional
+        By which the model is judged; None: the history was too short to hold any of it back.
     """
 
     cluster: str
@@ -98,16 +115,20 @@ class DurationModel:
     jobs: int
     features: tuple[str, ...]
     texts: tuple[str, ...]
+    trust: float = 1.0
+    calibration: Calibration | None = field(default=None, compare=False)
+    backtest: Backtest | None = None
     model_id: str = field(init=False)
     forest: Forest = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        digest = hashlib.sha256("\n".join(self.texts).encode()).hexdigest()[:8]
+        said = [*self.texts, repr(self.trust), *(repr(part.tolist()) for part in self.calibration or ())]
+        digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:8]
         object.__setattr__(self, "model_id", f"{self.cluster}-{self.trained_until:%Y%m%d}-{digest}")
         object.__setattr__(self, "forest", plant(self.texts))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return p10, p50, p90 of the run time in s.
+        """Return p10, p50, p90 of the run time in s, as learned: not calibrated.
 
         Parameters
         ----------
@@ -119,7 +140,21 @@ class DurationModel:
         float64 array of shape (n, 3)
             Ascending in each row.
         """
-        return np.asarray(_forest_quantiles(self.forest, features))
+        return np.asarray(_mixed(grow(self.forest, features), features, self.trust))
+
+    def as_judged(self) -> DurationModel | None:
+        """Return the model that its backtest is: the same recipe, stopped earlier; None: there is none."""
+        if self.backtest is None:
+            return None
+        return replace(
+            self,
+            trained_until=self.backtest.until,
+            jobs=self.backtest.jobs,
+            texts=self.backtest.texts,
+            trust=TRUSTS[0],  # this and the calibration were chosen by what came after, on which it will be judged
+            calibration=None,
+            backtest=None,
+        )
 
 
 def train(
@@ -130,6 +165,7 @@ def train(
     seed: int = 0,
     progress: Progress = in_silence,
     timezone: str = "UTC",
+    learner: Learner = learn_here,
 ) -> DurationModel:
     """Learn run times from the jobs of ``cluster`` that ended before ``until`` (all, if None).
 
@@ -137,6 +173,8 @@ def train(
     ----------
     jobs : DataFrame
         Columns of ``JOBS``, in submission order.
+    learner : Learner
+        Where the trees are grown; here, or on other machines.
 
     Raises
     ------
@@ -145,33 +183,128 @@ def train(
     """
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
-    return train_on(table, causal_features(table).X, cluster=cluster, until=until, seed=seed, progress=progress)
+    return train_on(table, known_of(table), cluster=cluster, until=until, seed=seed, progress=progress, learner=learner)
 
 
 def train_on(
     table: JobTable,
-    features: NDArray[np.float32],
+    known: Known,
     *,
     cluster: str,
     until: datetime | None,
     seed: int,
     progress: Progress = in_silence,
+    learner: Learner = learn_here,
 ) -> DurationModel:
-    """Do as :func:`train` does, with the features at hand."""
+    """Do as :func:`train` does, with what was known of each job at hand."""
     until_s = NEVER_S if until is None else int(np.ceil(until.timestamp()))
-    rows = np.flatnonzero((table.ended_s < until_s) & np.isfinite(table.run_time_s))
-    refuse_too_few(len(rows), until)
-    return fit(
-        rows[np.argsort(table.ended_s[rows], kind="stable")],
-        features=features,
+    ended = _ended_before(table, until_s)
+    refuse_too_few(len(ended), until)
+    groups = groups_of(table)
+
+    def fitted(
+        rows: NDArray[np.int64], stopped: datetime, share: tuple[float, float], most: int = MOST_JOBS
+    ) -> DurationModel:
+        return fit(
+            rows,
+            features=known.at_submission,
+            again=known,
+            most=most,
+            groups=groups,
+            submitted_s=table.submitted_s,
+            log_run=np.log1p(table.run_time_s),
+            cluster=cluster,
+            trained_until=stopped,
+            seed=seed,
+            progress=_stretch(progress, *share),
+            learner=learner,
+        )
+
+    until = until or datetime.fromtimestamp(int(table.ended_s[ended].max()) + 1, UTC)
+    back_s = _held_back_from(table, ended)
+    earlier = _ended_before(table, back_s)
+    if len(earlier) < FEWEST_JOBS:
+        return fitted(ended, until, (0.0, 1.0))
+    judged = fitted(earlier, datetime.fromtimestamp(back_s, UTC), (0.0, 0.45), MOST_JOBS // 2)
+    held_back = ended[table.submitted_s[ended] >= back_s]
+    judged = _believed(judged, known.at_submission[held_back], table.run_time_s[held_back])
+    return replace(
+        fitted(ended, until, (0.45, 1.0)),
+        trust=judged.trust,
+        calibration=_calibration(
+            judged, table, features=known.at_submission, groups=groups, back_s=back_s, until_s=until_s
+        ),
+        backtest=Backtest(until=judged.trained_until, jobs=judged.jobs, texts=judged.texts),
+    )
+
+
+def refit(model: DurationModel, table: JobTable, known: Known, *, until: datetime, seed: int) -> DurationModel:
+    """Return the model grown anew on what had ended before ``until``, believed and calibrated as it was."""
+    ended = _ended_before(table, int(np.ceil(until.timestamp())))
+    grown = fit(
+        ended,
+        features=known.at_submission,
+        again=known,
         groups=groups_of(table),
         submitted_s=table.submitted_s,
         log_run=np.log1p(table.run_time_s),
-        cluster=cluster,
-        trained_until=until or datetime.fromtimestamp(int(table.ended_s[rows].max()) + 1, UTC),
+        cluster=model.cluster,
+        trained_until=until,
         seed=seed,
-        progress=progress,
     )
+    return replace(grown, trust=model.trust, calibration=model.calibration)
+
+
+def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:
+    """Return the jobs of known run time that ended before, by their end."""
+    rows = np.flatnonzero((table.ended_s < until_s) & np.isfinite(table.run_time_s))
+    return rows[np.argsort(table.ended_s[rows], kind="stable")]
+
+
+def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
+    """Return the moment, s, from which jobs are held back from the backtest's training."""
+    ends_s = table.ended_s[ended]
+    share_s = int(ends_s[int(len(ended) * (1.0 - HELD_BACK))])
+    earliest_s = int(ends_s[int(len(ended) * (1.0 - AT_MOST_HELD_BACK))])
+    return max(min(share_s, int(ends_s[-1]) - HELD_BACK_S), earliest_s)
+
+
+def _believed(model: DurationModel, features: NDArray[np.float32], run_time_s: NDArray[np.float64]) -> DurationModel:
+    """Return ``model`` with the trust that orders jobs, which it has not seen, best."""
+    opinions = grow(model.forest, features)
+    scores = [spearman(_mixed(opinions, features, trust)[:, 1], run_time_s) or 0.0 for trust in TRUSTS]
+    best = max(scores)
+    return replace(
+        model, trust=next(trust for trust, score in zip(TRUSTS, scores, strict=True) if score >= best - CLEARLY)
+    )
+
+
+def _calibration(
+    judged: DurationModel,
+    table: JobTable,
+    *,
+    features: NDArray[np.float32],
+    groups: NDArray[np.int32],
+    back_s: int,
+    until_s: int,
+) -> Calibration:
+    """Return what jobs held back from ``judged``, as they ended, taught of its intervals."""
+    held_back = np.flatnonzero((table.submitted_s >= back_s) & (table.submitted_s < until_s))
+    quantiles = np.full((table.n, 3), np.nan)
+    quantiles[held_back] = judged.predict(features[held_back])
+    return calibrated(
+        features,
+        quantiles,
+        groups=groups,
+        submitted_s=table.submitted_s,
+        ended_s=table.ended_s,
+        run_time_s=table.run_time_s,
+        until_s=until_s,
+    )[1]
+
+
+def _stretch(progress: Progress, first: float, last: float) -> Progress:
+    return lambda stage, done: progress(stage, first + (last - first) * done)
 
 
 def refuse_too_few(ended: int, until: datetime | None) -> None:
@@ -195,63 +328,54 @@ def fit(
     cluster: str,
     trained_until: datetime,
     seed: int,
+    again: Known | None = None,
+    most: int = MOST_JOBS,
     progress: Progress = in_silence,
+    learner: Learner = learn_here,
 ) -> DurationModel:
-    """Learn from the rows ``ended`` (ordered by end; the last ``MOST_JOBS``) of the other arrays."""
-    rows = ended[-MOST_JOBS:]
-    known = features[rows]
-    residual = log_run[rows] - known[:, _ANCHOR]
-    weight = _weights(groups[rows], submitted_s[rows])
-    learn = _learner(known, residual, weight, seed, progress)
-    with ThreadPoolExecutor(len(QUANTILES)) as side_by_side:
-        texts = tuple(side_by_side.map(learn, QUANTILES))
-    return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(rows), features=FEATURES, texts=texts)
+    """Learn from the rows ``ended`` (ordered by end) of the other arrays: of bursts some, and the last ``MOST_JOBS``.
+
+    Parameters
+    ----------
+    most : int
+        Jobs learned from, at most; see ``MOST_JOBS``.
+    again : Known, optional
+        Jobs that waited teach a second time, as they were known at their start.
+    """
+    rows = ended if len(ended) < SPARED_JOBS else without_repeats(ended, groups=groups, submitted_s=submitted_s)
+    rows = rows[-most:]
+    known, target = features[rows], log_run[rows]
+    if again is not None:
+        place = np.full(len(features), -1)
+        place[rows] = np.arange(len(rows))
+        second = np.flatnonzero(place[again.waited] >= 0)
+        from_first = place[again.waited[second]]
+        known = np.concatenate((known, again.at_start[second]))
+        target = np.append(target, target[from_first])
+    lesson = Lesson(features=known, residual=target - known[:, _ANCHOR], names=FEATURES)
+    texts = _opinions(lesson, seed=seed, progress=progress, learner=learner)
+    return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
 
 
-def _learner(
-    features: NDArray[np.float32],
-    residual: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    seed: int,
-    progress: Progress,
-) -> Callable[[float], str]:
-    binned = lightgbm.Dataset(
-        features, residual, weight=weight, feature_name=list(FEATURES), params=_PARAMETERS, free_raw_data=True
-    ).construct()
-    rounds_done, lock = 0, Lock()
-
-    def tell(_: Any) -> None:
-        nonlocal rounds_done
-        with lock:
-            rounds_done += 1
-            progress("Learning run times", rounds_done / (ROUNDS * len(QUANTILES)))
-
-    def learn(quantile: float) -> str:
-        parameters = _PARAMETERS | {"alpha": quantile, "seed": seed}
-        booster = lightgbm.train(parameters, binned, ROUNDS, callbacks=[tell])
-        return str(booster.model_to_string())
-
-    return learn
-
-
-def _weights(groups: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return weights of mean 1: less for the jobs of a long burst."""
-    alike = np.where(groups[:, USER_SIZE] >= 0, groups[:, USER_SIZE], groups[:, REQUEST])
-    order = np.lexsort((submitted_s, alike))
-    another = np.diff(alike[order], prepend=-1) != 0
-    apart = np.diff(submitted_s[order], prepend=submitted_s[order[0]]) > BURST_GAP_S
-    burst = np.empty(len(order), dtype=np.int64)
-    burst[order] = np.cumsum(another | apart)
-    weight = np.bincount(burst)[burst] ** BURST_POWER
-    return np.asarray(weight / weight.mean())
+def _opinions(difference: Lesson, *, seed: int, progress: Progress, learner: Learner) -> tuple[str, ...]:
+    """Return three ensembles of the difference from the anchor and one of the level."""
+    level = replace(difference, residual=difference.residual + difference.features[:, _ANCHOR])
+    return (
+        *learner(difference, quantiles=QUANTILES, seed=seed, progress=_stretch(progress, 0.0, 0.75)),
+        *learner(level, quantiles=(0.5,), seed=seed, progress=_stretch(progress, 0.75, 1.0)),
+    )
 
 
 @njit(cache=True)
-def _forest_quantiles(forest: Any, features: Any) -> Any:
-    quantiles = grow(forest, features)
+def _mixed(opinions: Any, features: Any, trust: float) -> Any:
+    quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
+        anchor, spread = float(features[row, _ANCHOR]), Z90 * float(features[row, _ANCHOR_SD])
+        middle = 0.5 * (anchor + opinions[row, 1] + opinions[row, LEVEL])
         for column in range(3):
-            quantiles[row, column] = max(np.expm1(quantiles[row, column] + features[row, _ANCHOR]), 0.0)
+            learned = middle if column == 1 else anchor + opinions[row, column]
+            untrained = anchor + (column - 1) * spread
+            quantiles[row, column] = max(np.expm1(trust * learned + (1.0 - trust) * untrained), 0.0)
         quantiles[row].sort()
     return quantiles
 
@@ -260,7 +384,7 @@ def _forest_quantiles(forest: Any, features: Any) -> Any:
 def _shrinkage_quantiles(features: Any) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
-        anchor, spread = float(features[row, _ANCHOR]), _Z90 * float(features[row, _ANCHOR_SD])
+        anchor, spread = float(features[row, _ANCHOR]), Z90 * float(features[row, _ANCHOR_SD])
         limit = float(features[row, _LOG_LIMIT])
         for column in range(3):
             log_run = anchor + (column - 1) * spread

@@ -1,10 +1,13 @@
-"""How good predictions are, on jobs submitted after the training ended, beside naive controls."""
+"""How good predictions are, on jobs submitted after the training ended, beside naive controls.
+
+Features, then quantiles as learned, then calibrated as they would have been at each submission, then figures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -13,41 +16,28 @@ from numpy.typing import NDArray
 
 from helios.errors import Misuse, NotEnoughHistory
 from helios.ports import Progress, in_silence
-from helios.predict.duration import HistoryPredictor, refuse_too_few, train_on
-from helios.predict.features import JobTable, causal_features
+from helios.predict.again import Known, known_of
+from helios.predict.calibration import Calibration, calibrated
+from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
+from helios.predict.features import JobTable, groups_of
 from helios.predict.history import FEATURES
+from helios.predict.judging import Figures, GroupCoverage, Judged, figures_of, judged_of, spearman
+from helios.predict.siblings import Siblings
+
+__all__ = [
+    "Evaluation",
+    "Figures",
+    "GroupCoverage",
+    "Judged",
+    "calibrated_quantiles",
+    "evaluate",
+    "figures_at_start",
+    "figures_of",
+    "judged_of",
+    "spearman",
+]
 
 _USER_LAST = FEATURES.index("user_last_1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """How well one predictor did.
-
-    Attributes
-    ----------
-    spearman : float or None
-        Rank correlation of predicted median and true run time; None where either is constant.
-    median_abs_log_error : float
-        Median of abs(log1p(predicted) - log1p(true)), natural logarithm.
-    mae_s : float
-        Mean absolute error, s.
-    within_10pct, within_50pct, within_100pct : float
-        Share of jobs whose absolute error is at most that share of the true run time (of 1 s, if shorter).
-    coverage_p10_p90 : float or None
-        Share of jobs whose run time lies within [p10, p90], nominally .8; None: predicts no quantiles.
-    bias_log : float
-        Mean of log1p(predicted) - log1p(true).
-    """
-
-    spearman: float | None
-    median_abs_log_error: float
-    mae_s: float
-    within_10pct: float
-    within_50pct: float
-    within_100pct: float
-    coverage_p10_p90: float | None
-    bias_log: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +50,12 @@ class Evaluation:
         Trained on jobs that ended before; judged on jobs submitted at or after this.
     train_jobs, jobs : int
         Number of jobs learned from, and judged on.
+    figures : Figures
+        Of calibrated predictions, made at submission.
+    uncalibrated : Figures
+        Of the same with p10 and p90 as they were learned.
+    figures_at_start : Figures, optional
+        Of predictions of the same jobs made again at their start; None: not made.
     notes : tuple of str
         What a person should know before believing the figures.
     """
@@ -70,7 +66,9 @@ class Evaluation:
     jobs: int
     model_id: str
     figures: Figures
+    uncalibrated: Figures
     controls: Mapping[str, Figures]
+    figures_at_start: Figures | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +80,8 @@ class Evaluation:
             "jobs": self.jobs,
             **asdict(self.figures),
             "model": self.model_id,
+            "uncalibrated": asdict(self.uncalibrated),
+            "at_start": asdict(self.figures_at_start) if self.figures_at_start else None,
             "controls": {name: asdict(figures) for name, figures in self.controls.items()},
             "notes": list(self.notes),
         }
@@ -94,13 +94,14 @@ def evaluate(
     train_until: datetime | None = None,
     test_fraction: float | None = None,
     gpu_only: bool = False,
+    refit_every: timedelta | None = None,
     seed: int = 0,
     progress: Progress = in_silence,
     timezone: str = "UTC",
 ) -> Evaluation:
     """Train on what ended before a moment, and judge on the jobs submitted from then on.
 
-    During the test the features go on learning from what has ended; the model stays as it is.
+    During the test features and intervals go on learning from what has ended.
 
     Parameters
     ----------
@@ -112,6 +113,8 @@ def evaluate(
         In its place: the share of jobs, last in submission order, to judge on.
     gpu_only : bool
         Judge on GPU jobs alone; training takes all.
+    refit_every : timedelta, optional
+        Grow the trees anew so often during the test, as a nightly job would; None: the model stays as it is.
 
     Raises
     ------
@@ -120,6 +123,8 @@ def evaluate(
     NotEnoughHistory
         Too few jobs ended before the moment, or none with a known run time was submitted after it.
     """
+    if refit_every is not None and refit_every <= timedelta(0):
+        raise Misuse("The trees cannot be grown anew every 0 s.", remedy="Write 7d, or leave --refit-every out.")
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
     first_test, split_s = _split(table, train_until, test_fraction)
@@ -127,10 +132,15 @@ def evaluate(
     taught = (table.ended_s < split_s) & np.isfinite(table.run_time_s)
     refuse_too_few(int(taught.sum()), moment)
     tested = _tested(table, first_test, moment, gpu_only=gpu_only)
-    features = causal_features(table).X
-    model = train_on(table, features, cluster=cluster, until=moment, seed=seed, progress=progress)
-    figures = _judge(model.predict(features[tested]), table.run_time_s[tested])
-    controls = _controls(table, features, taught, tested)
+    known = known_of(table)
+    features = known.at_submission
+    model = train_on(table, known, cluster=cluster, until=moment, seed=seed, progress=progress)
+    course = _course(model, table, known, refit_every=refit_every, seed=seed, progress=progress)
+    progress("Judging predictions", 0.0)
+    judged = judged_of(table, features, tested)
+    learned = _as_learned(course, features, table.submitted_s, first_test)
+    figures = figures_of(calibrated_quantiles(model, table, features, learned)[tested], judged)
+    controls = _controls(table, features, taught, tested, judged)
     return Evaluation(
         cluster=cluster,
         train_until=moment,
@@ -138,8 +148,10 @@ def evaluate(
         jobs=len(tested),
         model_id=model.model_id,
         figures=figures,
+        uncalibrated=figures_of(learned[tested], judged),
+        figures_at_start=figures_at_start(course, table, known, tested=tested, judged=judged),
         controls=controls,
-        notes=(*_better_controls(figures, controls), *_notes(table, tested)),
+        notes=(*_grown_anew(course), *_better_controls(figures, controls), *_notes(table, tested, judged)),
     )
 
 
@@ -171,18 +183,120 @@ def _tested(table: JobTable, first_test: int, moment: datetime, *, gpu_only: boo
     return np.flatnonzero(eligible)
 
 
+Predictor = DurationModel | HistoryPredictor
+_Course = list[tuple[int, Predictor]]  # who predicts, and from when, s; ascending
+
+
+def _course(
+    model: DurationModel,
+    table: JobTable,
+    known: Known,
+    *,
+    refit_every: timedelta | None,
+    seed: int,
+    progress: Progress,
+) -> _Course:
+    first_s, last_s = int(model.trained_until.timestamp()), int(table.submitted_s[-1])
+    if refit_every is None:
+        return [(first_s, model)]
+    edges_s = range(first_s + int(refit_every.total_seconds()), last_s, int(refit_every.total_seconds()))
+    course: _Course = [(first_s, model)]
+    for number, edge_s in enumerate(edges_s):
+        progress("Training again", number / len(edges_s))
+        course.append((edge_s, refit(model, table, known, until=datetime.fromtimestamp(edge_s, UTC), seed=seed)))
+    return course
+
+
+def _as_learned(
+    course: _Course, features: NDArray[np.float32], at_s: NDArray[np.int64], first: int
+) -> NDArray[np.float64]:
+    """Return quantiles of all jobs, shape (n, 3), in s, each by who predicts ``at_s``; NaN before the job ``first``."""
+    quantiles = np.full((len(features), 3), np.nan)
+    who = np.searchsorted([since_s for since_s, _ in course], at_s, side="right") - 1
+    who[:first] = -1
+    for number, (_, predictor) in enumerate(course):
+        mine = who == number
+        quantiles[mine] = predictor.predict(features[mine])
+    return quantiles
+
+
+def calibrated_quantiles(
+    model: Predictor,
+    table: JobTable,
+    features: NDArray[np.float32],
+    learned: NDArray[np.float64],
+    *,
+    predicted_at_s: NDArray[np.int64] | None = None,
+) -> NDArray[np.float64]:
+    """Calibrate ``learned``, quantiles of ``model`` of shape (table.n, 3), each as it would have been when predicted.
+
+    Rows of NaN stay so, and the ends of such jobs teach nothing: what ended before is in the model's own calibration.
+
+    Parameters
+    ----------
+    predicted_at_s : int64 array of shape (table.n,), optional
+        When each job was predicted, s since the epoch; None: at its submission.
+    """
+    at_s = table.submitted_s if predicted_at_s is None else predicted_at_s
+    order = np.argsort(at_s, kind="stable")
+    start: Calibration | None = getattr(model, "calibration", None)
+    found = np.empty_like(learned)
+    found[order], _ = calibrated(
+        features[order],
+        learned[order],
+        groups=groups_of(table)[order],
+        submitted_s=at_s[order],
+        ended_s=table.ended_s[order],
+        run_time_s=table.run_time_s[order],
+        start=start,
+    )
+    return found
+
+
+def figures_at_start(
+    course: _Course, table: JobTable, known: Known, *, tested: NDArray[np.int64], judged: Judged
+) -> Figures | None:
+    """Judge predictions of ``tested`` made again when each job starts, as a replay does, siblings and all.
+
+    None where no job is known to have waited.
+
+    Parameters
+    ----------
+    course : list of (int, predictor)
+        Who predicts, and from when, s since the epoch.
+    judged : Judged
+        The jobs ``tested``, grouped as they were at submission, so that both sets of figures are of the same jobs.
+    """
+    if not len(np.intersect1d(known.waited, tested)):
+        return None
+    at_s, latest = table.submitted_s.copy(), known.latest()
+    at_s[known.waited] = table.started_s[known.waited]
+    learned = _as_learned(course, latest, at_s, int(tested[0]))
+    found = calibrated_quantiles(course[0][1], table, latest, learned, predicted_at_s=at_s)
+    again = np.intersect1d(known.waited, tested)
+    found[again] = Siblings(groups_of(table)).revised_at_start(found[again], again, table)
+    return figures_of(found[tested], judged)
+
+
 def _controls(
-    table: JobTable, features: NDArray[np.float32], taught: NDArray[np.bool_], tested: NDArray[np.int64]
+    table: JobTable,
+    features: NDArray[np.float32],
+    taught: NDArray[np.bool_],
+    tested: NDArray[np.int64],
+    judged: Judged,
 ) -> dict[str, Figures]:
-    truth = table.run_time_s[tested]
     median_s = float(np.median(table.run_time_s[taught]))
     last_s = np.expm1(features[tested, _USER_LAST].astype(np.float64))
     limit_s = table.time_limit_s[tested]
+    shrinkage = HistoryPredictor()
+    by_shrinkage = calibrated_quantiles(
+        shrinkage, table, features, _as_learned([(0, shrinkage)], features, table.submitted_s, 0)
+    )
     return {
-        "user_last": _judge(np.where(np.isnan(last_s), median_s, last_s), truth),
-        "time_limit": _judge(np.where(np.isfinite(limit_s), limit_s, median_s), truth),
-        "size_only": _judge(_median_of_size(table, taught, tested, median_s), truth),
-        "shrinkage": _judge(HistoryPredictor().predict(features[tested]), truth),
+        "user_last": figures_of(np.where(np.isnan(last_s), median_s, last_s), judged),
+        "time_limit": figures_of(np.where(np.isfinite(limit_s), limit_s, median_s), judged),
+        "size_only": figures_of(_median_of_size(table, taught, tested, median_s), judged),
+        "shrinkage": figures_of(by_shrinkage[tested], judged),
     }
 
 
@@ -194,33 +308,9 @@ def _median_of_size(
     return np.asarray(size[tested].map(medians).fillna(median_s), dtype=np.float64)
 
 
-def _judge(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> Figures:
-    """Return the figures of ``predicted``: medians of shape (n,), or quantiles of shape (n, 3)."""
-    quantiles = predicted if predicted.ndim == 2 else None
-    median = predicted if quantiles is None else quantiles[:, 1]
-    log_error = np.log1p(median) - np.log1p(truth)
-    error = np.abs(median - truth)
-    relative = error / np.maximum(truth, 1.0)
-    return Figures(
-        spearman=spearman(median, truth),
-        median_abs_log_error=float(np.median(np.abs(log_error))),
-        mae_s=float(error.mean()),
-        within_10pct=float((relative <= 0.1).mean()),
-        within_50pct=float((relative <= 0.5).mean()),
-        within_100pct=float((relative <= 1.0).mean()),
-        coverage_p10_p90=None
-        if quantiles is None
-        else float(((quantiles[:, 0] <= truth) & (truth <= quantiles[:, 2])).mean()),
-        bias_log=float(log_error.mean()),
-    )
-
-
-def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> float | None:
-    """Return Spearman's rank correlation, ties at their mean rank; None where either is constant."""
-    a, b = pd.Series(predicted).rank().to_numpy(), pd.Series(truth).rank().to_numpy()
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return None
-    return float(np.corrcoef(a, b)[0, 1])
+def _grown_anew(course: _Course) -> list[str]:
+    times = len(course) - 1
+    return [f"The trees were grown anew {times} times during the test."] if times else []
 
 
 def _better_controls(figures: Figures, controls: Mapping[str, Figures]) -> list[str]:
@@ -234,13 +324,12 @@ def _better_controls(figures: Figures, controls: Mapping[str, Figures]) -> list[
     ]
 
 
-def _notes(table: JobTable, tested: NDArray[np.int64]) -> tuple[str, ...]:
+def _notes(table: JobTable, tested: NDArray[np.int64], judged: Judged) -> tuple[str, ...]:
     notes = []
-    users = table.user[tested]
-    known = users[users >= 0]
-    if len(known) == 0:
+    largest = float(judged.groups["top_user"].mean())
+    if not (table.user[tested] >= 0).any():
         notes.append("No user is known: the control user_last is one number for all jobs.")
-    elif (largest := np.bincount(known).max() / len(users)) >= 0.5:
+    elif largest >= 0.5:
         notes.append(
             f"One user submitted {largest:.0%} of the judged jobs: rank correlation says little about the others."
         )

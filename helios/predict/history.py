@@ -15,66 +15,56 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-LEVELS = ("global", "request", "user", "user_limit", "user_size", "user_stem", "user_name", "account")
-GLOBAL, REQUEST, USER, USER_LIMIT, USER_SIZE, USER_STEM, USER_NAME, ACCOUNT = range(8)
+from helios.predict.known import (
+    ACCOUNT,
+    FEATURES,
+    GLOBAL,
+    HISTORY_FEATURES,
+    LEVELS,
+    PARTITION,
+    REQUEST,
+    REQUEST_FEATURES,
+    USER,
+    USER_ANY_LIMIT,
+    USER_FAMILY,
+    USER_LIMIT,
+    USER_NAME,
+    USER_SIZE,
+    USER_STEM,
+)
 
-REQUEST_FEATURES = (
-    "gpus",
-    "log_cpus",
-    "log_nodes",
-    "log_limit",
-    "log_memory",
-    "hour",
-    "weekday",
-)
-HISTORY_FEATURES = (
-    "anchor",
-    "anchor_sd",
-    "global_mean",
-    "request_mean",
-    "user_mean",
-    "user_limit_mean",
-    "user_size_mean",
-    "user_name_mean",
-    "account_mean",
-    "user_last_1",
-    "user_last_2",
-    "user_last_3",
-    "user_size_last_1",
-    "user_size_last_2",
-    "user_size_last_3",
-    "user_name_last_1",
-    "request_last_1",
-    "request_last_2",
-    "neighbour_mean",
-    "neighbour_sd",
-    "neighbour_weight",
-    "user_limit_share",
-    "user_failed_share",
-    "user_ended",
-    "user_size_ended",
-    "user_submitted",
-    "user_unended",
-    "user_size_unended",
-    "user_unended_age",
-    "user_size_unended_age",
-    "user_submission_gap",
-    "user_size_submission_gap",
-    "user_burst",
-)
-FEATURES = REQUEST_FEATURES + HISTORY_FEATURES
+__all__ = [
+    "ACCOUNT",
+    "FEATURES",
+    "GLOBAL",
+    "HISTORY_FEATURES",
+    "LEVELS",
+    "PARTITION",
+    "REQUEST",
+    "REQUEST_FEATURES",
+    "USER",
+    "USER_ANY_LIMIT",
+    "USER_FAMILY",
+    "USER_LIMIT",
+    "USER_NAME",
+    "USER_SIZE",
+    "USER_STEM",
+]
 
 # Decay of an older run time's weight at each further end in its group, and how many pseudo-observations
 # of the wider group stand against it. Set beforehand and tried on six real
 # logs; never varied, so whether others would be better is not known.
-DECAY = np.array([0.9995, 0.995, 0.95, 0.93, 0.90, 0.90, 0.85, 0.98])
-PSEUDO_JOBS = np.array([1.0, 8.0, 4.0, 3.0, 2.0, 2.0, 1.5, 0.0])
+DECAY = np.array([0.9995, 0.995, 0.995, 0.98, 0.95, 0.93, 0.90, 0.90, 0.92, 0.90, 0.85])
+PSEUDO_JOBS = np.array([1.0, 8.0, 8.0, 8.0, 4.0, 3.0, 3.0, 2.0, 2.0, 2.0, 1.5])
+# Levels at which the wider group's mean is replaced; the others are features of their own.
+IN_CHAIN = np.array([level not in {PARTITION, USER_ANY_LIMIT} for level in range(len(LEVELS))])
 
 # Before anything has ended: half an hour, give or take a factor of about seven.
 PRIOR_LOG_RUN, PRIOR_VARIANCE = np.log1p(1800.0), 4.0
 
 NEIGHBOURS = 48
 NEIGHBOUR_PSEUDO_JOBS = 1.0
+RECENT = 10
 BURST_GAP_S = 600
 NEVER_S = np.iinfo(np.int64).max
 
@@ -83,28 +73,47 @@ NEVER_S = np.iinfo(np.int64).max
     _ANCHOR,
     _ANCHOR_SD,
     _GLOBAL_MEAN,
+    _PARTITION_MEAN,
     _REQUEST_MEAN,
+    _ACCOUNT_MEAN,
     _USER_MEAN,
     _USER_LIMIT_MEAN,
+    _USER_ANY_LIMIT_MEAN,
     _USER_SIZE_MEAN,
+    _USER_FAMILY_MEAN,
     _USER_NAME_MEAN,
-    _ACCOUNT_MEAN,
+    _USER_ANY_LIMIT_SD,
+    _USER_BY_LIMIT,
+    _USER_LIMIT_BY_LIMIT,
+    _USER_ANY_LIMIT_BY_LIMIT,
     _USER_LAST_1,
     _USER_LAST_2,
     _USER_LAST_3,
+    _USER_ANY_LIMIT_LAST_1,
+    _USER_ANY_LIMIT_LAST_2,
     _USER_SIZE_LAST_1,
     _USER_SIZE_LAST_2,
     _USER_SIZE_LAST_3,
     _USER_NAME_LAST_1,
     _REQUEST_LAST_1,
     _REQUEST_LAST_2,
+    _PARTITION_LAST_1,
+    _USER_RECENT_MEDIAN,
+    _USER_RECENT_LEAST,
+    _USER_RECENT_MOST,
     _NEIGHBOUR_MEAN,
     _NEIGHBOUR_SD,
     _NEIGHBOUR_WEIGHT,
+    _NEAREST,
+    _NEAREST_DISTANCE,
     _USER_LIMIT_SHARE,
+    _USER_LAST_SHARE,
     _USER_FAILED_SHARE,
+    _USER_LAST_FAILED,
     _USER_ENDED,
     _USER_SIZE_ENDED,
+    _USER_END_GAP,
+    _USER_ANY_LIMIT_END_GAP,
     _USER_SUBMITTED,
     _USER_UNENDED,
     _USER_SIZE_UNENDED,
@@ -114,12 +123,14 @@ NEVER_S = np.iinfo(np.int64).max
     _USER_SIZE_SUBMISSION_GAP,
     _USER_BURST,
 ) = range(len(REQUEST_FEATURES), len(FEATURES))
+_LOG_LIMIT = REQUEST_FEATURES.index("log_limit")
 # Columns of History.sums
 _W, _S, _Q, _LAST_1, _LAST_2, _LAST_3, _SHARE_W, _SHARE_S, _FAILED_W, _FAILED_S = range(10)
+_RATIO_W, _RATIO_S, _LAST_RATIO, _LAST_FAILED, _N_SUMS = range(10, 15)
 # Columns of History.counts
-_ENDED, _SUBMITTED, _UNENDED, _UNENDED_SUM_S, _LAST_SUBMIT_S, _BURST = range(6)
+_ENDED, _SUBMITTED, _UNENDED, _UNENDED_SUM_S, _LAST_SUBMIT_S, _BURST, _LAST_END_S, _N_COUNTS = range(8)
 # Columns of History.rings
-_RUN, _SIZE, _LIMIT, _PARTITION, _STEM = range(5)
+_RUN, _SIZE, _LIMIT, _IN, _STEM = range(5)
 
 
 class Events(NamedTuple):
@@ -158,15 +169,16 @@ class History(NamedTuple):
 def nothing_known(events: Events) -> History:
     """Return the history before the first job, with room for all groups of ``events``."""
     n_groups = int(events.groups.max(initial=-1)) + 1
-    sums = np.zeros((n_groups, 10))
+    sums = np.zeros((n_groups, _N_SUMS))
     sums[:, _LAST_1 : _LAST_3 + 1] = np.nan
+    sums[:, _LAST_RATIO] = sums[:, _LAST_FAILED] = np.nan
     users = np.unique(events.groups[:, USER])
     users = users[users >= 0]
     ring_of = np.full(n_groups, -1, dtype=np.int32)
     ring_of[users] = np.arange(len(users), dtype=np.int32)
     return History(
         sums=sums,
-        counts=np.zeros((n_groups, 6), dtype=np.int64),
+        counts=np.zeros((n_groups, _N_COUNTS), dtype=np.int64),
         rings=np.zeros((len(users), NEIGHBOURS, 5)),
         ring_of=ring_of,
         ring_length=np.zeros(len(users), dtype=np.int64),
@@ -203,10 +215,36 @@ def walk(  # noqa: PLR0917 - numba kernels are called by position
     """
     for job in submissions:
         while next_end < len(ends) and ends_s[next_end] < events.submitted_s[job]:
-            _learn(history, events, ends[next_end])
+            _learn(history, events, ends[next_end], ends_s[next_end])
             next_end += 1
         _describe(history, events, job, features[job])
         _arrive(history, events, job)
+    return next_end
+
+
+@njit(cache=True)
+def describe_again(  # noqa: PLR0917 - numba kernels are called by position
+    history: Any,
+    events: Any,
+    jobs: Any,
+    now_s: int,
+    ends: Any,
+    ends_s: Any,
+    next_end: int,
+    features: Any,
+) -> int:
+    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``; parameters as in :func:`walk`.
+
+    What ended jobs teach is brought up to date. What a job's row of ``features`` says of the act of submission, and of
+    what else the user had in the queue then, stays: a model learned from these as they were at submission.
+    """
+    while next_end < len(ends) and ends_s[next_end] < now_s:
+        _learn(history, events, ends[next_end], ends_s[next_end])
+        next_end += 1
+    for job in jobs:
+        _describe_means(history, events, job, features[job])
+        _describe_last(history, events.groups[job], features[job])
+        _describe_record(history, events, job, now_s, features[job])
     return next_end
 
 
@@ -226,8 +264,10 @@ def _arrive(history: Any, events: Any, job: int) -> None:
 
 
 @njit(cache=True)
-def _learn(history: Any, events: Any, job: int) -> None:
+def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
     run = events.log_run[job]
+    # Of an unlimited or an unknown limit a run is no share.
+    ratio = run - float(events.request[job, _LOG_LIMIT])
     for level in range(events.groups.shape[1]):
         group = events.groups[job, level]
         if group < 0:
@@ -238,8 +278,13 @@ def _learn(history: Any, events: Any, job: int) -> None:
         if np.isnan(run):
             continue
         count[_ENDED] += 1
+        count[_LAST_END_S] = ended_s
         _add_run(history.sums[group], run, DECAY[level])
+        if np.isfinite(ratio):
+            _add_share(history.sums[group], ratio, _RATIO_W, DECAY[level])
         if level == USER:
+            history.sums[group, _LAST_RATIO] = ratio if np.isfinite(ratio) else np.nan
+            history.sums[group, _LAST_FAILED] = events.failed[job]
             _add_share(history.sums[group], events.limit_share[job], _SHARE_W, DECAY[level])
             _add_share(history.sums[group], events.failed[job], _FAILED_W, DECAY[level])
             _remember(history, history.ring_of[group], run, events.nearness[job])
@@ -271,22 +316,39 @@ def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
 
 
 @njit(cache=True)
-def _neighbours(history: Any, ring: int, nearness: Any) -> tuple[float, float, float]:
-    """Return mean, variance and total weight of the user's last ended jobs, near ones counting more."""
+def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float, float, float]:
+    """Return mean, variance and total weight of the user's last ended jobs, near ones counting more.
+
+    Of the last few, and of the nearest, ``row`` is told by itself.
+    """
     weight, total, squares = 0.0, 0.0, 0.0
     length = history.ring_length[ring]
     for age in range(min(length, NEIGHBOURS)):
         entry = history.rings[ring, (length - 1 - age) % NEIGHBOURS]
         distance = abs(entry[_SIZE] - nearness[0]) + abs(entry[_LIMIT] - nearness[1])
-        distance += (entry[_PARTITION] != nearness[2]) + 2.0 * (entry[_STEM] != nearness[3])
+        distance += (entry[_IN] != nearness[2]) + 2.0 * (entry[_STEM] != nearness[3])
+        if age == 0 or distance < row[_NEAREST_DISTANCE]:
+            row[_NEAREST], row[_NEAREST_DISTANCE] = entry[_RUN], distance
         w = 1.0 / ((1.0 + 3.0 * distance) ** 2 * (1.0 + 0.15 * age))
         weight += w
         total += w * entry[_RUN]
         squares += w * entry[_RUN] * entry[_RUN]
     if weight == 0.0:
         return np.nan, np.nan, 0.0
+    _describe_recent(history.rings[ring], length, row)
     mean = total / weight
     return mean, max(squares / weight - mean * mean, 0.0), weight
+
+
+@njit(cache=True)
+def _describe_recent(entries: Any, length: int, row: Any) -> None:
+    n = min(length, RECENT)
+    runs = np.empty(n)
+    for age in range(n):
+        runs[age] = entries[(length - 1 - age) % NEIGHBOURS, _RUN]
+    runs.sort()
+    row[_USER_RECENT_LEAST], row[_USER_RECENT_MOST] = runs[0], runs[-1]
+    row[_USER_RECENT_MEDIAN] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
 
 
 @njit(cache=True)
@@ -309,25 +371,29 @@ def _describe(history: Any, events: Any, job: int, row: Any) -> None:
     row[: len(REQUEST_FEATURES)] = events.request[job]
     _describe_means(history, events, job, row)
     _describe_last(history, events.groups[job], row)
+    _describe_record(history, events, job, events.submitted_s[job], row)
     _describe_activity(history, events.groups[job], events.submitted_s[job], row)
 
 
 @njit(cache=True)
 def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
     mean, variance = PRIOR_LOG_RUN, PRIOR_VARIANCE
-    for level in range(ACCOUNT):
+    for level in range(len(LEVELS)):
         group = events.groups[job, level]
         if group >= 0:
-            mean, variance = _shrunk(history.sums[group], PSEUDO_JOBS[level], mean, variance)
-            if level <= USER_SIZE:
-                row[_GLOBAL_MEAN + level] = mean
+            drawn, spread = _shrunk(history.sums[group], PSEUDO_JOBS[level], mean, variance)
+            if level <= USER_FAMILY:
+                row[_GLOBAL_MEAN + level] = drawn
             elif level == USER_NAME:
-                row[_USER_NAME_MEAN] = mean
+                row[_USER_NAME_MEAN] = drawn
+            if level == USER_ANY_LIMIT:
+                row[_USER_ANY_LIMIT_SD] = np.sqrt(spread)
+            if IN_CHAIN[level]:
+                mean, variance = drawn, spread
     account, user = events.groups[job, ACCOUNT], events.groups[job, USER]
-    if account >= 0 and history.sums[account, _W] > 0.0:
-        row[_ACCOUNT_MEAN] = history.sums[account, _S] / history.sums[account, _W]
+    row[_ACCOUNT_MEAN] = _share(history.sums[account], _W) if account >= 0 else np.nan
     if user >= 0:
-        near, spread, weight = _neighbours(history, history.ring_of[user], events.nearness[job])
+        near, spread, weight = _neighbours(history, history.ring_of[user], events.nearness[job], row)
         row[_NEIGHBOUR_WEIGHT] = weight
         if weight > 0.0:
             row[_NEIGHBOUR_MEAN], row[_NEIGHBOUR_SD] = near, np.sqrt(spread)
@@ -339,14 +405,43 @@ def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
 
 @njit(cache=True)
 def _describe_last(history: Any, groups: Any, row: Any) -> None:
-    if groups[USER] >= 0:
-        row[_USER_LAST_1 : _USER_LAST_3 + 1] = history.sums[groups[USER], _LAST_1 : _LAST_3 + 1]
-    if groups[USER_SIZE] >= 0:
-        row[_USER_SIZE_LAST_1 : _USER_SIZE_LAST_3 + 1] = history.sums[groups[USER_SIZE], _LAST_1 : _LAST_3 + 1]
-    if groups[USER_NAME] >= 0:
-        row[_USER_NAME_LAST_1] = history.sums[groups[USER_NAME], _LAST_1]
-    if groups[REQUEST] >= 0:
-        row[_REQUEST_LAST_1 : _REQUEST_LAST_2 + 1] = history.sums[groups[REQUEST], _LAST_1 : _LAST_2 + 1]
+    _copy_last(history, groups[PARTITION], 1, row[_PARTITION_LAST_1:])
+    _copy_last(history, groups[REQUEST], 2, row[_REQUEST_LAST_1:])
+    _copy_last(history, groups[USER], 3, row[_USER_LAST_1:])
+    _copy_last(history, groups[USER_ANY_LIMIT], 2, row[_USER_ANY_LIMIT_LAST_1:])
+    _copy_last(history, groups[USER_SIZE], 3, row[_USER_SIZE_LAST_1:])
+    _copy_last(history, groups[USER_NAME], 1, row[_USER_NAME_LAST_1:])
+
+
+@njit(cache=True)
+def _copy_last(history: Any, group: int, how_many: int, row: Any) -> None:
+    if group >= 0:
+        row[:how_many] = history.sums[group, _LAST_1 : _LAST_1 + how_many]
+
+
+@njit(cache=True)
+def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) -> None:
+    groups = events.groups[job]
+    user, key, any_limit = groups[USER], groups[USER_SIZE], groups[USER_ANY_LIMIT]
+    if user < 0:
+        return
+    limit = float(events.request[job, _LOG_LIMIT])
+    row[_USER_BY_LIMIT] = limit + _share(history.sums[user], _RATIO_W)
+    row[_USER_LIMIT_BY_LIMIT] = limit + _share(history.sums[groups[USER_LIMIT]], _RATIO_W)
+    row[_USER_ANY_LIMIT_BY_LIMIT] = limit + _share(history.sums[any_limit], _RATIO_W)
+    row[_USER_LIMIT_SHARE] = _share(history.sums[user], _SHARE_W)
+    row[_USER_LAST_SHARE] = history.sums[user, _LAST_RATIO]
+    row[_USER_FAILED_SHARE] = _share(history.sums[user], _FAILED_W)
+    row[_USER_LAST_FAILED] = history.sums[user, _LAST_FAILED]
+    row[_USER_ENDED] = np.log1p(float(history.counts[user, _ENDED]))
+    row[_USER_SIZE_ENDED] = np.log1p(float(history.counts[key, _ENDED]))
+    row[_USER_END_GAP] = _since_last_end(history.counts[user], now)
+    row[_USER_ANY_LIMIT_END_GAP] = _since_last_end(history.counts[any_limit], now)
+
+
+@njit(cache=True)
+def _since_last_end(count: Any, now: int) -> float:
+    return np.log1p(float(now - count[_LAST_END_S])) if count[_ENDED] > 0 else np.nan
 
 
 @njit(cache=True)
@@ -354,11 +449,7 @@ def _describe_activity(history: Any, groups: Any, now: int, row: Any) -> None:
     user, key = groups[USER], groups[USER_SIZE]
     if user < 0:
         return
-    row[_USER_LIMIT_SHARE] = _share(history.sums[user], _SHARE_W)
-    row[_USER_FAILED_SHARE] = _share(history.sums[user], _FAILED_W)
     of_user, of_key = history.counts[user], history.counts[key]
-    row[_USER_ENDED] = np.log1p(float(of_user[_ENDED]))
-    row[_USER_SIZE_ENDED] = np.log1p(float(of_key[_ENDED]))
     row[_USER_SUBMITTED] = np.log1p(float(of_user[_SUBMITTED]))
     row[_USER_UNENDED] = np.log1p(float(of_user[_UNENDED]))
     row[_USER_SIZE_UNENDED] = np.log1p(float(of_key[_UNENDED]))

@@ -1,37 +1,126 @@
-"""A trained model as text, and back: JSON with LightGBM's own text inside, nothing that executes."""
+"""A trained model as text, and back: JSON with LightGBM's own text inside, nothing that executes.
+
+The text holds the trees and a manifest of what they were made of; its digest is in it and checked when it is read.
+Neither has a clock in it: the same jobs, seed and versions give the same text.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from helios.errors import ModelUnreadable
 from helios.model import ModelRecord
-from helios.predict.duration import DurationModel
+from helios.predict.calibration import Calibration
+from helios.predict.drift import Inputs, inputs_of
+from helios.predict.duration import MOST_JOBS, QUANTILES, Backtest, DurationModel
+from helios.predict.features import READ, JobTable
 from helios.predict.history import FEATURES
 
-FORMAT = "helios-duration-1"
+FORMAT = "helios-duration-2"
+OLDER_FORMATS = ("helios-duration-1",)
+"""They lack digest and manifest, and were trained on fewer features: refused, by name."""
+TRAINED_ON = ("job_id", "restart", *READ)
+"""Columns of ``JOBS`` that training reads, and those by which jobs are told apart: no others need be read for it."""
 
 
-def to_record(model: DurationModel, *, trained_at: datetime, scores: Mapping[str, Any] | None = None) -> ModelRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a model was made of.
+
+    Attributes
+    ----------
+    first_submission, last_submission : datetime
+        Of the jobs it learned from.
+    digest : str
+        SHA-256 of those jobs; the same whatever the order they were loaded in.
+    seed : int
+    parameters : mapping
+        Of the learner.
+    inputs : Inputs
+        How the features were spread; see :mod:`helios.predict.drift`.
+    """
+
+    first_submission: datetime
+    last_submission: datetime
+    digest: str
+    seed: int
+    parameters: Mapping[str, Any]
+    inputs: Inputs
+
+
+def provenance_of(
+    model: DurationModel, jobs: pd.DataFrame, *, table: JobTable, features: NDArray[np.float32], seed: int
+) -> Provenance:
+    """Say what ``model`` was made of.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        The jobs that it was trained on and those since, with the columns ``TRAINED_ON``, in submission order.
+    table, features
+        The same jobs, as training saw them.
+    """
+    from helios.predict.learner import PARAMETERS, ROUNDS  # noqa: PLC0415 - LightGBM, which reading a model does not need
+
+    rows = rows_learned_from(table, model.trained_until)
+    submitted = jobs["submitted_at"].iloc[rows]
+    return Provenance(
+        first_submission=submitted.min().to_pydatetime(),
+        last_submission=submitted.max().to_pydatetime(),
+        digest=digest_of(jobs.iloc[rows]),
+        seed=seed,
+        parameters=PARAMETERS | {"rounds": ROUNDS, "quantiles": list(QUANTILES), "most_jobs": MOST_JOBS},
+        inputs=inputs_of(features, table, rows),
+    )
+
+
+def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
+    """Return the jobs, in submission order, that a model trained until then learned from."""
+    return np.flatnonzero((table.ended_s < int(np.ceil(until.timestamp()))) & np.isfinite(table.run_time_s))
+
+
+def digest_of(jobs: pd.DataFrame) -> str:
+    """Return a SHA-256 of what training reads of ``jobs``: equal for the same jobs in any order."""
+    # Text of categories, not their numbers: these depend on what else was loaded.
+    of_rows = pd.util.hash_pandas_object(jobs[list(TRAINED_ON)], index=False, categorize=True).to_numpy()
+    return hashlib.sha256(np.sort(of_rows).astype("<u8").tobytes()).hexdigest()
+
+
+def to_record(
+    model: DurationModel,
+    *,
+    trained_at: datetime,
+    scores: Mapping[str, Any] | None = None,
+    provenance: Provenance | None = None,
+) -> ModelRecord:
     """Return ``model`` as a record that the warehouse can keep.
 
     Parameters
     ----------
     trained_at : datetime
-        Now, aware; this room has no clock.
+        Now, aware; this room has no clock. It is not part of the model's text.
     scores : mapping, optional
-        Figures of its evaluation.
+        Figures of its evaluation, plain values.
+    provenance : Provenance, optional
+        None: nobody asked, the manifest then says nothing of it.
     """
+    manifest = _manifest(model, scores=scores or {}, provenance=provenance)
     artifact = {
         "format": FORMAT,
-        "cluster": model.cluster,
-        "trained_until": model.trained_until.isoformat(),
-        "jobs": model.jobs,
-        "features": model.features,
-        "texts": model.texts,
+        "manifest": manifest,
+        "texts": list(model.texts),
+        "backtest": None if model.backtest is None else list(model.backtest.texts),
+        "calibration": None if model.calibration is None else stored_arrays(model.calibration._asdict()),
     }
     return ModelRecord(
         model_id=model.model_id,
@@ -40,8 +129,9 @@ def to_record(model: DurationModel, *, trained_at: datetime, scores: Mapping[str
         trained_until=model.trained_until,
         jobs=model.jobs,
         features=model.features,
-        scores=dict(scores or {}),
-        artifact=json.dumps(artifact),
+        scores=manifest["scores"],
+        manifest=manifest,
+        artifact=_canonical(artifact | {"sha256": _sha256(artifact)}),
     )
 
 
@@ -54,17 +144,116 @@ def from_record(record: ModelRecord) -> DurationModel:
         The text is damaged, or the model was trained on features that this version does not compute.
     """
     try:
-        artifact = json.loads(record.artifact)
-        if artifact["format"] != FORMAT or tuple(artifact["features"]) != FEATURES:
-            raise ValueError("it was trained by another version of Helios, on other features")
+        artifact = _checked(record.artifact)
+        manifest = artifact["manifest"]
         return DurationModel(
-            cluster=artifact["cluster"],
-            trained_until=datetime.fromisoformat(artifact["trained_until"]),
-            jobs=artifact["jobs"],
+            cluster=manifest["cluster"],
+            trained_until=datetime.fromisoformat(manifest["trained_until"]),
+            jobs=manifest["jobs"],
             features=FEATURES,
             texts=tuple(artifact["texts"]),
+            trust=manifest["trust"],
+            calibration=_calibration(artifact["calibration"]),
+            backtest=_backtest(manifest["backtest"], artifact["backtest"]),
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as reason:
         raise ModelUnreadable(
-            f"Model {record.model_id} cannot be read: {reason}", remedy="Train it anew: helios model train."
+            f"Model {record.model_id} cannot be read: {reason}",
+            remedy="Train it anew: helios model train. Until then, put another in charge: helios model rollback.",
         ) from reason
+
+
+def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
+    """Return how the features were spread in training, out of a manifest; None: it does not say."""
+    told = manifest.get("inputs")
+    return None if not told else Inputs.from_json(told)
+
+
+def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return arrays of floats or integers as plain values that :func:`arrays_in` gives back exactly."""
+    return {
+        name: {"dtype": array.dtype.str, "shape": list(array.shape), "values": [_plain(one) for one in array.ravel()]}
+        for name, array in arrays.items()
+    }
+
+
+def arrays_in(stored: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return what :func:`stored_arrays` was given.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        It is not that.
+    """
+    return {
+        name: np.array(
+            [float(one) if isinstance(one, str) else one for one in told["values"]], dtype=told["dtype"]
+        ).reshape(told["shape"])
+        for name, told in stored.items()
+    }
+
+
+def _plain(value: Any) -> int | float | str:
+    # JSON has no infinity and no NaN.
+    plain: int | float = value.item()
+    return plain if np.isfinite(plain) else str(plain)
+
+
+def _manifest(model: DurationModel, *, scores: Mapping[str, Any], provenance: Provenance | None) -> dict[str, Any]:
+    return {
+        "cluster": model.cluster,
+        "trained_until": model.trained_until.isoformat(),
+        "jobs": model.jobs,
+        "features": list(model.features),
+        "trust": model.trust,
+        "backtest": None
+        if model.backtest is None
+        else {"until": model.backtest.until.isoformat(), "jobs": model.backtest.jobs},
+        "versions": {"helios": version("helios-slurm"), "lightgbm": version("lightgbm")},
+        "scores": dict(scores),
+        **(_told(provenance) if provenance else {}),
+    }
+
+
+def _told(provenance: Provenance) -> dict[str, Any]:
+    return {
+        "first_submission": provenance.first_submission.isoformat(),
+        "last_submission": provenance.last_submission.isoformat(),
+        "digest": provenance.digest,
+        "seed": provenance.seed,
+        "parameters": dict(provenance.parameters),
+        "inputs": provenance.inputs.to_json(),
+    }
+
+
+def _checked(text: str) -> dict[str, Any]:
+    artifact: dict[str, Any] = json.loads(text)
+    found = artifact["format"]
+    if found in OLDER_FORMATS:
+        raise ValueError(f"it was trained by an older Helios ({found}), on fewer features")
+    if found != FORMAT:
+        raise ValueError(f"its format {found!r} is not {FORMAT}, the one that this version of Helios reads")
+    expected = artifact.pop("sha256")
+    if _sha256(artifact) != expected:
+        raise ValueError("its text is not the one that was written (the SHA-256 differs)")
+    if tuple(artifact["manifest"]["features"]) != FEATURES:
+        raise ValueError("it was trained by another version of Helios, on other features")
+    return artifact
+
+
+def _backtest(told: Mapping[str, Any] | None, texts: list[str] | None) -> Backtest | None:
+    if told is None or texts is None:
+        return None
+    return Backtest(until=datetime.fromisoformat(told["until"]), jobs=told["jobs"], texts=tuple(texts))
+
+
+def _calibration(told: Mapping[str, Any] | None) -> Calibration | None:
+    return None if told is None else Calibration(**arrays_in(told))
+
+
+def _sha256(artifact: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(artifact).encode()).hexdigest()
+
+
+def _canonical(artifact: Mapping[str, Any]) -> str:
+    return json.dumps(artifact, sort_keys=True, separators=(",", ":"), allow_nan=False)

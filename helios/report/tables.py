@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import exp
 from typing import Any
 
 import pandas as pd
@@ -24,6 +25,12 @@ CONTROL_NAMES = {
     "time_limit": "time limit",
     "size_only": "median of that size",
     "shrinkage": "shrinkage, untrained",
+}
+GROUP_NAMES = {
+    "new_user": "of users with fewer than 10 ended jobs",
+    "burst": "in bursts",
+    "large": "larger than 8",
+    "top_user": "of the busiest user",
 }
 
 
@@ -82,22 +89,69 @@ def named_missing(description: Description) -> str:
 
 
 def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
-    """Compare a model with its controls; ``answer`` is the evaluation's JSON."""
-    table = _table(
-        "Predictor", "Rank corr.", "Log error", "<=10 %", "<=50 %", "<=100 %", "p10-p90", "MAE", right_from=1
-    )
-    table.add_row(*_figures("Helios", answer), style="bold")
-    for name, figures in answer["controls"].items():
-        table.add_row(*_figures(CONTROL_NAMES.get(name, name), figures))
+    """Compare a model with its controls and show how often its intervals hold; ``answer`` is the evaluation's JSON."""
     caption = (
         f"{escape(str(answer['cluster']))}: learned from {answer['train_jobs']:,} jobs that had ended by "
         f"{answer['train_until'][:16].replace('T', ' ')} UTC, judged on {answer['jobs']:,} submitted since."
     )
-    legend = (
-        "[dim]Rank corr.: Spearman. Log error: median; 0.69 is a factor of 2. <=10 %: share of jobs predicted within "
-        "10 %. p10-p90: share of jobs inside the predicted interval; 80 % is right.[/]"
-    )
-    return Group(caption, "", table, "", legend)
+    rows = {"Helios": answer} | {CONTROL_NAMES.get(name, name): found for name, found in answer["controls"].items()}
+    if answer.get("at_start"):
+        rows = {"Helios": answer, "Helios, at job's start": answer["at_start"], **rows}
+    parts: list[RenderableType] = [caption, "", _order_table(rows), "", _error_table(rows)]
+    if answer.get("coverage_p90_by_group"):
+        parts += ["", _bound_table(answer)]
+    return Group(*parts, "", _LEGEND)
+
+
+_LEGEND = (
+    "[dim]Rank corr.: Spearman; 90 % range: of it, when users are drawn anew (days, where none is known); by burst: "
+    "of bursts of alike jobs, each taken as one. Log error: median; 0.69 is a factor of 2. Bias: mean log error; above "
+    "0 predicts too long. <=10 %: share of jobs predicted within 10 %. p10-p90: share of jobs inside the predicted "
+    "interval; 80 % is right. Width: p90 over p10, as a factor.[/]"
+)
+
+
+def _order_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("Predictor", "Rank corr.", "90 % range", "By burst", "Log error", "p10-p90", "MAE", right_from=1)
+    for place, (name, figures) in enumerate(rows.items()):
+        cells = (
+            _correlation(figures["spearman"]),
+            "-" if not figures.get("spearman_90") else "{:.2f}..{:.2f}".format(*figures["spearman_90"]),
+            _correlation(figures.get("spearman_by_burst")),
+            f"{figures['median_abs_log_error']:.2f}",
+            percent(figures["coverage_p10_p90"]),
+            duration(figures["mae_s"]),
+        )
+        table.add_row(name, *cells, style="" if place else "bold")
+    return table
+
+
+def _error_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("Errors", "<=10 %", "<=50 %", "<=100 %", "Bias", "Width", right_from=1)
+    for place, (name, figures) in enumerate(rows.items()):
+        bias, width = figures.get("bias_log"), figures.get("log_width")
+        cells = (
+            *(percent(figures[f"within_{share}pct"]) for share in (10, 50, 100)),
+            "-" if bias is None else f"{bias:+.2f}",
+            "-" if width is None else f"x {exp(width):,.0f}",
+        )
+        table.add_row(name, *cells, style="" if place else "bold")
+    return table
+
+
+def _bound_table(answer: Mapping[str, Any]) -> Table:
+    """Show the share of jobs at or below p90: calibrated, as it was learned, and by shrinkage."""
+    sources = (answer, answer.get("uncalibrated") or {}, answer["controls"].get("shrinkage") or {})
+    table = _table("At or below p90 (90 % is right)", "Jobs", "Helios", "uncalibrated", "shrinkage", right_from=1)
+    table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(of.get("coverage_p90")) for of in sources))
+    for group, found in answer["coverage_p90_by_group"].items():
+        shares = [(of.get("coverage_p90_by_group") or {}).get(group, {}).get("share") for of in sources]
+        table.add_row(GROUP_NAMES.get(group, group), f"{found['jobs']:,}", *map(percent, shares))
+    return table
+
+
+def _correlation(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def description_tables(description: Description) -> list[RenderableType]:
@@ -173,20 +227,6 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
 def _marked(name: str, value: float | None, best: Mapping[str, float]) -> str:
     text = duration(value)
     return f"[bold green]{text}[/]" if value is not None and value == best.get(name) else text
-
-
-def _figures(name: str, figures: Mapping[str, Any]) -> list[str]:
-    correlation = figures["spearman"]
-    return [
-        name,
-        "-" if correlation is None else f"{correlation:.3f}",
-        f"{figures['median_abs_log_error']:.2f}",
-        percent(figures["within_10pct"]),
-        percent(figures["within_50pct"]),
-        percent(figures["within_100pct"]),
-        percent(figures["coverage_p10_p90"]),
-        duration(figures["mae_s"]),
-    ]
 
 
 def _overview(description: Description, unit: str) -> RenderableType:

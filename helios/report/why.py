@@ -68,10 +68,14 @@ class Why:
         What predicted.
     run_time_s : float
         How long it really ran; NaN: it has not ended.
+    remaining_s : tuple of float, optional
+        p10, p50 and p90 of what remains of its run; None: it does not run, or nothing is predicted.
     reason : str
         Why the cluster has not started it, in Slurm's word.
     planned_start_at : datetime, optional
         Start that the cluster itself foresees.
+    rests_on : str
+        Sentence of the past jobs that the prediction rests on; empty: it does not wait, or nothing is known.
     rank, rank_without, queued : int
         Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
         there are. 0: it is not pending.
@@ -100,8 +104,10 @@ class Why:
     p90_s: float
     source: str
     run_time_s: float = float("nan")
+    remaining_s: tuple[float, float, float] | None = None
     reason: str = ""
     planned_start_at: datetime | None = None
+    rests_on: str = ""
     rank: int = 0
     rank_without: int = 0
     queued: int = 0
@@ -121,7 +127,7 @@ class Why:
 
     def lines(self) -> list[str]:
         """Return the answer as sentences."""
-        told = [self._headline(), self._prediction(), *self._place(), *self._deeds()]
+        told = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place(), *self._deeds()]
         return [line for line in (*told, *self.remarks) if line]
 
     def _headline(self) -> str:
@@ -139,6 +145,12 @@ class Why:
             f"Predicted run time: {spoken_duration(self.p50_s)}; 8 of 10 such jobs take "
             f"{spoken_duration(self.p10_s)} to {spoken_duration(self.p90_s)} (by {self.source}).{ran}{limit}"
         )
+
+    def _remains(self) -> str:
+        if self.remaining_s is None:
+            return ""
+        low, middle, high = (spoken_duration(part_s) for part_s in self.remaining_s)
+        return f"It has not ended yet; by now {middle} remain, in 8 of 10 such cases {low} to {high}."
 
     def _place(self) -> list[str]:
         if not self.rank:

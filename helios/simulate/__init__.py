@@ -44,7 +44,12 @@ Preemptive (SRTF)
     same pass. With ``none`` the pass ends at the first job that cannot be placed; with ``skip`` it goes on.
 Predictions in the timeline
     Before each second in which jobs are submitted, the predictor hears of all that ended earlier and is asked for
-    these jobs; answers hold for the rest of the replay.
+    these jobs; answers hold for the rest of the replay. Where it is asked again about what waits (``predict_again_s``),
+    that is before the first moment at least so long after the last time, or after the first submission; those jobs are
+    queued anew by the new answers, and a pass is due in their partitions.
+Guard
+    At the beginning of every pass, jobs that have waited longer than the bound then in force go to the front of the
+    queue and stay there; among them by submit time, then position. What backfill may do is not changed by it.
 
 Acting on it
     :class:`SimCluster` is a timeline behind the port ``Cluster``. Its own order is first in, first out; a job's key is
@@ -56,6 +61,7 @@ The compiled core (:mod:`helios.simulate.engine`) keeps its state in plain array
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown
 from helios.simulate.cluster import SimCluster
+from helios.simulate.guard import Guard
 from helios.simulate.holding import Holding, Tally
 from helios.simulate.nodes import Sleep
 from helios.simulate.policies import ORDERS
@@ -67,6 +73,7 @@ __all__ = [
     "ORDERS",
     "Backfill",
     "ClusterShape",
+    "Guard",
     "Holding",
     "JobLargerThanPartition",
     "PartitionUnknown",

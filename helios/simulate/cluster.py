@@ -30,11 +30,12 @@ from helios.actions import (
 )
 from helios.errors import Misuse, WorkloadInvalid
 from helios.model import STEP_S
+from helios.simulate.asking import LONGEST_ESTIMATE_S
 from helios.simulate.holding import Tally, holding_of, tally_of
 from helios.simulate.nodes import NodeDoor, Sleep
 from helios.simulate.state import NEVER, new_state
 from helios.simulate.steering import Census, admit, carry_on, count_up, settle, withdraw
-from helios.simulate.timeline import LONGEST_ESTIMATE_S, MODES, PLACES, Backfill, Placement
+from helios.simulate.timeline import MODES, PLACES, Backfill, Placement
 from helios.simulate.view import BASE_PRIORITY, Glance, Jobs, Marks, Predictions, View, unique_ids
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 

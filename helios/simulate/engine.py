@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from helios.simulate import idle, passes, placement, power, queue, running, sets, tally
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.simulate import guard, idle, passes, placement, power, queue, running, sets, tally
 from helios.simulate import state as state_tables
+from helios.simulate.guard import promote_overdue
 from helios.simulate.kernel import entry_point, fingerprint, kernel
 from helios.simulate.passes import schedule
 from helios.simulate.power import fell, get_up, next_change, time_out
-from helios.simulate.queue import push
+from helios.simulate.queue import push, remove
 from helios.simulate.running import end
 from helios.simulate.state import NEVER, NOBODY, State
 
-PARTS = (passes, placement, power, sets, idle, tally, queue, running, state_tables)
+PARTS = (guard, passes, placement, power, sets, idle, tally, queue, running, state_tables)
 """Where the kernels are that the core calls."""
 
 
@@ -86,32 +90,47 @@ def schedule_touched(state: State, now: int) -> None:
     for place in range(clock.touched):
         partition = state.partitions[place].due
         state.partitions[partition].touched = 0
+        if len(state.guard) > 0:
+            promote_overdue(state, partition, now)
         schedule(state, partition, now)
     clock.touched = 0
     if len(state.versatile) > 0:
         time_out(state, now)
 
 
-def _compiled(revision: int) -> Callable[[State, int, int], bool]:
-    """Return the entry to the core, which holds the ``revision`` of all it calls."""
+def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
+    """Return the entries to the core, which hold the ``revision`` of all they call."""
 
     @entry_point
-    def entry(state: State, scored: int, budget: int) -> bool:
+    def carry_on(state: State, scored: int, until_s: int, budget: int) -> int:
         while budget > 0:
             now = next_moment(state)
-            if now == NEVER or _awaits(state, now, scored):
-                return revision >= 0
+            if now == NEVER or now >= until_s or _awaits(state, now, scored):
+                state.clock[0].next_s = now
+                return 1 if revision >= 0 else 0
             budget -= end_due(state, now) + admit_due(state, now)
             schedule_touched(state, now)
-        return False
+        return 0
 
-    return entry
+    @entry_point
+    def put_anew(
+        state: State, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
+    ) -> int:
+        for place in range(len(jobs)):
+            job = jobs[place]
+            remove(state, job)
+            state.pending[job].key, state.pending[job].estimate_s = keys[place], estimates_s[place]
+            push(state, job)
+            touch(state, state.jobs[job].partition)
+        return revision
+
+    return carry_on, put_anew
 
 
-_run = _compiled(fingerprint(*PARTS))
+_carry_on, _put_anew = _compiled(fingerprint(*PARTS))
 
 
-def run(state: State, *, scored: int, budget: int) -> bool:
+def run(state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
     """Carry the timeline on, in place, and stop before the moment when job number ``scored`` arrives.
 
     Parameters
@@ -122,10 +141,20 @@ def run(state: State, *, scored: int, budget: int) -> bool:
         Jobs whose keys are known; all those of one submit time together.
     budget : int
         Arrivals and ends after which to return anyway.
+    until_s : int
+        Stop also before the first moment from then on, s since the epoch.
 
     Returns
     -------
     bool
-        Whether that moment, or the end of everything, was reached.
+        Whether such a moment, or the end of everything, was reached; ``next_s`` of the clock says which, NEVER being
+        the end.
     """
-    return _run(state, scored, budget)
+    return bool(_carry_on(state, scored, until_s, budget))
+
+
+def put_anew(
+    state: State, jobs: NDArray[np.int64], *, keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
+) -> None:
+    """Give pending ``jobs`` other keys and estimates (same length); a pass of their partitions is then due."""
+    _put_anew(state, jobs, keys, estimates_s)

@@ -86,9 +86,13 @@ PARTITION = np.dtype(
         ("gpu_s", np.int64),
         ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
         ("row", np.int64),  # the last one in the log of holding nodes
+        ("next_turn", np.int64),  # in the list of its jobs, the first that nobody has found overdue
+        ("end_turn", np.int64),
     ],
     align=True,
 )
+GUARD = np.dtype([("at_s", np.int64), ("patience_s", np.int64)], align=True)
+"""From when on a job may wait how long before it goes to the front."""
 SHARE = np.dtype([("node", np.int64), ("gpus", np.int64), ("next", np.int64)], align=True)
 NODE = np.dtype(
     [
@@ -119,6 +123,8 @@ CLOCK = np.dtype(
         ("ended", np.int64),
         ("backfilled", np.int64),
         ("touched", np.int64),
+        ("next_s", np.int64),  # the moment before which the core stopped
+        ("bounds", np.int64),  # on waiting that have come into force
         ("free_share", np.int64),
         ("placement", np.int64),
         ("seed", np.int64),
@@ -154,7 +160,8 @@ class State(NamedTuple):
     ``bits`` and ``level_nodes`` hold, for each partition, each of AWAKE, WAKING, ... and each number of free GPUs
     (level), the set of such nodes, as bits by rank, and their count. ``ends`` is a heap of running jobs by true
     end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end;
-    ``ended`` lists the jobs that have ended, in order; ``path`` is scratch.
+    ``ended`` lists the jobs that have ended, in order; ``path`` is scratch. ``guard`` bounds the waiting, empty: not at
+    all; ``turns`` are then the jobs of each partition, first submitted first.
     """
 
     clock: NDArray[np.void]
@@ -171,6 +178,8 @@ class State(NamedTuple):
     ended: NDArray[np.int64]
     path: NDArray[np.int64]
     holding: NDArray[np.void]
+    guard: NDArray[np.void]
+    turns: NDArray[np.int64]
     versatile: tuple[int, ...]
 
 
@@ -183,10 +192,12 @@ def new_state(
     placement: int = PACKED,
     seed: int = 0,
     versatile: bool = False,
+    guard: NDArray[np.void] | None = None,
 ) -> State:
     """Return an empty cluster that nobody has submitted to yet, all awake.
 
     One that is not ``versatile`` only fills the fullest node first; on the others nodes can sleep and are counted.
+    ``guard`` is of type ``GUARD``; None: nobody is promoted for waiting.
     """
     partitions, levels = _partitions(shape)
     partitions["counted_s"] = workload.submitted_s[0] - 1 if len(workload) else 0
@@ -214,6 +225,8 @@ def new_state(
         ended=np.empty(n_jobs, dtype=np.int64),
         path=np.empty(n_jobs + 1, dtype=np.int64),
         holding=np.empty(n_rows, dtype=HOLDING),
+        guard=np.empty(0, dtype=GUARD) if guard is None else guard,
+        turns=_turns(jobs, partitions, guarded=guard is not None),
         versatile=(1,) if versatile else (),
     )
 
@@ -242,6 +255,16 @@ def _jobs(workload: Workload) -> NDArray[np.void]:
     jobs["gpus"], jobs["partition"] = workload.gpus, workload.partition
     jobs["started_s"], jobs["ends_s"], jobs["first_share"] = NEVER, NEVER, NOBODY
     return jobs
+
+
+def _turns(jobs: NDArray[np.void], partitions: NDArray[np.void], *, guarded: bool) -> NDArray[np.int64]:
+    """Return the jobs of each partition in the order of submission, and let the partitions know where theirs are."""
+    if not guarded:
+        return np.empty(0, dtype=np.int64)
+    turns = np.argsort(jobs["partition"], kind="stable")
+    edges = np.searchsorted(jobs["partition"][turns], np.arange(len(partitions) + 1))
+    partitions["next_turn"], partitions["end_turn"] = edges[:-1], edges[1:]
+    return turns
 
 
 def _pending(n_jobs: int) -> NDArray[np.void]:

@@ -13,15 +13,28 @@ from numpy.typing import NDArray
 from helios.errors import Misuse
 from helios.model import STEP_S
 from helios.ports import Order, ReplayPredictor
+from helios.simulate.asking import LONGEST_ESTIMATE_S, Questions, Scores
 from helios.simulate.engine import run
+from helios.simulate.guard import Guard
 from helios.simulate.holding import Holding, holding_of
-from helios.simulate.state import EASY, NEVER, NO_BACKFILL, PACKED, RANDOM, SKIP, SPREAD, WEIGHTED, State, new_state
+from helios.simulate.state import (
+    EASY,
+    GUARD,
+    NEVER,
+    NO_BACKFILL,
+    PACKED,
+    RANDOM,
+    SKIP,
+    SPREAD,
+    WEIGHTED,
+    State,
+    new_state,
+)
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 QUANTILES = {0.1: 0, 0.5: 1, 0.9: 2}
 EVENTS_PER_REPORT = 200_000
 MOMENTS_PER_REPORT = 1_000
-LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
 
 
 class Backfill(StrEnum):
@@ -106,6 +119,8 @@ def replay(
     estimate_s: NDArray[np.int64] | None = None,
     predictor: ReplayPredictor | None = None,
     plan_quantile: float = 0.9,
+    predict_again_s: int | None = None,
+    guard: Guard | None = None,
     placement: Placement = Placement.PACKED,
     seed: int = 0,
     count_nodes: bool = False,
@@ -130,6 +145,11 @@ def replay(
         ``plan_quantile``, rounded up.
     plan_quantile : float
         0.1, 0.5 or 0.9.
+    predict_again_s : int, optional
+        Ask the predictor about all that is still queued too, before the first moment that is at least so long after
+        the last such question, s; None: never.
+    guard : Guard, optional
+        How long a job may wait before it goes to the front; None: for ever.
     placement : Placement
         Which nodes a job gets.
     seed : int
@@ -148,6 +168,7 @@ def replay(
     """
     refuse_misfits(workload, shape)
     _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
+    _refuse_idle_wishes(preemptive, predictor, predict_again_s, guard)
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
     state = new_state(
@@ -158,8 +179,9 @@ def replay(
         placement=PLACES[placement],
         seed=seed,
         versatile=count_nodes or placement is not Placement.PACKED,
+        guard=_bounds(guard),
     )
-    scores = _Scores(
+    scores = Scores(
         workload=workload,
         order=order,
         column=QUANTILES[plan_quantile],
@@ -172,51 +194,9 @@ def replay(
     scores.plans[:] = _told(workload, estimate_s, 0).clip(max=LONGEST_ESTIMATE_S)
     if scores.ranked:
         scores.rank(slice(None))
-    _run_through(state, scores, predictor, progress or _nobody)
+    _run_through(state, scores, predictor, predict_again_s, progress or _nobody)
     has_estimates = estimate_s is not None or predictor is not None
     return _outcome(state, scores, has_estimates=has_estimates)
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Scores:
-    """What the order and EASY go by; ``keys`` and ``plans`` are columns of the state."""
-
-    workload: Workload
-    order: Order
-    column: int
-    keys: NDArray[np.float64]
-    plans: NDArray[np.int64]
-    believed_s: NDArray[np.float64]
-    ranked: bool
-    planned: bool
-
-    def predict(self, predictor: ReplayPredictor, jobs: NDArray[np.int64], now: int) -> None:
-        """Fill in what is not known yet of ``jobs``, neighbours submitted ``now``."""
-        quantiles = predictor.submitted(jobs, now)
-        these = slice(int(jobs[0]), int(jobs[-1]) + 1)
-        if quantiles.shape != (len(jobs), 3) or not np.isfinite(quantiles).all():
-            raise Misuse(
-                f"the predictor gave no finite p10, p50 and p90 for job {self.workload.job_id[jobs[0]]} "
-                "or one submitted with it"
-            )
-        if not self.planned:
-            self.plans[these] = np.ceil(quantiles[:, self.column]).clip(0, LONGEST_ESTIMATE_S)
-        if not self.ranked:
-            self.believed_s[these] = quantiles[:, 1]
-            self.rank(these)
-
-    def rank(self, these: slice) -> None:
-        """Ask the order for the keys of ``these`` jobs."""
-        self.keys[these] = self.order(
-            submitted_s=self.workload.submitted_s[these],
-            gpus=self.workload.gpus[these],
-            run_time_s=self.believed_s[these],
-        )
-        if np.isnan(self.keys[these]).any():
-            raise Misuse(
-                "the queue order goes by run time, and some jobs have none",
-                remedy="Give run_time_s for every job, or a predictor.",
-            )
 
 
 def _refuse_contradictions(
@@ -241,6 +221,31 @@ def _refuse_contradictions(
         raise Misuse(f"{int((estimate_s < 0).sum()):,} estimates are negative.")
 
 
+def _refuse_idle_wishes(
+    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, guard: Guard | None
+) -> None:
+    if preemptive and guard is not None:
+        raise Misuse(
+            "SRTF goes by remaining run time and by nothing else; a bound on waiting has no part in it.",
+            remedy="Leave the guard out.",
+        )
+    if predict_again_s is None:
+        return
+    if predictor is None or predict_again_s < 1:
+        raise Misuse(
+            "To predict again while jobs wait takes a predictor and a time between two questions, s.",
+            remedy="Give a predictor and predict_again_s of at least 1, or leave predict_again_s out.",
+        )
+
+
+def _bounds(guard: Guard | None) -> NDArray[np.void] | None:
+    if guard is None:
+        return None
+    bounds = np.empty(len(guard.at_s), dtype=GUARD)
+    bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
+    return bounds
+
+
 def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.float64] | None) -> NDArray[np.float64]:
     """Return the run times that SRTF goes by, which are the true ones; refuse to be told otherwise."""
     true = workload.run_time_s.astype(np.float64)
@@ -261,29 +266,38 @@ def _told(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> 
     return values.copy()
 
 
-def _run_through(state: State, scores: _Scores, predictor: ReplayPredictor | None, tell: Callable[[int], None]) -> None:
-    if predictor is not None:
-        _run_predicting(state, scores, predictor, tell)
-    finished = False
-    while not finished:
-        finished = run(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT)
-        tell(int(state.clock["ended"][0]))
+def _run_through(
+    state: State,
+    scores: Scores,
+    predictor: ReplayPredictor | None,
+    predict_again_s: int | None,
+    tell: Callable[[int], None],
+) -> None:
+    questions = None if predictor is None else Questions(state, scores, predictor, predict_again_s)
+    if questions is not None:
+        _run_predicting(state, scores, questions, tell)
+    next_s, clock = 0, state.clock[0]
+    while next_s != NEVER:
+        until_s = NEVER if questions is None else questions.due_s
+        if run(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
+            next_s = int(clock["next_s"])
+            if questions is not None and next_s != NEVER:
+                questions.ask_again(next_s)
+        tell(int(clock["ended"]))
 
 
-def _run_predicting(state: State, scores: _Scores, predictor: ReplayPredictor, tell: Callable[[int], None]) -> None:
+def _run_predicting(state: State, scores: Scores, questions: Questions, tell: Callable[[int], None]) -> None:
     """Stop the timeline before every moment of submission and ask the predictor, up to the last of them."""
-    submitted, jobs, told = scores.workload.submitted_s, np.arange(len(state.jobs)), 0
-    ends_s, n_ended = state.jobs["ends_s"], state.clock["ended"]
-    for moment, these in enumerate(_moments(submitted)):
-        run(state, scored=these.start, budget=NEVER)
-        ended = int(n_ended[0])
-        if ended > told:
-            fresh = state.ended[told:ended].astype(np.int64)
-            predictor.ended(fresh, ends_s[fresh])
-            told = ended
-        scores.predict(predictor, jobs[these], int(submitted[these.start]))
+    clock = state.clock[0]
+    for moment, these in enumerate(_moments(scores.workload.submitted_s)):
+        now = int(scores.workload.submitted_s[these.start])
+        run(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
+        while clock["next_s"] < now:
+            questions.ask_again(int(clock["next_s"]))
+            run(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
+        questions.ask(these, now)
         if moment % MOMENTS_PER_REPORT == 0:
-            tell(ended)
+            tell(int(clock["ended"]))
 
 
 def _moments(submitted_s: NDArray[np.int64]) -> Iterator[slice]:
@@ -295,7 +309,7 @@ def _moments(submitted_s: NDArray[np.int64]) -> Iterator[slice]:
         first = int(edge)
 
 
-def _outcome(state: State, scores: _Scores, *, has_estimates: bool) -> Replay:
+def _outcome(state: State, scores: Scores, *, has_estimates: bool) -> Replay:
     workload, ended_s = scores.workload, state.jobs["ends_s"].copy()
     return Replay(
         started_s=state.jobs["started_s"].copy(),

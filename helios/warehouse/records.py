@@ -1,22 +1,22 @@
-"""What else is remembered of a cluster: loads, rejects, nodes, models, predictions, decisions."""
+"""What else is remembered of a cluster: loads, rejects, nodes, predictions, decisions."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 from pandas.api.types import pandas_dtype
-from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, select
+from sqlalchemy import Connection, Select, Table, delete, func, insert, select
 
-from helios.errors import FrameInvalid, NotEnoughHistory
-from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, TIME, FrameKind, ModelRecord
+from helios.errors import FrameInvalid
+from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, TIME, FrameKind
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import stored_column, stored_time
+from helios.warehouse.shelf import id_in_charge
 
 NODE_TYPES = {column.name: column.dtype for column in NODES.columns}
 NODE_EVENT_TYPES = {column.name: column.dtype for column in NODE_EVENTS.columns}
@@ -36,12 +36,10 @@ LOADS = {
 }
 REJECTS_OF_A_CLUSTER = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
 REJECT_COUNTS = {"reason": "str", "rows": "int64"}
-MODELS = {"model_id": "str", "trained_at": TIME, "trained_until": TIME, "jobs": "int64"}
 JOB_OF_A_PREDICTION = {name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")}
 PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | {c.name: c.dtype for c in PREDICTIONS.columns}
 DECISION_TYPES = {column.name: column.dtype for column in DECISIONS.columns}
 _NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def of_cluster(table: Table, cluster_id: int, names: Sequence[str]) -> Select[Any]:
@@ -58,12 +56,10 @@ def last_jobs(query: Select[Any], cluster_id: int, number: int) -> Select[Any]:
 
 
 def edition(connection: Connection, cluster_id: int) -> tuple[int, str]:
-    """Return the number of a cluster's last load (0: none) and the id of its last model (empty: none)."""
-    loads, models = schema.loads, schema.models
+    """Return the number of a cluster's last load (0: none) and the id of the model in charge (empty: none)."""
+    loads = schema.loads
     load = connection.execute(select(func.max(loads.c.load_id)).where(loads.c.cluster_id == cluster_id)).scalar()
-    newest = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
-    model_id = connection.execute(newest.order_by(models.c.trained_at.desc(), models.c.model_id.desc())).scalar()
-    return int(load or 0), str(model_id or "")
+    return int(load or 0), id_in_charge(connection, cluster_id)
 
 
 def rejects_of(cluster_id: int, *, limit: int | None) -> Select[Any]:
@@ -96,49 +92,6 @@ def add_node_events(connection: Connection, cluster_id: int, events: pd.DataFram
     """Store node events; one that is known by node, start and state takes the newer end and reason."""
     rows = _stored(NODE_EVENTS, events, never_missing=("node", "started_at"))
     _replace(connection, schema.node_events, cluster_id, rows, key=("node", "started_at", "state"))
-
-
-def add_model(connection: Connection, cluster_id: int, record: ModelRecord) -> None:
-    """Store a trained model; one of the same id is replaced."""
-    row = {
-        "model_id": record.model_id,
-        "trained_at": stored_time(record.trained_at),
-        "trained_until": stored_time(record.trained_until),
-        "jobs": record.jobs,
-        "features": json.dumps(record.features),
-        "scores": json.dumps(record.scores),
-        "artifact": record.artifact,
-    }
-    _replace(connection, schema.models, cluster_id, [row], key=("model_id",))
-
-
-def forget_models(connection: Connection, cluster_id: int, *, keep: int) -> int:
-    """Delete all but the ``keep`` models trained last; return how many went."""
-    models = schema.models
-    newest = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
-    kept = newest.order_by(models.c.trained_at.desc(), models.c.model_id.desc()).limit(keep)
-    chosen = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
-    return connection.execute(delete(models).where(chosen)).rowcount
-
-
-def model(connection: Connection, cluster_id: int, *, cluster: str, model_id: str | None) -> ModelRecord:
-    """Return a cluster's model of that id; None means the one trained last.
-
-    Raises
-    ------
-    NotEnoughHistory
-        There is no such model.
-    """
-    models = schema.models
-    query = select(models).where(models.c.cluster_id == cluster_id)
-    if model_id is not None:
-        query = query.where(models.c.model_id == model_id)
-    row = connection.execute(query.order_by(models.c.trained_at.desc(), models.c.model_id.desc())).first()
-    if row is None:
-        wanted = "no model" if model_id is None else f"no model {model_id!r}"
-        remedy = f"Train one: helios model train --cluster {cluster}"
-        raise NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", remedy=remedy)
-    return _model_record(row, cluster=cluster)
 
 
 def add_predictions(
@@ -198,16 +151,3 @@ def _replace(
         chosen = [table.c.cluster_id == cluster_id, *(table.c[name] == value for name, value in named.items())]
         connection.execute(delete(table).where(*chosen))
         connection.execute(insert(table).values({"cluster_id": cluster_id} | row | named))
-
-
-def _model_record(row: Row[Any], *, cluster: str) -> ModelRecord:
-    return ModelRecord(
-        model_id=row.model_id,
-        cluster=cluster,
-        trained_at=_EPOCH + timedelta(microseconds=row.trained_at),
-        trained_until=_EPOCH + timedelta(microseconds=row.trained_until),
-        jobs=row.jobs,
-        features=tuple(json.loads(row.features)),
-        scores=json.loads(row.scores),
-        artifact=row.artifact,
-    )

@@ -155,7 +155,24 @@ models = Table(
     Column("features", Text, nullable=False),
     Column("scores", Text, nullable=False),
     Column("artifact", Text, nullable=False),
+    Column("manifest", Text),
     PrimaryKeyConstraint("cluster_id", "model_id"),
+)
+
+# Appended to, never changed; no foreign key to a model, which is forgotten one day while this stays.
+promotions = Table(
+    "promotions",
+    metadata,
+    Column("promotion_id", Number, primary_key=True),
+    _of_a_cluster(),
+    Column("promoted_at", BigInteger, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("model_id", Text),
+    Column("previous", Text),
+    Column("candidate", Text),
+    Column("promoted_by", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Index(None, "cluster_id", "promotion_id"),
 )
 
 predictions = Table(

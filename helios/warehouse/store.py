@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
-from sqlalchemy import Connection, Engine, Select, Table, delete
+from sqlalchemy import Connection, Engine, Select, Table, delete, func, select
 
 from helios.errors import FrameInvalid, SchemaOutdated
-from helios.model import JOBS, TIME, Batch, ModelRecord
+from helios.model import JOBS, TIME, Batch
 from helios.ports import Office
 from helios.warehouse import acting, migrate, records, schema
 from helios.warehouse.bulk import Bulk
@@ -23,13 +23,14 @@ from helios.warehouse.engine import engine_for, reading, shown, sqlite_path, wri
 from helios.warehouse.ledger import SqlLedger
 from helios.warehouse.loading import LoadReport, TraceFile, load
 from helios.warehouse.names import NameBook
+from helios.warehouse.shelf import ModelShelf
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _AT_ONCE = 2_000
 """Values written out in one condition."""
 
 
-class Warehouse:
+class Warehouse(ModelShelf):
     """All that Helios remembers, in one SQLite or PostgreSQL database.
 
     Made by :meth:`open`; a context manager that closes it. Every method that writes is one transaction. Every method
@@ -156,6 +157,7 @@ class Warehouse:
         until: datetime | None = None,
         columns: Sequence[str] | None = None,
         last: int | None = None,
+        unended_at: datetime | None = None,
     ) -> pd.DataFrame:
         """Return a cluster's jobs submitted in [since, until), in submission order.
 
@@ -165,6 +167,8 @@ class Warehouse:
             Those of ``JOBS`` wanted, default all; each has its declared type.
         last : int, optional
             Only so many that were submitted last, and what was submitted in the same microsecond as their first.
+        unended_at : datetime, optional
+            Only those that had not ended before. With ``since``, only what was submitted from then on is searched.
 
         Raises
         ------
@@ -178,6 +182,9 @@ class Warehouse:
             cluster_id = cluster_id_of(connection, cluster)
             query = records.of_cluster(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
             query = _between(query, schema.jobs, "submitted_at", since, until)
+            if unended_at is not None:
+                ended_at = schema.jobs.c.ended_at
+                query = query.where(ended_at.is_(None) | (ended_at >= stored_time(unended_at)))
             if last is not None:
                 query = records.last_jobs(query, cluster_id, last)
             ordered = in_order(self._bulk.select(connection, query))
@@ -185,8 +192,15 @@ class Warehouse:
                 ordered, {name: JOBS.by_name[name].dtype for name in wanted}, NameBook(connection, self._bulk)
             )
 
+    def ended_jobs(self, cluster: str, *, since: datetime) -> int:
+        """Return how many of a cluster's jobs submitted at or after ``since`` have an end."""
+        ended = func.count(schema.jobs.c.ended_at)
+        with reading(self._engine) as connection:
+            query = select(ended).where(schema.jobs.c.cluster_id == cluster_id_of(connection, cluster))
+            return int(connection.execute(_between(query, schema.jobs, "submitted_at", since, None)).scalar_one())
+
     def edition(self, cluster: str) -> tuple[int, str]:
-        """Return what changes with every load and every model: the last load's number and the last model's id."""
+        """Return what changes with every load and promotion: the last load's number, the id of the model in charge."""
         with reading(self._engine) as connection:
             return records.edition(connection, cluster_id_of(connection, cluster))
 
@@ -240,35 +254,6 @@ class Warehouse:
                 query = query.where(events.c.ended_at.is_(None) | (events.c.ended_at > stored_time(since)))
             query = query.order_by(events.c.started_at, events.c.node)
             return _blank_as_missing(self._frame(connection, query, records.NODE_EVENT_TYPES), "state")
-
-    def add_model(self, record: ModelRecord) -> None:
-        """Store a trained model under its cluster; one of the same id is replaced."""
-        with writing(self._engine) as connection:
-            records.add_model(connection, self._cluster_id(connection, record.cluster), record)
-
-    def model(self, cluster: str, model_id: str | None = None) -> ModelRecord:
-        """Return a cluster's model of that id; None means the one trained last.
-
-        Raises
-        ------
-        NotEnoughHistory
-            There is no such model.
-        """
-        with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
-            return records.model(connection, cluster_id, cluster=cluster, model_id=model_id)
-
-    def models(self, cluster: str) -> pd.DataFrame:
-        """Return a cluster's models without themselves: id, times of training, jobs learned from; newest first."""
-        with reading(self._engine) as connection:
-            query = records.of_cluster(schema.models, cluster_id_of(connection, cluster), list(records.MODELS))
-            newest = query.order_by(schema.models.c.trained_at.desc(), schema.models.c.model_id.desc())
-            return self._frame(connection, newest, records.MODELS)
-
-    def forget_models(self, cluster: str, *, keep: int) -> int:
-        """Delete all but the ``keep`` models trained last; return how many went."""
-        with writing(self._engine) as connection:
-            return records.forget_models(connection, cluster_id_of(connection, cluster), keep=keep)
 
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
         """Store predictions; return how many were new.

@@ -572,7 +572,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001", "0002", "0003"]
+        assert untouched.upgrade() == ["0001", "0002", "0003", "0004"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 
@@ -601,10 +601,12 @@ def take_back_to_the_first_schema(database: str) -> None:
         "coverage",
         "node_standings",
         "node_tallies",
+        "promotions",
     )
     with engine_for(database).begin() as connection:
         for table in later:
             connection.execute(text(f"DROP TABLE {table}"))
+        connection.execute(text("ALTER TABLE models DROP COLUMN manifest"))
     set_revision(database, "0001")
 
 
@@ -615,7 +617,7 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003"]
+        assert older.upgrade() == ["0002", "0003", "0004"]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
         assert newer.turns("venus").empty
@@ -626,6 +628,16 @@ def migrated(database: str, revision: str, step: str) -> None:
     assert script is not None
     with engine_for(database).begin() as connection, Operations.context(MigrationContext.configure(connection)):
         getattr(script.module, step)()
+
+
+def test_models_survive_the_way_to_manifests_and_back(database: str) -> None:
+    with Warehouse.open(database) as warehouse:
+        warehouse.add_model(a_model())
+    migrated(database, "0004", "downgrade")
+    migrated(database, "0004", "upgrade")
+    with Warehouse.open(database) as warehouse:
+        assert warehouse.model("venus") == a_model()
+        assert warehouse.promotions("venus").empty
 
 
 def test_the_lease_of_the_jobs_survives_the_way_to_offices_and_back(database: str) -> None:
@@ -884,6 +896,54 @@ def test_the_last_jobs_are_those_submitted_last(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(*(a_job(job_id=str(number)) for number in (1, 2, 3, 4))))
     assert list(warehouse.jobs("venus", last=2)["job_id"]) == ["3", "4"]
     assert list(warehouse.jobs("venus", last=9)["job_id"]) == ["1", "2", "3", "4"]
+
+
+def four_days_of_jobs(warehouse: Warehouse) -> list[datetime]:
+    """Load a job a day: the first ended within its day, the second runs for three, two have not ended."""
+    days = [NOON + timedelta(days=day) for day in range(4)]
+    load(
+        warehouse,
+        a_batch(
+            a_job(job_id="1", submitted_at=days[0], started_at=days[0], run_time_s=3600.0),
+            a_job(job_id="2", submitted_at=days[1], started_at=days[1], run_time_s=3 * 86_400.0),
+            a_job(job_id="3", submitted_at=days[2], **UNENDED),
+            a_job(job_id="4", submitted_at=days[3], **PENDING),
+        ),
+    )
+    load(warehouse, a_batch(a_job(job_id="9", submitted_at=days[0], **UNENDED)), content="other", cluster="saturn")
+    return days
+
+
+def test_those_that_had_not_ended_by_a_moment_are_those_open_still_and_those_that_ended_later(
+    warehouse: Warehouse,
+) -> None:
+    days = four_days_of_jobs(warehouse)
+    assert warehouse.jobs("venus", unended_at=days[0])["job_id"].tolist() == ["1", "2", "3", "4"]
+    assert warehouse.jobs("venus", unended_at=days[3])["job_id"].tolist() == ["2", "3", "4"]
+    assert warehouse.jobs("venus", unended_at=days[0] + timedelta(days=9))["job_id"].tolist() == ["3", "4"]
+
+
+def test_a_job_that_ends_at_the_very_moment_had_not_ended_before(warehouse: Warehouse) -> None:
+    days = four_days_of_jobs(warehouse)
+    end = days[0] + timedelta(hours=1)
+    assert "1" in set(warehouse.jobs("venus", unended_at=end)["job_id"])
+    assert "1" not in set(warehouse.jobs("venus", unended_at=end + timedelta(microseconds=1))["job_id"])
+
+
+def test_what_had_not_ended_is_searched_among_what_was_submitted_since(warehouse: Warehouse) -> None:
+    days = four_days_of_jobs(warehouse)
+    assert warehouse.jobs("venus", since=days[2], unended_at=days[0])["job_id"].tolist() == ["3", "4"]
+    assert JOBS.check(warehouse.jobs("venus", since=days[2], unended_at=days[0])).shape[1] == len(JOBS.names)
+
+
+def test_ended_jobs_are_counted_from_a_submission_on_and_no_other_clusters(warehouse: Warehouse) -> None:
+    days = four_days_of_jobs(warehouse)
+    counts = [warehouse.ended_jobs("venus", since=day) for day in days]
+    assert counts == [2, 1, 0, 0]
+    assert warehouse.ended_jobs("venus", since=days[1] + timedelta(microseconds=1)) == 0
+    assert warehouse.ended_jobs("saturn", since=days[0]) == 0
+    with pytest.raises(NoSuchCluster):
+        warehouse.ended_jobs("mars", since=days[0])
 
 
 def test_the_edition_changes_with_every_load_and_model(warehouse: Warehouse) -> None:

@@ -91,6 +91,8 @@ class TestCommands(NodesContract):
             forbid=lambda node: print(sleepy.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=x")),  # noqa: T201 - for its effect
             can_keep_awake=False,
         )
+        # A reconfiguration while a node falls asleep may leave it POWERING_UP for ever (seen on 22.05.8).
+        sleepy.until(lambda: settled(nodes))
         sleepy.run("scontrol", "reconfigure")
 
 

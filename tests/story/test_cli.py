@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from helios.cli.application import imported
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Helios, shell
 
@@ -98,3 +99,10 @@ def test_a_database_of_a_later_schema_is_left_alone(site: Helios, tmp_path: Path
     with sqlite3.connect(tmp_path / "helios.db") as database:
         database.execute("update alembic_version set version_num = '9999'")
     assert "9999" in helios("trace", "list", code=1).err
+
+
+def test_a_helps_lines_break_where_the_terminal_ends_not_where_the_source_does() -> None:
+    evaluate = imported("model").commands["evaluate"]
+    paragraphs = evaluate.help.split("\n\n")
+    assert len(paragraphs) > 1
+    assert not any("\n" in paragraph for paragraph in paragraphs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from helios.app.reading import Accounting
 from helios.app.site import Site
 from helios.app.turns import Turns
 from helios.config import Settings
-from helios.model import NODE_EVENTS
+from helios.model import NODE_EVENTS, ModelRecord
+from helios.predict import to_record, train
 from helios.testing import FakeCluster
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
@@ -79,6 +81,16 @@ class Town:
         with self.warehouse() as warehouse:
             warehouse.load([a_batch(*rows)], cluster="dev", path="sacct", sha256="1", format="sacct", timezone="UTC")
         self.read()
+
+    def put_in_charge(self, *, damaged: bool = False) -> ModelRecord:
+        """Train a model on 300 jobs and put it in charge; damaged: cut short, so that it cannot be read."""
+        began = self.cluster.now - timedelta(days=9)
+        jobs = [a_job(job_id=f"past{n}", submitted_at=began + timedelta(minutes=n)) for n in range(300)]
+        record = to_record(train(a_batch(*jobs).jobs, cluster="dev"), trained_at=self.cluster.now)
+        kept = replace(record, artifact=record.artifact[:-9]) if damaged else record
+        with self.warehouse() as warehouse:
+            warehouse.add_model(kept)
+        return kept
 
     def read(self) -> None:
         """Say that the history was read until now."""

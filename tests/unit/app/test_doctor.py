@@ -74,3 +74,23 @@ def test_a_warehouse_that_cannot_be_written_is_no_warehouse(town: Town) -> None:
     assert finding(town, "warehouse").verdict is Level.OK
     said = finding(town, "helios", database={"url": read_only})
     assert said.verdict is Level.FAIL and "readonly" in said.fact
+
+
+def test_without_a_model_the_doctor_says_that_shrinkage_predicts_and_how_to_train_one(town: Town) -> None:
+    said = finding(town, "model")
+    assert said.verdict is Level.WARN
+    assert "There is no model for cluster 'dev'." in said.fact and "shrinkage" in said.fact
+    assert "helios model train" in said.remedy
+
+
+def test_a_model_that_can_be_read_is_well(town: Town) -> None:
+    town.put_in_charge()
+    assert finding(town, "model").verdict is Level.OK
+
+
+def test_a_model_that_cannot_be_read_is_named_with_the_way_to_another(town: Town) -> None:
+    record = town.put_in_charge(damaged=True)
+    said = finding(town, "model")
+    assert said.verdict is Level.WARN
+    assert f"Model {record.model_id} cannot be read" in said.fact and "shrinkage" in said.fact
+    assert said.remedy.endswith("helios model train --promote")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from helios.app.outlook import Outlook, worth_storing
 from helios.model import QUEUE
 from helios.predict import to_record, train
-from helios.testing import NOON, a_pending_job, a_snapshot, frame_of
+from helios.testing import NOON, a_pending_job, a_running_job, a_snapshot, frame_of
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -19,11 +20,9 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'helios.db'}"
 
 
-def load(url: str, *, run_time_s: float, first: int = 0, jobs: int = 30) -> None:
+def load(url: str, *, run_time_s: float, first: int = 0, jobs: int = 30, since: timedelta = timedelta(days=2)) -> None:
     rows = [
-        a_job(
-            job_id=str(first + n), run_time_s=run_time_s, submitted_at=NOON - timedelta(days=2) + timedelta(minutes=n)
-        )
+        a_job(job_id=str(first + n), run_time_s=run_time_s, submitted_at=NOON - since + timedelta(minutes=n))
         for n in range(jobs)
     ]
     with Warehouse.open(url) as warehouse:
@@ -36,7 +35,7 @@ def outlook(url: str) -> Outlook:
 
 def test_a_cluster_never_heard_of_still_gets_predictions(url: str) -> None:
     seen = outlook(url)(a_snapshot(pending=[a_pending_job()]))
-    assert list(seen.pending["source"]) == ["shrinkage"]
+    assert list(seen.pending["source"]) == ["shrinkage: all"]
 
 
 def test_the_snapshot_is_given_back_with_predictions_and_nothing_else_changed(url: str) -> None:
@@ -56,6 +55,84 @@ def test_what_is_loaded_meanwhile_is_known_at_the_next_look(url: str) -> None:
     before = look(snapshot).pending["p50_s"].iloc[0]
     load(url, run_time_s=3000.0, first=100)
     assert look(snapshot).pending["p50_s"].iloc[0] > 2 * before
+
+
+def test_what_is_loaded_meanwhile_is_learned_by_the_predictor_that_there_is(url: str) -> None:
+    load(url, run_time_s=60.0)
+    look = outlook(url)
+    before = look.knowledge
+    load(url, run_time_s=3000.0, first=100)
+    after = look.knowledge
+    assert after.predictor is before.predictor
+    assert len(after.history) == 60
+    with Warehouse.open(url) as warehouse:
+        pd.testing.assert_frame_equal(after.history, warehouse.jobs("venus"), check_categorical=False)
+
+
+def test_a_job_that_was_open_when_it_was_first_read_is_learned_when_it_has_ended(url: str) -> None:
+    load(url, run_time_s=60.0)
+    look = outlook(url)
+    began = NOON - timedelta(days=1)
+    for name, ended in (("open", {"ended_at": None, "run_time_s": float("nan")}), ("over", {"run_time_s": 80_000.0})):
+        row = a_job(job_id="9", submitted_at=began, **ended)
+        with Warehouse.open(url) as warehouse:
+            warehouse.load([a_batch(row)], cluster="venus", path="x", sha256=name, format="sacct", timezone="UTC")
+        assert look.knowledge.history["ended_at"].count() == (30 if name == "open" else 31)
+    assert len(look.knowledge.history) == 31
+
+
+def test_a_history_loaded_late_is_found_though_its_jobs_ended_long_ago(url: str) -> None:
+    load(url, run_time_s=60.0, since=timedelta(days=30), jobs=1)
+    load(url, run_time_s=60.0, first=100)
+    look = outlook(url)
+    before = look.knowledge
+    load(url, run_time_s=3000.0, first=200, since=timedelta(days=20))
+    after = look.knowledge
+    assert after.predictor is not before.predictor
+    assert len(after.history) == 61
+
+
+def test_what_is_kept_does_not_grow_for_ever(url: str) -> None:
+    load(url, run_time_s=60.0)
+    look = Outlook(url=url, cluster="venus", last_jobs=40)
+    assert len(look.knowledge.history) == 30
+    load(url, run_time_s=60.0, first=100, since=timedelta(days=1))
+    assert len(look.knowledge.history) == 60
+    load(url, run_time_s=60.0, first=200, since=timedelta(hours=9))
+    assert len(look.knowledge.history) == 40
+
+
+def test_a_running_job_is_expected_to_last_longer_than_it_has_and_the_longer_the_longer_it_has(url: str) -> None:
+    load(url, run_time_s=600.0)
+    rows = [
+        a_running_job(
+            job_id=str(n), started_at=NOON - timedelta(minutes=minutes), submitted_at=NOON - timedelta(days=1)
+        )
+        for n, minutes in enumerate((0, 11, 30))
+    ]
+    seen = outlook(url)(a_snapshot(running=rows))
+    QUEUE.check(seen.running)
+    started, young, old = seen.running.sort_values("job_id")["p50_s"]
+    assert started < young < old
+    assert old > 1800
+    assert seen.running["source"].str.startswith("shrinkage: ").all()
+
+
+def test_where_the_model_in_charge_cannot_be_read_shrinkage_predicts_and_that_is_said(url: str) -> None:
+    load(url, run_time_s=60.0)
+    rows = [a_job(job_id=str(n), submitted_at=NOON - timedelta(days=9) + timedelta(minutes=n)) for n in range(300)]
+    record = to_record(train(a_batch(*rows).jobs, cluster="venus"), trained_at=NOON)
+    look, snapshot = outlook(url), a_snapshot(pending=[a_pending_job()])
+    with Warehouse.open(url) as warehouse:
+        warehouse.add_model(replace(record, artifact=record.artifact[:-9]))
+    assert look(snapshot).pending["source"].str.startswith("shrinkage: ").all()
+    assert f"Model {record.model_id} cannot be read" in look.knowledge.trouble
+    assert look.knowledge.trained_at is None
+    later = replace(record, model_id=f"{record.model_id}-again", trained_at=NOON + timedelta(days=1))
+    with Warehouse.open(url) as warehouse:
+        warehouse.add_model(later)
+    assert list(look(snapshot).pending["source"]) == [record.model_id]
+    assert look.knowledge.trouble == ""
 
 
 def test_nothing_is_read_again_while_nothing_changes(url: str) -> None:

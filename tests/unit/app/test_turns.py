@@ -221,3 +221,23 @@ def test_a_job_that_waits_for_ever_does_not_make_every_turn_read_what_was_predic
     assert asked == [3, 0, 3]
     with town.warehouse() as warehouse:
         assert len(warehouse.predictions("dev")) == 3
+
+
+def test_an_unreadable_model_stops_no_turn_shrinkage_orders_the_queue_and_that_is_noted(town: Town) -> None:
+    record = town.put_in_charge(damaged=True)
+    long, short = two_jobs(town)
+    set_mode(town.url, "dev", "qssf", Mode.ACTIVE, by="root", reason="trial", now=town.cluster.now)
+    summary = town.turns.summary()
+    assert (summary.still, summary.trouble) == ((), "")
+    assert town.cluster.queue == [short, long]
+    assert summary.model_trained_at is None
+    assert any(f"Model {record.model_id} cannot be read" in note for note in summary.notes)
+
+
+def test_an_unreadable_model_does_not_switch_off_the_guard_on_old_history(town: Town) -> None:
+    town.put_in_charge(damaged=True)
+    queue = list(two_jobs(town))
+    town.cluster.tick(timedelta(seconds=town.settings.control.oldest_history_s + 60))
+    report = town.turns.turn(modes=ACTIVE)
+    assert any("history was read last" in reason for reason in report.still)
+    assert (town.cluster.queue, town.cluster.writes) == (queue, 0)

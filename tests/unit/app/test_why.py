@@ -33,12 +33,33 @@ def test_a_pending_job_is_told_its_place_with_and_without_helios(town: Town) -> 
     assert told.stands[0].startswith("SiteFactor")
 
 
+def test_a_pending_job_is_told_whose_past_jobs_its_prediction_rests_on(town: Town) -> None:
+    job = town.cluster.submit(user="alice")
+    assert "It rests on 40 ended jobs of alice of this size and limit: the last 12 took 1 min." in said(town, job)
+
+
+def test_a_pending_job_without_any_history_claims_nothing(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.warehouse().close()
+    assert "It rests on" not in said(town, town.cluster.submit(user="alice"))
+
+
 def test_a_running_job_is_told_what_was_predicted_while_it_waited(town: Town) -> None:
     job = town.cluster.submit(user="alice")
     town.turns.turn(modes=ACTIVE)
     town.cluster.tick(timedelta(minutes=1))
     town.cluster.start(job)
     assert "Predicted run time" in said(town, job)
+
+
+def test_a_running_job_is_told_what_remains_and_a_pending_one_is_not(town: Town) -> None:
+    job = town.cluster.submit(user="alice")
+    assert explain(town.turns, job).remaining_s is None
+    town.cluster.start(job)
+    town.cluster.tick(timedelta(seconds=30))
+    remaining_s = explain(town.turns, job).remaining_s
+    assert remaining_s is not None
+    assert 0 <= remaining_s[0] <= remaining_s[1] <= remaining_s[2] < 3600
 
 
 def test_a_job_that_the_hook_placed_is_told_so(town: Town) -> None:

@@ -1,13 +1,16 @@
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import Misuse
 from helios.ingest import open_trace
+from helios.ingest.clock import Clock
 from tests.unit.ingest.builders import (
     a_helios_file,
     a_helios_row,
@@ -92,3 +95,18 @@ def test_local_times_agree_with_zoneinfo(tmp_path_factory, hours, zone):
     text = local.isoformat(sep=" ")
     batch = read_times(tmp_path_factory.mktemp("clock"), zone, submit=text, start="", end="", queue="")
     assert batch.jobs["submitted_at"][0] == expected
+
+
+@pytest.mark.parametrize("others", [[], ["2020-01-01T00:00:00"]])  # a column of one kind, and one of several
+def test_times_with_their_distance_from_utc_are_read_alike_in_any_company(others):
+    texts = [
+        "2023-03-01 00:18:22+08:00",
+        "2023-03-01T00:18:22Z",
+        "2023-02-28 23:18:22.5-01:00",
+        None,
+        "2999-01-01 00:00:00Z",
+    ]
+    found, bad = Clock("Europe/Berlin").read(pa.array([*texts, *others]))
+    expected = ["2023-02-28T16:18:22", "2023-03-01T00:18:22", "2023-03-01T00:18:22.5", "NaT", "NaT"]
+    assert np.array_equal(found[:5], np.array(expected, dtype="datetime64[us]"), equal_nan=True)
+    assert bad[:5].tolist() == [False, False, False, False, True]

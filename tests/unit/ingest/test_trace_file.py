@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+import json
 
 import pandas as pd
 import pytest
@@ -8,12 +9,21 @@ from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable, FormatUnknown, HeliosError, NothingUnderstood
 from helios.ingest import TraceFormat, open_trace
+from helios.ingest.formats import LAYOUTS
 from helios.model import REJECTS
 from tests.unit.ingest.builders import (
     HELIOS_HEADER,
+    KALOS_HEADER,
+    SEREN_HEADER,
     a_file,
     a_helios_file,
     a_helios_row,
+    a_json_job,
+    a_kalos_row,
+    a_pai_job,
+    a_pai_task,
+    a_philly_attempt,
+    a_philly_job,
     a_raw_row,
     a_sacct_file,
     a_sacct_row,
@@ -26,6 +36,10 @@ CONTENTS = {
     TraceFormat.HELIOS: f"{HELIOS_HEADER}\n{a_helios_row()}\n".encode(),
     TraceFormat.SACCT: a_raw_row().encode() + b"\n",
     TraceFormat.SWF: f"; UnixStartTime: 5\n{an_swf_row()}\n".encode(),
+    TraceFormat.SACCT_JSON: json.dumps({"jobs": [a_json_job()], "errors": []}, indent=2).encode(),
+    TraceFormat.PHILLY: json.dumps([a_philly_job(a_philly_attempt())], indent=1).encode(),
+    TraceFormat.PAI: a_pai_job().encode() + b"\n",
+    TraceFormat.ACME: f"{KALOS_HEADER}\n{a_kalos_row()}\n".encode(),
 }
 
 
@@ -34,6 +48,7 @@ CONTENTS = {
 @pytest.mark.parametrize("expected", list(TraceFormat))
 def test_format_and_compression_are_told_by_content_alone(tmp_path, expected, name, packed):
     path = a_file(tmp_path, CONTENTS[expected], packed=packed, name=name)
+    a_file(tmp_path, a_pai_task() + "\n", name="pai_task_table.csv")
     assert open_trace(path).format is expected and len(read(path).jobs) == 1
 
 
@@ -76,11 +91,11 @@ def test_rejects_have_the_declared_columns_and_types(tmp_path):
 
 
 def test_a_format_not_recognised_names_the_known_ones_and_the_option(tmp_path):
-    with pytest.raises(FormatUnknown, match=r"(?s)helios, sacct, swf.*--format"):
+    with pytest.raises(FormatUnknown, match="(?s)" + ".*".join([*LAYOUTS, "--format"])):
         open_trace(a_file(tmp_path, "hello\nworld\n"))
 
 
-@pytest.mark.parametrize("wrong", [TraceFormat.HELIOS, TraceFormat.SACCT])
+@pytest.mark.parametrize("wrong", [wrong for wrong in TraceFormat if wrong is not TraceFormat.SWF])
 def test_a_format_named_wrongly_is_an_error(tmp_path, wrong):
     with pytest.raises(FormatUnknown, match="not"):
         read(an_swf_file(tmp_path, an_swf_row()), format=wrong)
@@ -135,7 +150,10 @@ def test_arbitrary_bytes_raise_nothing_but_helios_errors(tmp_path_factory, conte
 
 pieces = st.lists(
     st.sampled_from([b"1", b"-", b"|", b",", b" ", b"\n", b"\r", b'"', b"\0", b"\xff", "é".encode(), b"9" * 30, b"."])
-    | st.sampled_from([b"2020-04-01 10:00:00", b"1-1:1:1", b"gpu:2", b"K", b"_[", b"+", b"nan", b"1e999", b"="]),
+    | st.sampled_from([b"2020-04-01 10:00:00", b"1-1:1:1", b"gpu:2", b"K", b"_[", b"+", b"nan", b"1e999", b"="])
+    | st.sampled_from(
+        [b"{", b"}", b"[", b"]", b'"job_id":', b'"attempts":', b'"time":', b"null", b"Terminated", b"9" * 5_000]
+    ),
     max_size=60,
 ).map(b"".join)
 starts = st.sampled_from(
@@ -147,6 +165,10 @@ starts = st.sampled_from(
         b"; UnixStartTime: 9\n",
         an_swf_row().encode() + b"\n",
         a_raw_row().encode() + b"\n",
+        SEREN_HEADER.encode() + b"\n",
+        a_pai_job().encode() + b"\n",
+        json.dumps([a_philly_job(a_philly_attempt())]).encode()[:-1] + b",",
+        b'{"jobs":[' + json.dumps(a_json_job()).encode() + b",",
     ]
 )
 
@@ -182,6 +204,7 @@ def test_every_sacct_row_is_a_job_or_a_reject(tmp_path_factory, row):
 
 
 def read_or_refuse(path, chosen, rows_per_batch=200_000):
+    a_file(path.parent, a_pai_task() + "\nx\n", name="pai_task_table.csv")
     try:
         read(path, format=chosen, rows_per_batch=rows_per_batch)
     except HeliosError as refusal:

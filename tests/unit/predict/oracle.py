@@ -19,6 +19,25 @@ def features_of(jobs, number):
     return row if me["user"] is None else row | _activity(me, earlier, gone, ended)
 
 
+_OF_THE_SUBMISSION = ("submitted", "unended", "unended_age", "submission_gap", "burst")
+
+
+def features_again(jobs, number):
+    """Return what is known of job ``number`` at its start: of ends by then, all; of submissions, as at its own."""
+    all_jobs = [_plain(row) for row in jobs.to_dict("records")]
+    me, start = all_jobs[number], int(jobs["started_at"][number].timestamp())
+    order = {id(job): place for place, job in enumerate(all_jobs)}
+    gone = sorted((job for job in all_jobs if job["end"] < start), key=lambda j: (j["end"], order[id(j)]))
+    ended = [job for job in gone if not math.isnan(job["run"])]
+    row = features_of(jobs, number)
+    taught = dict.fromkeys(h.FEATURES, math.nan) | _request(me) | _means(me, ended) | _last(me, ended)
+    if me["user"] is not None:
+        taught |= _activity(me | {"submit": start}, all_jobs[:number], gone, ended)
+    short = {name: name.removeprefix("user_").removeprefix("size_") for name in h.HISTORY_FEATURES}
+    stays = (name for name in short if short[name] in _OF_THE_SUBMISSION)
+    return taught | {name: row[name] for name in stays}
+
+
 def _plain(row):
     missing = {key: None for key, value in row.items() if pd.isna(value)}
     row = row | {key: None for key in missing if key in {"user", "account", "partition", "name", "state"}}
@@ -38,6 +57,8 @@ def _plain(row):
         "run": run,
         "size": size,
         "stem": stem,
+        # The names of these traces have one word each, all of them unlike.
+        "family": stem or None,
         "limit": _key(row["time_limit_s"]),
     }
 
@@ -50,10 +71,13 @@ def _alike(level, job):
     user = job["user"]
     keys = {
         "global": ("all",),
+        "partition": (job["partition"],),
         "request": (job["size"], job["limit"], job["partition"]),
         "user": (user,),
         "user_limit": (user, job["limit"]),
+        "user_any_limit": (user, job["size"]),
         "user_size": (user, job["size"], job["limit"]),
+        "user_family": (user, job["family"]) if job["family"] is not None else None,
         "user_stem": (user, job["stem"]) if job["stem"] is not None else None,
         "user_name": (user, job["name"], job["size"]) if job["name"] is not None else None,
         "account": (job["account"],) if job["account"] is not None else None,
@@ -104,24 +128,20 @@ def _mixed(observed, *, pseudo, prior_mean, prior_variance):
 
 def _means(me, ended):
     mean, variance, row = math.log1p(1800), 4.0, {}
-    column = {
-        "global": "global_mean",
-        "request": "request_mean",
-        "user": "user_mean",
-        "user_limit": "user_limit_mean",
-        "user_size": "user_size_mean",
-        "user_name": "user_name_mean",
-    }
-    for number, level in enumerate(h.LEVELS[:-1]):
+    for number, level in enumerate(h.LEVELS):
         group = _of(level, me, ended)
         if group is None:
             continue
         own = _decayed(_log_runs(group), h.DECAY[number])
-        mean, variance = _mixed(own, pseudo=h.PSEUDO_JOBS[number], prior_mean=mean, prior_variance=variance)
-        if level in column:
-            row[column[level]] = mean
-    if _of("account", me, ended):
-        row["account_mean"] = _decayed(_log_runs(_of("account", me, ended)), h.DECAY[-1])[1]
+        drawn, spread = _mixed(own, pseudo=h.PSEUDO_JOBS[number], prior_mean=mean, prior_variance=variance)
+        if level == "account":
+            row["account_mean"] = own[1] if group else math.nan
+        elif level != "user_stem":
+            row[f"{level}_mean"] = drawn
+        if level == "user_any_limit":
+            row["user_any_limit_sd"] = math.sqrt(spread)
+        if level not in {"partition", "user_any_limit"}:
+            mean, variance = drawn, spread
     near = _neighbours(me, _of("user", me, ended))
     if near is not None:
         weight, own, square = near
@@ -129,7 +149,27 @@ def _means(me, ended):
         if weight:
             row["neighbour_mean"], row["neighbour_sd"] = own, math.sqrt(max(square - own**2, 0.0))
             mean, variance = _mixed(near, pseudo=1.0, prior_mean=mean, prior_variance=variance)
-    return row | {"anchor": mean, "anchor_sd": math.sqrt(variance)}
+    return row | _recent(me, _of("user", me, ended)) | {"anchor": mean, "anchor_sd": math.sqrt(variance)}
+
+
+def _recent(me, users_jobs):
+    if not users_jobs:
+        return {}
+    distances = [_distance(me, job) for job in reversed(users_jobs[-48:])]
+    nearest = distances.index(min(distances))
+    runs = sorted(_log_runs(users_jobs[-10:]))
+    return {
+        "user_recent_least": runs[0],
+        "user_recent_most": runs[-1],
+        "user_recent_median": float(np.median(runs)),
+        "nearest": _log_runs(users_jobs)[-1 - nearest],
+        "nearest_distance": distances[nearest],
+    }
+
+
+def _distance(me, job):
+    distance = abs(_log_size(job) - _log_size(me)) + abs(_log_limit(job) - _log_limit(me))
+    return distance + (job["partition"] != me["partition"]) + 2 * (job["stem"] != me["stem"])
 
 
 def _neighbours(me, users_jobs):
@@ -137,9 +177,7 @@ def _neighbours(me, users_jobs):
         return None
     pairs = []
     for age, job in enumerate(reversed(users_jobs[-48:])):
-        distance = abs(_log_size(job) - _log_size(me)) + abs(_log_limit(job) - _log_limit(me))
-        distance += (job["partition"] != me["partition"]) + 2 * (job["stem"] != me["stem"])
-        pairs.append((1 / ((1 + 3 * distance) ** 2 * (1 + 0.15 * age)), math.log1p(job["run"])))
+        pairs.append((1 / ((1 + 3 * _distance(me, job)) ** 2 * (1 + 0.15 * age)), math.log1p(job["run"])))
     total = sum(w for w, _ in pairs)
     if not pairs:
         return 0.0, 0.0, 0.0
@@ -158,7 +196,8 @@ def _log_limit(job):
 
 def _last(me, ended):
     row = {}
-    for level, count in (("user", 3), ("user_size", 3), ("user_name", 1), ("request", 2)):
+    counts = {"partition": 1, "request": 2, "user": 3, "user_any_limit": 2, "user_size": 3, "user_name": 1}
+    for level, count in counts.items():
         runs = _log_runs(_of(level, me, ended) or [])
         for back in range(1, min(count, len(runs)) + 1):
             row[f"{level}_last_{back}"] = runs[-back]
@@ -174,6 +213,14 @@ def _activity(me, earlier, gone, ended):
         row["user_limit_share"] = _decayed(shares, h.DECAY[h.USER])[1]
     if failed:
         row["user_failed_share"] = _decayed(failed, h.DECAY[h.USER])[1]
+    row |= _by_limit(me, ended)
+    if mine:
+        last = mine[-1]
+        row["user_last_failed"] = math.nan if last["state"] is None else float(last["state"] == "FAILED")
+        row["user_last_share"] = _log_share(last)
+    for level in ("user", "user_any_limit"):
+        if alike := _of(level, me, ended):
+            row[f"{level}_end_gap"] = math.log1p(now - alike[-1]["end"])
     submitted = _of("user", me, earlier)
     row["user_submitted"] = math.log1p(len(submitted))
     for level in ("user", "user_size"):
@@ -190,3 +237,21 @@ def _activity(me, earlier, gone, ended):
             break
         burst, until = burst + 1, job["submit"]
     return row | {"user_burst": math.log1p(burst)}
+
+
+def _by_limit(me, ended):
+    row, limit = {}, me["time_limit_s"]
+    for number, level in enumerate(h.LEVELS):
+        shares = [_log_share(job) for job in _of(level, me, ended) or []]
+        shares = [share for share in shares if not math.isnan(share)]
+        if level in {"user", "user_limit", "user_any_limit"} and shares:
+            row[f"{level}_by_limit"] = math.log1p(limit) + _decayed(shares, h.DECAY[number])[1]
+    return row
+
+
+def _log_share(job):
+    """Logarithm of the share of its limit that a job ran; the limit as a feature is, in single precision."""
+    limit = job["time_limit_s"]
+    if math.isnan(limit) or math.isinf(limit):
+        return math.nan
+    return math.log1p(job["run"]) - float(np.float32(math.log1p(limit)))

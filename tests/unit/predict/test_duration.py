@@ -15,8 +15,6 @@ from helios.predict import (
     to_record,
     train,
 )
-from helios.predict.duration import _weights
-from helios.predict.features import groups_of
 from helios.predict.forest import grow, plant
 from helios.predict.history import FEATURES
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
@@ -126,11 +124,11 @@ def test_a_model_comes_back_from_its_text_the_same():
 def test_lightgbm_itself_reads_the_stored_trees():
     model = train(a_campaign(300), cluster="lab")
     asked = features(a_campaign(50, seed=3))
-    logs = [
-        lightgbm.Booster(model_str=text).predict(asked) + asked[:, FEATURES.index("anchor")] for text in model.texts
-    ]
-    expected = np.sort(np.maximum(np.expm1(np.column_stack(logs)), 0), axis=1)
-    np.testing.assert_allclose(model.predict(asked), expected, rtol=1e-12)
+    anchor = asked[:, FEATURES.index("anchor")].astype(np.float64)
+    p10, p50, p90, level = (lightgbm.Booster(model_str=text).predict(asked) for text in model.texts)
+    logs = np.column_stack((anchor + p10, (anchor + p50 + level) / 2, anchor + p90))
+    expected = np.sort(np.maximum(np.expm1(logs), 0), axis=1)
+    np.testing.assert_allclose(replace(model, trust=1.0).predict(asked), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +138,7 @@ def test_lightgbm_itself_reads_the_stored_trees():
         lambda text: "null",
         lambda text: text.replace('"user_last_1"', '"user_shoe_size"'),
         lambda text: text.replace("end of trees", ""),
-        lambda text: text.replace("helios-duration-1", "helios-duration-0"),
+        lambda text: text.replace("helios-duration-2", "helios-duration-0"),
     ],
     ids=["cut", "empty", "other features", "broken trees", "other format"],
 )
@@ -161,10 +159,7 @@ def test_shrinkage_without_a_limit_is_not_cut():
     assert 0 < p10 < p50 < p90
 
 
-def test_four_jobs_of_one_burst_weigh_as_much_as_two_alone():
-    hour = 3600
-    jobs = a_trace({}, {"submit": hour}, {"submit": 2 * hour}, {"submit": 3 * hour}, {"submit": 20 * hour})
-    table = JobTable.from_frame(jobs)
-    weight = _weights(groups_of(table), table.submitted_s)
-    assert weight[:4] == pytest.approx(weight[4] / 2)
-    assert weight.mean() == pytest.approx(1.0)
+def test_what_a_backtest_is_judged_by_knows_nothing_of_the_jobs_held_back_from_it():
+    model = replace(train(a_campaign(600, noise=1.0), cluster="lab"), trust=0.25)
+    judged = model.as_judged()
+    assert (judged.trust, judged.calibration, judged.texts) == (1.0, None, model.backtest.texts)

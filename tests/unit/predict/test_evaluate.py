@@ -1,16 +1,30 @@
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
 from helios.errors import Misuse, NotEnoughHistory
-from helios.predict import evaluate
-from helios.predict.evaluation import _judge, spearman
-from tests.unit.predict.traces_of import a_campaign
+from helios.model import JOBS, in_submission_order
+from helios.predict import JobTable, causal_features, evaluate
+from helios.predict.evaluation import (
+    Judged,
+    figures_of,
+    judged_of,
+    spearman,
+)
+from helios.predict.judging import bursts_of, difference_of
+from tests.unit.predict.traces_of import a_campaign, a_trace
 
 FIGURES = {
     "spearman",
+    "spearman_90",
+    "spearman_by_burst",
+    "coverage_p90",
+    "coverage_p90_by_group",
+    "pinball_log",
+    "log_width",
     "median_abs_log_error",
     "mae_s",
     "within_10pct",
@@ -21,9 +35,21 @@ FIGURES = {
 }
 
 
+def judged(truth, *, unit=None, burst=None, groups=None):
+    """Return jobs that all stand by themselves, unless said otherwise."""
+    alone = np.arange(len(truth))
+    return Judged(
+        run_time_s=np.array(truth, dtype=float),
+        unit=alone if unit is None else np.asarray(unit),
+        burst=alone if burst is None else np.asarray(burst),
+        groups=groups or {},
+    )
+
+
 def test_figures_are_those_worked_out_by_hand():
-    figures = _judge(
-        np.array([[90.0, 105.0, 120.0], [0.0, 20.0, 30.0], [50.0, 60.0, 70.0]]), np.array([100.0, 40.0, 20.0])
+    figures = figures_of(
+        np.array([[90.0, 105.0, 120.0], [0.0, 20.0, 30.0], [50.0, 60.0, 70.0]]),
+        judged([100.0, 40.0, 20.0], groups={"burst": np.array([True, True, False]), "large": np.zeros(3, dtype=bool)}),
     )
     assert figures.mae_s == pytest.approx((5 + 20 + 40) / 3)
     assert (figures.within_10pct, figures.within_50pct, figures.within_100pct) == pytest.approx((1 / 3, 2 / 3, 2 / 3))
@@ -32,6 +58,13 @@ def test_figures_are_those_worked_out_by_hand():
     assert figures.bias_log == pytest.approx(logs.mean())
     assert figures.median_abs_log_error == pytest.approx(np.median(np.abs(logs)))
     assert figures.spearman == pytest.approx(0.5)
+    assert figures.coverage_p90 == pytest.approx(2 / 3)
+    assert figures.coverage_p90_by_group["burst"].share == 0.5
+    assert (figures.coverage_p90_by_group["large"].jobs, figures.coverage_p90_by_group["large"].share) == (0, None)
+    assert figures.log_width == pytest.approx(np.log([121 / 91, 31, 71 / 51]).mean())
+    off = np.log([[101 / 91, 101 / 106, 101 / 121], [41, 41 / 21, 41 / 31], [21 / 51, 21 / 61, 21 / 71]])
+    losses = [[max(q * x, (q - 1) * x) for q, x in zip((0.1, 0.5, 0.9), row, strict=True)] for row in off]
+    assert figures.pinball_log == pytest.approx(np.mean(losses))
 
 
 def test_rank_correlation_with_ties_is_scipys():
@@ -44,17 +77,131 @@ def test_a_constant_has_no_rank_correlation():
     assert spearman(np.ones(5), np.arange(5.0)) is None
 
 
+def test_the_figures_of_medians_alone_say_nothing_of_intervals():
+    figures = figures_of(np.array([1.0, 2.0]), judged([1.0, 3.0], groups={"burst": np.ones(2, dtype=bool)}))
+    assert (figures.coverage_p10_p90, figures.coverage_p90, figures.pinball_log, figures.log_width) == (None,) * 4
+    assert figures.coverage_p90_by_group == {}
+
+
+def test_an_array_counts_once_in_the_correlation_by_burst():
+    truth, predicted = [10.0] * 50 + [100.0, 1000.0, 10000.0], np.r_[np.linspace(2000, 4000, 50), [30, 40, 5000]]
+    figures = figures_of(predicted, judged(truth, burst=[0] * 50 + [1, 2, 3]))
+    assert figures.spearman_by_burst == pytest.approx(spearmanr([3000, 30, 40, 5000], [1, 2, 3, 4]).statistic)
+    assert figures.spearman < 0
+
+
+def test_bursts_are_cut_where_six_hours_pass():
+    alike = np.array([7, 3, 7, 7, 3])
+    assert bursts_of(alike, np.array([0, 1, 21600, 43201, 43202])).tolist() == [0, 1, 0, 2, 3]
+
+
+def brute_force_interval(predicted, truth, unit):
+    """Resample jobs one by one, as lists, and ask scipy."""
+    random, found = np.random.default_rng(0), []
+    n_units = max(unit) + 1
+    for _ in range(200):
+        drawn = [job for one in random.integers(0, n_units, n_units) for job in np.flatnonzero(unit == one)]
+        if len(set(truth[drawn])) > 1 and len(set(predicted[drawn])) > 1:
+            found.append(spearmanr(predicted[drawn], truth[drawn]).statistic)
+    return np.percentile(found, [5, 95])
+
+
+def test_the_interval_is_that_of_resampled_users():
+    rng = np.random.default_rng(1)
+    unit = rng.integers(0, 6, 60)
+    truth = rng.integers(1, 9, 60) * 10.0 ** unit.clip(0, 3)
+    predicted = truth * rng.integers(1, 50, 60)
+    figures = figures_of(predicted, judged(truth, unit=unit))
+    assert figures.spearman_90 == pytest.approx(tuple(brute_force_interval(predicted, truth, unit)))
+
+
+def test_one_user_has_no_interval():
+    assert figures_of(np.array([1.0, 2.0, 3.0]), judged([1.0, 2.0, 3.0], unit=[0, 0, 0])).spearman_90 is None
+
+
+def test_a_predictor_differs_from_a_worse_one_and_not_from_itself():
+    rng = np.random.default_rng(2)
+    truth = np.exp(rng.uniform(0, 9, 300))
+    good, bad = truth * np.exp(0.1 * rng.standard_normal(300)), truth * np.exp(2 * rng.standard_normal(300))
+    jobs = judged(truth, unit=np.arange(300) % 30)
+    same, better = difference_of(good, good, jobs), difference_of(bad, good, jobs)
+    assert (same.spearman, same.median_abs_log_error) == ((0.0, 0.0), (0.0, 0.0))
+    assert better.spearman[0] > 0
+    assert better.median_abs_log_error[1] < 0
+
+
+def test_where_no_user_is_known_days_are_resampled():
+    jobs = a_trace(*({"submit": hour * 3600, "user": None if hour < 48 else "ada"} for hour in range(72)))
+    table = JobTable.from_frame(jobs)
+    unit = judged_of(table, causal_features(table).X, np.arange(72)).unit
+    assert unit.tolist() == [0] * 24 + [1] * 24 + [2] * 24
+
+
+def test_the_groups_are_new_users_bursts_large_jobs_and_the_busiest_user():
+    rows = [{"submit": 30000 * i, "user": "ada"} for i in range(12)]
+    rows += [{"submit": 400000, "user": "bob", "gpus": 9}, {"submit": 400599, "user": "bob", "gpus": 8}]
+    table = JobTable.from_frame(a_trace(*rows))
+    groups = judged_of(table, causal_features(table).X, np.arange(2, 14)).groups
+    assert {name: np.flatnonzero(member).tolist() for name, member in groups.items()} == {
+        "new_user": [0, 1, 2, 3, 4, 5, 6, 7, 10, 11],
+        "burst": [11],
+        "large": [10],
+        "top_user": list(range(10)),
+    }
+
+
+def test_on_a_log_without_gpus_large_is_more_than_8_cpus():
+    table = JobTable.from_frame(a_trace({"gpus": 0, "cpus": 8.0}, {"gpus": 0, "cpus": 9.0}))
+    assert judged_of(table, causal_features(table).X, np.arange(2)).groups["large"].tolist() == [False, True]
+
+
+def test_intervals_are_judged_as_calibrated_beside_as_learned():
+    found = evaluate(a_campaign(1500, users=30, noise=1.0), cluster="lab", test_fraction=0.5)
+    assert abs(found.figures.coverage_p10_p90 - 0.8) < abs(found.uncalibrated.coverage_p10_p90 - 0.8)
+    assert found.figures.spearman == found.uncalibrated.spearman
+
+
+def waiting(jobs, wait_s):
+    """Return ``jobs``, each submitted so much earlier."""
+    moved = jobs["submitted_at"] - pd.to_timedelta(wait_s, unit="s")
+    return in_submission_order(JOBS.conform(jobs.assign(submitted_at=moved)))
+
+
+def test_where_no_job_waited_nothing_is_judged_at_its_start():
+    jobs = a_campaign(600)
+    jobs = waiting(jobs.assign(submitted_at=jobs["started_at"]), 0)
+    assert evaluate(jobs, cluster="lab", test_fraction=0.5).figures_at_start is None
+
+
+def test_at_their_start_jobs_that_waited_long_are_predicted_better():
+    # Each user's first job to be judged is submitted when little of his has ended, and starts hours later.
+    jobs = a_campaign(1200, noise=0.3, users=150)
+    jobs = waiting(jobs.assign(submitted_at=jobs["started_at"]), np.linspace(0, 60 * 600, 1200))
+    found = evaluate(jobs, cluster="lab", test_fraction=0.4)
+    assert found.figures_at_start.spearman >= found.figures.spearman
+    assert found.to_json()["at_start"]["spearman"] == found.figures_at_start.spearman
+
+
+def test_models_grown_anew_on_the_way_predict_from_then_on():
+    jobs = a_campaign(1500, users=30, noise=1.0)
+    once = evaluate(jobs, cluster="lab", test_fraction=0.5)
+    often = evaluate(jobs, cluster="lab", test_fraction=0.5, refit_every=timedelta(hours=3))
+    assert once.model_id == often.model_id
+    assert once.figures.spearman != often.figures.spearman
+
+
 def test_a_zero_length_job_is_judged_against_one_second():
-    assert _judge(np.array([1.0]), np.array([0.0])).within_100pct == 1.0
+    assert figures_of(np.array([1.0]), judged([0.0])).within_100pct == 1.0
 
 
 def test_the_relative_error_of_a_short_job_is_against_its_own_run_time():
-    assert _judge(np.array([3.2]), np.array([2.0])).within_50pct == 0.0
+    assert figures_of(np.array([3.2]), judged([2.0])).within_50pct == 0.0
 
 
 def test_the_published_keys_are_there_for_the_model_and_each_control():
     found = evaluate(a_campaign(600), cluster="lab", test_fraction=0.3).to_json()
     assert {"cluster", "train_until", "train_jobs", "jobs", "model", "controls"} | FIGURES <= set(found)
+    assert set(found["uncalibrated"]) == FIGURES
     assert set(found["controls"]) == {"user_last", "time_limit", "size_only", "shrinkage"}
     assert all(set(figures) == FIGURES for figures in found["controls"].values())
 

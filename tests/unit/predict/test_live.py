@@ -5,12 +5,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from helios.errors import FrameInvalid
 from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
-from helios.predict import train
-from helios.predict.live import predict_queue
+from helios.predict import LivePredictor, OnlinePredictor, train
 from helios.testing import a_pending_job, a_running_job, frame_of
 from tests.builders import a_job, jobs_frame
+from tests.unit.predict.traces_of import traces
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
@@ -30,7 +34,8 @@ def pending(*jobs: dict[str, Any]) -> pd.DataFrame:
 
 
 def predict(queue: pd.DataFrame, known: pd.DataFrame, **overrides: Any) -> pd.DataFrame:
-    return predict_queue(queue, **({"history": known, "model": None, "now": NOW} | overrides))
+    model = overrides.pop("model", None)
+    return LivePredictor(known, model=model).predict(queue, **({"now": NOW} | overrides))
 
 
 def test_a_users_own_jobs_say_how_long_the_next_takes() -> None:
@@ -38,7 +43,7 @@ def test_a_users_own_jobs_say_how_long_the_next_takes() -> None:
     found = PREDICTIONS.check(predict(queue, history(users={"alice": 60.0, "bob": 3000.0})))
     assert found["p50_s"].iloc[0] < 200
     assert found["p50_s"].iloc[1] > 1500
-    assert set(found["source"]) == {"shrinkage"}
+    assert set(found["source"]) == {"shrinkage: user+size"}
 
 
 def test_quantiles_ascend_and_rows_keep_their_index() -> None:
@@ -92,3 +97,105 @@ def test_a_model_says_its_name() -> None:
     model = train(known, cluster="venus")
     found = predict(pending(a_pending_job()), known, model=model)
     assert list(found["source"]) == [model.model_id]
+
+
+QUANTILES = PREDICTIONS.names[:3]
+SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
+
+
+def queued(jobs: pd.DataFrame) -> pd.DataFrame:
+    """The same jobs as the queue would show them."""
+    return QUEUE.conform(jobs[SHARED])
+
+
+def walked_anew(queue: pd.DataFrame, known: pd.DataFrame, running: pd.DataFrame, now: pd.Timestamp) -> Any:
+    """Features and predictions of a replay that opens now, after the whole history: no vocabulary, memory or copy."""
+    unended = JOBS.conform(running[SHARED]).assign(run_time_s=np.nan)
+    ended = known[known["ended_at"].notna()]
+    before = in_submission_order(JOBS.conform(pd.concat([ended, unended])))
+    before = before[(before["submitted_at"] < now).to_numpy()]
+    waiting = JOBS.conform(queue[SHARED].reset_index(drop=True)).assign(submitted_at=now)
+    replay = OnlinePredictor(JOBS.conform(waiting), history=before, refit=False)
+    quantiles = replay.submitted(np.arange(len(queue)), int(now.timestamp()))
+    return replay.features[-len(queue) :], quantiles
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces(), traces(max_size=6), st.data())
+def test_what_was_learned_bit_by_bit_predicts_what_the_whole_history_does(
+    jobs: pd.DataFrame, waiting: pd.DataFrame, data: st.DataObject
+) -> None:
+    jobs = jobs.assign(job_id=[str(100 + n) for n in range(len(jobs))])
+    times = pd.concat([jobs["submitted_at"], jobs["ended_at"].dropna()]).drop_duplicates().sort_values()
+    seconds = data.draw(st.lists(st.sampled_from(times.tolist()), min_size=1, max_size=4, unique=True).map(sorted))
+    early = np.array(data.draw(st.lists(st.booleans(), min_size=len(jobs), max_size=len(jobs))))
+    live = LivePredictor(jobs[(jobs["ended_at"] < seconds[0]) | early])
+    for second in seconds:
+        now = second + pd.Timedelta(seconds=1)
+        known = jobs[(jobs["ended_at"] < now) | early]
+        live.learn(known.iloc[::-1])
+        running = queued(jobs[~jobs.index.isin(known[known["ended_at"].notna()].index)])
+        found = live.predict(queued(waiting), now=now, running=running)
+        features, quantiles = walked_anew(queued(waiting), known, running, now)
+        # The trees read what shrinkage does not: activity, bursts.
+        np.testing.assert_array_equal(live._features(queued(waiting), running, now), features)
+        np.testing.assert_array_equal(found[QUANTILES].to_numpy(), quantiles)
+
+
+def test_a_job_that_has_just_ended_is_known_to_the_next_prediction() -> None:
+    live, queue = LivePredictor(history(users={"alice": 60.0})), pending(a_pending_job())
+    before = live.predict(queue, now=NOW)["p50_s"].iloc[0]
+    minute = timedelta(minutes=1)
+    one = a_job(job_id="9", run_time_s=86_000.0, submitted_at=NOW - timedelta(days=1), ended_at=NOW - minute)
+    assert live.learn(jobs_frame(one)) == 1
+    assert live.predict(queue, now=NOW)["p50_s"].iloc[0] > 1.5 * before
+
+
+def test_told_twice_a_job_counts_once() -> None:
+    known, queue = history(users={"alice": 60.0, "bob": 3000.0}), pending(a_pending_job(), a_pending_job(user="bob"))
+    live = LivePredictor(known)
+    before = live.predict(queue, now=NOW)
+    assert live.learn(known.iloc[::2]) == 0
+    pd.testing.assert_frame_equal(live.predict(queue, now=NOW), before)
+    again = LivePredictor(JOBS.conform(pd.concat([known, known])))
+    pd.testing.assert_frame_equal(again.predict(queue, now=NOW), before)
+
+
+def test_a_requeued_run_of_a_job_is_another_job() -> None:
+    live = LivePredictor(history(users={"alice": 60.0}))
+    assert live.learn(history(users={"alice": 60.0}).assign(restart=np.int32(1))) == 40
+
+
+def test_jobs_that_wait_or_run_leave_no_trace() -> None:
+    live = LivePredictor(history(users={"alice": 60.0}))
+    queue = pending(a_pending_job())
+    before = live.predict(queue, now=NOW)
+    crowd = pending(*(a_pending_job(job_id=str(n), user=f"u{n % 9}", name=f"n{n}", gpus=n) for n in range(40)))
+    live.predict(crowd, now=NOW, running=frame_of(QUEUE, [a_running_job(user=f"u{n}") for n in range(20)]))
+    pd.testing.assert_frame_equal(live.predict(queue, now=NOW), before)
+
+
+def test_what_a_user_has_running_counts() -> None:
+    known = history(users={"alice": 60.0, "bob": 90.0}, each=150)
+    live = LivePredictor(known, model=train(known, cluster="venus"))
+    queue = pending(a_pending_job())
+    running = [a_running_job(job_id=str(n), submitted_at=NOW - timedelta(minutes=n + 1)) for n in range(5)]
+    alone = live._features(queue, None, NOW)
+    busy = live._features(queue, frame_of(QUEUE, running), NOW)
+    theirs = live._features(queue, frame_of(QUEUE, [job | {"user": "bob"} for job in running]), NOW)
+    assert not np.array_equal(alone, busy, equal_nan=True)
+    np.testing.assert_array_equal(alone, theirs)
+
+
+def test_a_prediction_without_a_model_says_which_past_jobs_it_rests_on() -> None:
+    live = LivePredictor(history(users={"alice": 60.0}))
+    same, other = a_pending_job(time_limit_s=3600.0), a_pending_job(gpus=7)
+    stranger = a_pending_job(user="new", account="other", gpus=9)
+    found = live.predict(pending(same | {"cpus": 4.0}, other, stranger), now=NOW)
+    assert found["source"].tolist()[1:] == ["shrinkage: user", "shrinkage: all"]
+    assert found["source"].iloc[0] == "shrinkage: user+size"
+
+
+def test_a_frame_that_is_no_queue_is_refused() -> None:
+    with pytest.raises(FrameInvalid, match="lacks its column"):
+        LivePredictor(JOBS.empty()).predict(pending(a_pending_job()).drop(columns="gpus"), now=NOW)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -6,7 +8,10 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.predict import JobTable, OnlinePredictor, causal_features, train
+from helios.predict.calibration import calibrated
+from helios.predict.features import groups_of
 from helios.predict.history import NEVER_S
+from helios.predict.online import UserLast
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 
@@ -35,13 +40,13 @@ def test_features_in_a_replay_of_the_record_are_those_of_the_record_bit_for_bit(
 
 
 def test_a_job_the_replay_has_not_ended_teaches_nothing_though_the_record_says_it_ended():
-    jobs = a_trace({"run": 60.0}, {"submit": 5000})
-    predictor = OnlinePredictor(jobs, refit=False)
-    now_s = int(EPOCH.timestamp())
-    predictor.submitted(np.array([0]), now_s)
-    before = predictor.submitted(np.array([1]), now_s + 5000)
-    alone = OnlinePredictor(jobs.iloc[1:].reset_index(drop=True), refit=False)
-    np.testing.assert_array_equal(before, alone.submitted(np.array([0]), now_s + 5000))
+    def predicted(run_s):
+        predictor = OnlinePredictor(a_trace({"run": run_s}, {"submit": 5000}), refit=False)
+        now_s = int(EPOCH.timestamp())
+        predictor.submitted(np.array([0]), now_s)
+        return predictor.submitted(np.array([1]), now_s + 5000)
+
+    np.testing.assert_array_equal(predicted(60.0), predicted(4000.0))
 
 
 def test_a_job_that_ends_later_in_the_replay_than_recorded_is_learned_at_its_end_there():
@@ -73,7 +78,18 @@ def test_a_trained_model_predicts_in_the_replay_as_it_does_on_recorded_features(
     model = train(jobs.iloc[:500], cluster="lab", until=opening.to_pydatetime())
     predictor = OnlinePredictor(jobs.iloc[500:], history=jobs.iloc[:500], model=model, refit=False)
     replayed = play(predictor, table, first=500)
-    np.testing.assert_array_equal(replayed, model.predict(causal_features(table).X[500:]))
+    features, learned = causal_features(table).X, np.full((700, 3), np.nan)
+    learned[500:] = model.predict(features[500:])
+    recorded, _ = calibrated(
+        features,
+        learned,
+        groups=groups_of(table),
+        submitted_s=table.submitted_s,
+        ended_s=table.ended_s,
+        run_time_s=table.run_time_s,
+        start=model.calibration,
+    )
+    np.testing.assert_array_equal(replayed, recorded[500:])
     assert predictor.sources == ["shrinkage", model.model_id]
     assert set(predictor.source) == {1}
 
@@ -101,3 +117,91 @@ def test_quantiles_ascend():
 def test_a_history_from_after_the_workload_is_refused():
     with pytest.raises(FrameInvalid, match="submission order"):
         OnlinePredictor(a_trace({"submit": 0}), history=a_trace({"submit": 9}))
+
+
+NOTHING_RUNS = {"running": np.array([], dtype=np.int64), "since_s": np.array([], dtype=np.int64)}
+
+
+def a_queue_of_one_user():
+    """Two jobs wait from second 1000 and 1001 on; a third of the same user ended before, a fourth runs."""
+    return a_trace({"run": 60.0}, {"submit": 100, "run": 50_000.0}, {"submit": 1000}, {"submit": 1001})
+
+
+def test_a_job_predicted_again_at_its_own_submission_gets_the_same_answer():
+    jobs = a_queue_of_one_user()
+    predictor = OnlinePredictor(jobs, refit=False)
+    now_s = int(EPOCH.timestamp())
+    for job, second in enumerate((0, 100, 1000)):
+        first = predictor.submitted(np.array([job]), now_s + second)
+    np.testing.assert_array_equal(predictor.waiting(np.array([2]), now_s + 1000, **NOTHING_RUNS), first)
+
+
+def test_what_ended_while_a_job_waits_moves_its_prediction():
+    predictor = OnlinePredictor(a_queue_of_one_user(), refit=False)
+    now_s = int(EPOCH.timestamp())
+    for job, second in enumerate((0, 100, 1000)):
+        before = predictor.submitted(np.array([job]), now_s + second)
+    predictor.ended(np.array([0]), np.array([now_s + 2000]))
+    too_early = predictor.waiting(np.array([2]), now_s + 2000, **NOTHING_RUNS)
+    after = predictor.waiting(np.array([2]), now_s + 2001, **NOTHING_RUNS)
+    np.testing.assert_array_equal(too_early, before)
+    assert abs(after[0, 1] - 60) < abs(before[0, 1] - 60)
+
+
+@settings(max_examples=50, deadline=None)
+@given(traces(), st.integers(0, 24))
+def test_predicting_again_changes_nothing_that_is_learned_or_said_of_later_jobs(jobs, asked):
+    table = JobTable.from_frame(jobs)
+    asked = min(asked, len(jobs) - 1)
+    plain, curious = OnlinePredictor(jobs, refit=False), OnlinePredictor(jobs, refit=False)
+    play(plain, table)
+
+    submitted = curious.submitted
+
+    def submitted_and_asked_again(rows, now_s):
+        answer = submitted(rows, now_s)
+        if rows[0] >= asked:
+            curious.waiting(np.arange(asked, rows[0] + 1), now_s, **NOTHING_RUNS)
+        return answer
+
+    curious.submitted = submitted_and_asked_again
+    play(curious, table)
+    np.testing.assert_array_equal(curious.features, plain.features)
+
+
+def test_a_model_is_trained_anew_when_it_has_served_so_long():
+    jobs = a_campaign(900)
+    table = JobTable.from_frame(jobs)
+    opening = EPOCH + pd.Timedelta(seconds=int(table.submitted_s[500] - EPOCH.timestamp()))
+    model = train(jobs.iloc[:500], cluster="lab", until=opening.to_pydatetime())
+    every_s = int(table.submitted_s[899] - table.submitted_s[500]) // 3
+    predictor = OnlinePredictor(jobs.iloc[500:], history=jobs.iloc[:500], model=model, refit_every_s=every_s)
+    play(predictor, table, first=500)
+    changed = np.flatnonzero(np.diff(predictor.source)) + 501
+    assert len(predictor.sources) == 4
+    served = np.diff([table.submitted_s[500], *table.submitted_s[changed]])
+    assert (served >= every_s).all()
+
+
+def test_a_model_that_is_not_believed_is_not_believed_when_it_is_trained_anew():
+    jobs = a_campaign(700)
+    model = replace(train(jobs.iloc[:400], cluster="lab"), trust=0.0)
+    moment = int(JobTable.from_frame(jobs).submitted_s[-1])
+    said = []
+    for every_s in (1, None):
+        predictor = OnlinePredictor(jobs.iloc[400:], history=jobs.iloc[:400], model=model, refit_every_s=every_s)
+        said.append(predictor.submitted(np.array([0]), moment)[:, 1])
+        assert len(predictor.sources) == (2 if every_s is None else 3)
+    np.testing.assert_array_equal(*said)
+
+
+def test_a_user_without_an_ended_job_is_predicted_by_the_mean_of_all():
+    jobs = a_trace({"run": 60.0, "user": "a"}, {"submit": 5000, "user": "a"}, {"submit": 5001, "user": "b"})
+    predictor = OnlinePredictor(jobs, model=UserLast(), refit=False)
+    now_s = int(EPOCH.timestamp())
+    predictor.submitted(np.array([0]), now_s)
+    predictor.ended(np.array([0]), np.array([now_s + 60]))
+    known, stranger = (predictor.submitted(np.array([job]), now_s + 4999 + job)[0] for job in (1, 2))
+    assert known[1] == pytest.approx(60.0, rel=1e-4)
+    assert stranger[1] != known[1]
+    assert predictor.sources[1] == "user_last"

@@ -48,6 +48,18 @@ def test_a_waiting_user_reads_what_is_predicted_and_where_the_job_stands() -> No
     assert "Without Helios it would be number 9." in said
 
 
+def test_what_the_prediction_rests_on_is_told_after_it() -> None:
+    lines = a_why(rests_on="It rests on 12 ended jobs of alice.").lines()
+    assert lines[2] == "It rests on 12 ended jobs of alice."
+    assert lines[1].startswith("Predicted run time")
+
+
+def test_a_running_job_is_told_what_remains_of_it() -> None:
+    said = text(a_why(state="RUNNING", remaining_s=(60.0, 600.0, 7200.0)))
+    assert "by now 10 min remain, in 8 of 10 such cases 1 min to 2 h." in said
+    assert "remain" not in text(a_why())
+
+
 def a_decision(**overrides: Any) -> pd.DataFrame:
     line = {
         "decided_at": datetime(2026, 1, 5, 8, 30, tzinfo=UTC),

@@ -60,8 +60,9 @@ class Partition:
 
 
 class ReferenceSimulator:
-    def __init__(self, workload, shape, *, backfill, preemptive):
+    def __init__(self, workload, shape, *, backfill, preemptive, patience=None):
         self.backfill = backfill
+        self.patience = patience
         self.preemptive = preemptive
         self.partitions = [Partition(int(n), int(g)) for n, g in zip(shape.nodes, shape.gpus_per_node, strict=True)]
         columns = (workload.submitted_s, workload.run_time_s, workload.gpus, workload.partition)
@@ -71,17 +72,30 @@ class ReferenceSimulator:
         self.n_backfilled = 0
         self.ended = []
 
-    def play(self, score=None):
-        """Run to the end; ``score(jobs, now, ended)`` is called before each moment of submission."""
+    def play(self, score=None, again=None, again_s=None):
+        """Run to the end; ``score(jobs, now, ended)`` is called before each moment of submission.
+
+        ``again(jobs, now, ended, starts)`` is called of all that waits, with the starts of what runs, before the first
+        moment that is ``again_s`` after the last time or the first submission.
+        """
+        asks_at = None
         arrivals = defaultdict(list)
         for job in self.jobs:
             arrivals[job.submitted].append(job)
         while arrivals or any(p.running for p in self.partitions):
             now = min([*arrivals, *(job.end for p in self.partitions for job in p.running)])
             new = arrivals.pop(now, [])
+            touched = set()
+            if again and asks_at is not None and now >= asks_at:
+                waiting = [job for p in self.partitions for job in p.pending]
+                if waiting:
+                    starts = [job.start for p in self.partitions for job in p.running]
+                    again(sorted(waiting, key=lambda job: job.position), now, list(self.ended), starts)
+                touched |= {job.partition for job in waiting}
+            if again and (asks_at is None or now >= asks_at):
+                asks_at = now + again_s
             if new and score:
                 score(new, now, list(self.ended))
-            touched = set()
             due = [job for p in self.partitions for job in p.running if job.end == now]
             for job in sorted(due, key=lambda job: job.position):
                 partition = self.partitions[job.partition]
@@ -96,6 +110,9 @@ class ReferenceSimulator:
                 self.schedule(self.partitions[index], now)
 
     def schedule(self, partition, now):
+        for job in partition.pending:
+            if self.patience and now - job.submitted > self.patience(now):
+                job.key = -math.inf
         if self.preemptive:
             self.shortest_remaining(partition, now)
         elif self.backfill == "easy":
@@ -181,11 +198,26 @@ class ReferenceSimulator:
         return False
 
 
-def reference_replay(workload, shape, *, backfill, keys=None, estimates=None, preemptive=False, score=None):
-    """Return the simulator after it has played; ``score`` sets ``key`` and ``estimate`` in the timeline."""
-    simulator = ReferenceSimulator(workload, shape, backfill=str(backfill), preemptive=preemptive)
+def reference_replay(
+    workload,
+    shape,
+    *,
+    backfill,
+    keys=None,
+    estimates=None,
+    preemptive=False,
+    patience=None,
+    score=None,
+    again=None,
+    again_s=None,
+):
+    """Return the simulator after it has played.
+
+    ``score`` and ``again`` set ``key`` and ``estimate`` in the timeline; ``patience(now)`` is how long a job may wait.
+    """
+    simulator = ReferenceSimulator(workload, shape, backfill=str(backfill), preemptive=preemptive, patience=patience)
     for job in simulator.jobs:
         job.key = float(keys[job.position]) if keys is not None else 0.0
         job.estimate = int(estimates[job.position]) if estimates is not None else 0
-    simulator.play(score)
+    simulator.play(score, again, again_s)
     return simulator

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.services.qssf import shortest_service_first
-from helios.simulate import ORDERS, Backfill, ClusterShape, Workload, replay
+from helios.simulate import ORDERS, Backfill, ClusterShape, Guard, Workload, replay
 from helios.simulate.policies import shortest_job_first
 
 from .reference import reference_replay
@@ -65,6 +65,46 @@ def test_every_job_starts_and_ends_as_in_the_reference(order, backfill, case):
     assert_alike(ours, reference_replay(workload, shape, backfill=backfill, keys=keys, estimates=estimate))
 
 
+@st.composite
+def guards(draw):
+    """Bounds that come into force at some times, rise and fall, or are never in force."""
+    times = sorted(draw(st.lists(st.integers(0, 90), max_size=4)))
+    bounds = draw(st.lists(st.integers(0, 60), min_size=len(times), max_size=len(times)))
+    return Guard(at_s=np.array(times, dtype=np.int64), patience_s=np.array(bounds, dtype=np.int64))
+
+
+def patience_of(guard):
+    """Read a guard as a function of time, one step after the other."""
+
+    def patience(now):
+        in_force = [bound for at, bound in zip(guard.at_s, guard.patience_s, strict=True) if at <= now]
+        return in_force[-1] if in_force else float("inf")
+
+    return patience
+
+
+@pytest.mark.parametrize("backfill", list(Backfill))
+@given(case=clusters_with_jobs(), guard=guards())
+@thorough
+def test_who_has_waited_too_long_goes_first_as_in_the_reference(backfill, case, guard):
+    shape, workload, estimate = case
+    believed = workload.run_time_s + 0.5 * estimate
+    ours = replay(
+        workload,
+        shape,
+        backfill=backfill,
+        order=shortest_service_first,
+        run_time_s=believed,
+        estimate_s=estimate,
+        guard=guard,
+    )
+    keys = workload.gpus * believed
+    simulator = reference_replay(
+        workload, shape, backfill=backfill, keys=keys, estimates=estimate, patience=patience_of(guard)
+    )
+    assert_alike(ours, simulator)
+
+
 @pytest.mark.parametrize("backfill", [Backfill.NONE, Backfill.SKIP])
 @given(case=clusters_with_jobs())
 @thorough
@@ -88,10 +128,36 @@ class Learner:
         assert all(end < now_s for _, end in self.heard)
         return np.array([self.quantiles(job, self.heard) for job in jobs.tolist()])
 
-    def quantiles(self, job, heard):
+    def waiting(self, jobs, now_s, *, running, since_s):
+        assert all(end < now_s for _, end in self.heard)
+        assert (self.workload.submitted_s[jobs] < now_s).all()
+        assert not set(running.tolist()) & ({job for job, _ in self.heard} | set(jobs.tolist()))
+        oldest_s = int(since_s.min(initial=now_s))
+        return np.array([self.quantiles(job, self.heard, now_s + oldest_s) for job in jobs.tolist()])
+
+    def quantiles(self, job, heard, now_s=0):
         typical = sum((1 + i % 3) * self.workload.run_time_s[j] for i, (j, _) in enumerate(heard)) / (1 + len(heard))
-        middle = typical + job % 4
+        middle = typical + (job * (1 + now_s)) % 7
         return [middle / 2, middle, 1.5 * middle + 0.25]
+
+
+def asks(learner, order):
+    """Return what sets keys and estimates in the reference: at submission, and again while a job waits."""
+
+    def score(jobs, now, ended, asked_s=0):
+        heard = [(job.position, job.end) for job in ended]
+        for job in jobs:
+            _, middle, high = learner.quantiles(job.position, heard, asked_s)
+            (key,) = ALL_ORDERS[order](
+                submitted_s=np.array([job.submitted]), gpus=np.array([job.gpus]), run_time_s=np.array([middle])
+            )
+            job.key = job.key if job.key == -np.inf else key
+            job.estimate = int(np.ceil(high))
+
+    def again(jobs, now, ended, started):
+        score(jobs, now, ended, now + min(started, default=now))
+
+    return score, again
 
 
 @pytest.mark.parametrize("backfill", list(Backfill))
@@ -101,15 +167,33 @@ class Learner:
 def test_predictions_in_the_timeline_hear_of_the_same_ends_as_in_the_reference(order, backfill, case):
     shape, workload, _ = case
     ours = replay(workload, shape, backfill=backfill, order=ALL_ORDERS[order], predictor=Learner(workload))
-    learner = Learner(workload)
-
-    def score(jobs, now, ended):
-        heard = [(job.position, job.end) for job in ended]
-        for job in jobs:
-            _, middle, high = learner.quantiles(job.position, heard)
-            (job.key,) = ALL_ORDERS[order](
-                submitted_s=np.array([now]), gpus=np.array([job.gpus]), run_time_s=np.array([middle])
-            )
-            job.estimate = int(np.ceil(high))
-
+    score, _ = asks(Learner(workload), order)
     assert_alike(ours, reference_replay(workload, shape, backfill=backfill, score=score))
+
+
+@pytest.mark.parametrize("backfill", list(Backfill))
+@pytest.mark.parametrize("order", ALL_ORDERS)
+@given(case=clusters_with_jobs(), guard=guards(), again_s=st.integers(1, 30))
+@settings(thorough, max_examples=150)
+def test_jobs_predicted_again_while_they_wait_start_as_in_the_reference(order, backfill, case, guard, again_s):
+    shape, workload, _ = case
+    ours = replay(
+        workload,
+        shape,
+        backfill=backfill,
+        order=ALL_ORDERS[order],
+        predictor=Learner(workload),
+        predict_again_s=again_s,
+        guard=guard,
+    )
+    score, again = asks(Learner(workload), order)
+    simulator = reference_replay(
+        workload,
+        shape,
+        backfill=backfill,
+        score=score,
+        again=again,
+        again_s=again_s,
+        patience=patience_of(guard),
+    )
+    assert_alike(ours, simulator)

@@ -136,6 +136,9 @@ class Oracle:
     def submitted(self, jobs, now_s):
         return self.quantiles[jobs]
 
+    def waiting(self, jobs, now_s, *, running, since_s):
+        return self.quantiles[jobs]
+
 
 @pytest.mark.parametrize(("quantile", "start"), [(0.1, 2), (0.5, 2), (0.9, 18)])
 def test_easy_plans_with_the_chosen_quantile(quantile, start):

@@ -1,0 +1,208 @@
+"""What an order is worth, and what was tried to make it worth more: shares of the oracle's gain in mean wait.
+
+    python -m benchmarks.ordering TRACE --nodes 100 --gpus-per-node 1 [--timezone Z] [--sizes 1,1.02,1.04] [--only ROWS]
+
+The last 30 % of a trace are replayed on machines of several sizes, for one replay alone says little: its mean hangs on
+a few busy days. Every replay has EASY backfill by time limits; the share is of what QSSF with true run times and
+without a guard saves against FIFO. Printed beside it: the longest wait, and the mean wait of jobs of more than 8 GPUs,
+against FIFO's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helios.app.history import read_file
+from helios.app.machine import parse_nodes
+from helios.app.plans import ORDERS, Policy
+from helios.app.value import PREDICTED
+from helios.app.whatif import Question, Stage, set_the_stage, teach
+from helios.predict import OnlinePredictor
+from helios.predict.online import UserLast
+from helios.simulate import Backfill, Guard, Replay, replay
+
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One machine: the jobs on it, today's queue, and what predicts."""
+
+    stage: Stage
+    today: Replay
+    model: Any
+
+    def predictor(self, forecaster: Any, **options: Any) -> OnlinePredictor:
+        """Return a predictor that begins with ``forecaster``."""
+        stage = self.stage
+        return OnlinePredictor(
+            stage.machine.jobs, history=stage.before, model=forecaster, timezone=stage.timezone, **options
+        )
+
+    def model_online(self, **options: Any) -> OnlinePredictor:
+        """Return the trained model, which goes on learning."""
+        return self.predictor(self.model, **options)
+
+    def guard(self, share: float) -> Guard:
+        """Return the bound that is this share of the longest wait so far under FIFO, 3 h at least."""
+        return Guard.beside(started_s=self.today.started_s, wait_s=self.today.wait_s, least_s=3 * 3_600, share=share)
+
+
+class Believing:
+    """A predictor of whose quantiles the order believes another number than the median."""
+
+    def __init__(self, predictor: OnlinePredictor, number: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._predictor, self._number = predictor, number
+        self.ended = predictor.ended
+
+    def submitted(self, *asked: Any) -> np.ndarray:
+        """Answer as the predictor does, with the other number in the median's place."""
+        return self._other(self._predictor.submitted(*asked))
+
+    def waiting(self, *asked: Any, **running: Any) -> np.ndarray:
+        """Answer in the same way about jobs that wait."""
+        return self._other(self._predictor.waiting(*asked, **running))
+
+    def _other(self, quantiles: np.ndarray) -> np.ndarray:
+        quantiles = quantiles.copy()
+        quantiles[:, 1] = self._number(quantiles)
+        return quantiles
+
+
+def swanson(quantiles: np.ndarray) -> np.ndarray:
+    """Return the mean of a skewed distribution from its quantiles: 0.3, 0.4, 0.3 (Swanson's rule)."""
+    return quantiles @ np.array([0.3, 0.4, 0.3])
+
+
+def by_size(exponent: float) -> Callable[..., np.ndarray]:
+    """Return the order run time x GPUs^``exponent``."""
+    return lambda *, submitted_s, gpus, run_time_s: run_time_s * gpus.astype(float) ** exponent  # noqa: ARG005 - Order
+
+
+def noise(bench: Bench) -> np.ndarray:
+    """Return the true run times off by e^N(0, 1.5)."""
+    true = bench.stage.workload.run_time_s
+    return true * np.exp(np.random.default_rng(0).normal(0, 1.5, len(true)))
+
+
+AGAIN = {"predict_again_s": 600}
+TRIED: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "true, no guard": lambda _: {},
+    **{f"true, guard {share:g}": lambda b, s=share: {"guard": b.guard(s)} for share in (0.5, 0.7, 1.0, 1.5)},
+    "true, guard 12 h": lambda _: {"guard": Guard.constant(DAY_S // 2)},
+    "true, guard 48 h": lambda _: {"guard": Guard.constant(2 * DAY_S)},
+    "off by e^N(0,1.5)": lambda b: {"run_time_s": noise(b), "guard": b.guard(1)},
+    "smallest first": lambda b: {"order": ORDERS[Policy.FEWEST_GPUS], "guard": b.guard(1)},
+    "user's last": lambda b: {"predictor": b.predictor(UserLast(), refit=False), "guard": b.guard(1)},
+    "shrinkage": lambda b: {"predictor": b.predictor(None, refit=False), "guard": b.guard(1)},
+    "model": lambda b: {"predictor": b.model_online(), "guard": b.guard(1)},
+    "model, no guard": lambda b: {"predictor": b.model_online()},
+    "model, again": lambda b: {"predictor": b.model_online(), "guard": b.guard(1), **AGAIN},
+    "model, again, no guard": lambda b: {"predictor": b.model_online(), **AGAIN},
+    "model, again, guard 0.7": lambda b: {"predictor": b.model_online(), "guard": b.guard(0.7), **AGAIN},
+    "model, again, guard 12 h": lambda b: {
+        "predictor": b.model_online(),
+        "guard": Guard.constant(DAY_S // 2),
+        **AGAIN,
+    },
+    "model, again hourly": lambda b: {"predictor": b.model_online(), "guard": b.guard(1), "predict_again_s": 3_600},
+    "shrinkage, again": lambda b: {"predictor": b.predictor(None, refit=False), "guard": b.guard(1), **AGAIN},
+    "model, again, weekly": lambda b: {
+        "predictor": b.model_online(refit_every_s=7 * DAY_S),
+        "guard": b.guard(1),
+        **AGAIN,
+    },
+    "model, again, by mean": lambda b: {
+        "predictor": Believing(b.model_online(), swanson),
+        "guard": b.guard(1),
+        **AGAIN,
+    },
+    **{
+        f"model, again, x gpus^{power:g}": lambda b, p=power: {
+            "predictor": b.model_online(),
+            "guard": b.guard(1),
+            "order": by_size(p),
+            **AGAIN,
+        }
+        for power in (-0.5, 0.0, 0.5)
+    },
+}
+
+
+def replayed(stage: Stage, **options: Any) -> Replay:
+    """Replay with EASY by limits, by service, unless told otherwise; true run times unless predicted."""
+    order = options.pop("order", ORDERS[Policy.QSSF])
+    if "predictor" not in options:
+        options.setdefault("run_time_s", stage.workload.run_time_s.astype(float))
+    return replay(
+        stage.workload, stage.machine.shape, backfill=Backfill.EASY, order=order, estimate_s=stage.limit_s, **options
+    )
+
+
+def figures(result: Replay, bench: Bench, oracle: Replay) -> list[float]:
+    """Return the share of the oracle's gain, and the longest wait and that of large jobs against today's."""
+    today, large = bench.today, bench.stage.workload.gpus > 8
+    share = (today.wait_s.mean() - result.wait_s.mean()) / (today.wait_s.mean() - oracle.wait_s.mean())
+    of_large = result.wait_s[large].mean() / today.wait_s[large].mean() if large.any() else np.nan
+    return [share, result.wait_s.max() / today.wait_s.max(), of_large]
+
+
+def benches(given: argparse.Namespace) -> list[Bench]:
+    """Return the machines of all sizes; the model is trained once."""
+    history = read_file(given.trace, timezone=given.timezone)
+    since = history.jobs["submitted_at"].iloc[int(len(history.jobs) * 0.7)].to_pydatetime()
+    question = Question(
+        plans=[PREDICTED],
+        since=since,
+        gpus_per_node=given.gpus_per_node,
+        skip_oversized=True,
+    )
+    made: list[Bench] = []
+    for size in map(float, given.sizes.split(",")):
+        nodes = {name: max(1, round(size * count)) for name, count in parse_nodes(given.nodes).items()}
+        stage = set_the_stage(history, replace(question, nodes=nodes))
+        model = made[0].model if made else teach(history, stage, question, lambda _stage, _done: None)
+        made.append(Bench(stage=stage, today=replayed(stage, order=ORDERS[Policy.FIFO]), model=model))
+    return made
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--nodes", required=True)
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--timezone")
+    parser.add_argument("--sizes", default="1")
+    parser.add_argument("--only", help="Names of rows by semicolons; else all")
+    given = parser.parse_args()
+    machines = benches(given)
+    oracles = [replayed(bench.stage) for bench in machines]
+    jobs = len(machines[0].stage.workload)
+    print(f"{jobs:,} jobs; share of the oracle's gain, longest and >8 against FIFO + EASY; shares by size", flush=True)
+    for name, options in TRIED.items():
+        if given.only and name not in given.only.split(";"):
+            continue
+        started = time.perf_counter()
+        rows = [
+            figures(replayed(bench.stage, **options(bench)), bench, oracle)
+            for bench, oracle in zip(machines, oracles, strict=True)
+        ]
+        share, longest, large = np.mean(rows, axis=0)
+        took = (time.perf_counter() - started) / len(machines)
+        each = " ".join(f"{row[0]:.2f}" for row in rows)
+        print(f"{name:<26}{share:7.3f}{longest:7.2f}{large:7.2f}{took:8.1f} s   {each}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A live queue through the public API, frame in, frame out: one job, 10,000 jobs, and what has ended since.
+
+Beside it, in the same run: LightGBM's own ``predict`` of the same trees on features at hand, and a predictor made anew
+from the whole history for each question. Times are the processor's, of one thread, the least of several rounds: what
+else the machine does then matters little.
+
+Usage: python -m benchmarks.predictions [HISTORY] [PENDING]
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pandas as pd
+
+from benchmarks.online import a_campaign
+from helios.model import JOBS, QUEUE
+from helios.predict import DurationModel, JobTable, LivePredictor, causal_features, train
+
+RUNNING = 500
+FEW, MANY = {"rounds": 40, "times": 5}, {"rounds": 4}
+
+
+def in_queue(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return ``jobs`` as the queue would show them."""
+    shared = [name for name in QUEUE.names if name in JOBS.by_name]
+    return QUEUE.conform(jobs[shared].reset_index(drop=True))
+
+
+def milliseconds(function: Callable[[], Any], *, rounds: int, times: int = 1) -> float:
+    """Return the least processor time of a call over ``rounds``, each of so many ``times``."""
+    least = np.inf
+    for _ in range(rounds):
+        started = time.process_time()
+        for _ in range(times):
+            function()
+        least = min(least, (time.process_time() - started) / times)
+    return 1e3 * least
+
+
+def by_lightgbm(model: DurationModel, features: np.ndarray) -> Callable[[], Any]:
+    """Return what asks LightGBM itself for the three ensembles, on one thread."""
+    boosters = [lightgbm.Booster(model_str=text) for text in model.texts]
+    return lambda: [booster.predict(features, num_threads=1) for booster in boosters]
+
+
+def main() -> None:
+    """Print the figures."""
+    n, waiting = (int(sys.argv[at]) if len(sys.argv) > at else default for at, default in ((1, 100_000), (2, 10_000)))
+    jobs = a_campaign(n + RUNNING + waiting)
+    history, running, pending = jobs.iloc[:n], in_queue(jobs.iloc[n : n + RUNNING]), in_queue(jobs.iloc[n + RUNNING :])
+    now = max(history["ended_at"].max(), running["submitted_at"].max()).to_pydatetime()
+    model = train(history, cluster="bench")
+    live = LivePredictor(history, model=model)
+    one = pending.iloc[:1]
+    live.predict(pending, now=now, running=running)
+    features = causal_features(JobTable.from_frame(jobs.iloc[n + RUNNING :])).X
+
+    def told_of_one() -> None:
+        nonlocal end
+        end += 1
+        live.learn(jobs.iloc[n + RUNNING + end : n + RUNNING + end + 1])
+        live.predict(one, now=now, running=running)
+
+    end = 0
+    print(f"{len(model.texts)} ensembles, a history of {n:,} jobs, {RUNNING} running; ms of one processor")
+    for what, function, rounds in (
+        ("one job", ask(live, one, now, running), FEW),
+        ("one job, nothing running", ask(live, one, now, None), FEW),
+        ("one job has ended, one is predicted", told_of_one, FEW),
+        (f"{waiting:,} jobs", ask(live, pending, now, running), MANY),
+        ("naive: LightGBM's predict, 1 row", by_lightgbm(model, features[:1]), FEW),
+        (f"naive: LightGBM's predict, {waiting:,} rows", by_lightgbm(model, features), MANY),
+        ("naive: a predictor made anew, one job", anew(history, model, one, now), MANY),
+    ):
+        print(f"{what:<44} {milliseconds(function, **rounds):10.2f}", flush=True)
+
+
+def ask(live: LivePredictor, queue: pd.DataFrame, now: Any, running: pd.DataFrame | None) -> Callable[[], Any]:
+    """Return what predicts ``queue``."""
+    return lambda: live.predict(queue, now=now, running=running)
+
+
+def anew(history: pd.DataFrame, model: DurationModel, queue: pd.DataFrame, now: Any) -> Callable[[], Any]:
+    """Return what predicts ``queue`` from a history that nothing is known of yet."""
+    return lambda: LivePredictor(history, model=model).predict(queue, now=now)
+
+
+if __name__ == "__main__":
+    main()

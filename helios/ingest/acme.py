@@ -1,0 +1,50 @@
+"""AcmeTrace: the Helios columns with a workload type, times that carry their zone, and the pods of Kalos.
+
+Source: github.com/InternLM/AcmeTrace, ``trace_seren.csv`` and ``trace_kalos.csv``; Hu et al., *Characterization of
+Large Language Model Development in the Datacenter*, NSDI 2024. 880,740 jobs, March to August 2023.
+
+``duration`` is not read: in Seren it is end minus start, in Kalos end minus *submission*, whatever its README says
+(its own example: submitted 11:00:58, started 11:01:08, ended 11:01:16, duration 18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from helios.ingest import helios_csv
+from helios.ingest.clock import tells_zone
+from helios.ingest.draft import Draft, Layout, Reading
+from helios.ingest.helios_csv import Wording
+
+# Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
+ZONE = "Asia/Shanghai"
+WORDING = Wording(
+    layout="acme",
+    required=("job_id", "submit_time", "type", "gpu_time"),
+    fields=(
+        *("job_id", "user", "node_num", "gpu_num", "cpu_num", "mem_per_pod_gb", "type", "state"),
+        *("submit_time", "start_time", "end_time", "duration", "queue", "gpu_time"),
+    ),
+    name=("type",),
+    duration_is_run_time=False,
+    gib_each_node="mem_per_pod_gb",
+)
+
+
+def fits(start: bytes) -> bool:
+    """Return whether a file's first line names the columns that only AcmeTrace has beside those of Helios."""
+    return set(WORDING.required) <= set(helios_csv.column_names(start))
+
+
+def drafts(reading: Reading) -> Iterator[Draft]:
+    """Yield an AcmeTrace job trace as drafts.
+
+    Raises
+    ------
+    FormatUnknown
+        The first line does not name the columns ``job_id``, ``submit_time``, ``type`` and ``gpu_time``.
+    """
+    return helios_csv.translated(reading, WORDING)
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), zone=ZONE)

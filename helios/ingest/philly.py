@@ -1,0 +1,154 @@
+"""The job log of Microsoft's Philly clusters: a JSON list of jobs, each with its scheduling attempts.
+
+Source: github.com/msr-fiddle/philly-traces, ``cluster_job_log``; Jeon et al., *Analysis of Large-Scale Multi-Tenant GPU
+Clusters for DNN Training Workloads*, ATC 2019. 117,325 jobs, August to December 2017.
+
+Each attempt that has a start is a run, as each run of a requeued job is in Slurm's accounting (``sacct
+--duplicates``): a row of its own, numbered by ``restart``, with its own start, end, GPUs and nodes. The job's status
+is that of its last attempt; how earlier ones ended is not recorded. A later attempt was eligible when the one before
+it ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from helios.errors import FormatUnknown
+from helios.ingest.check import Reason, Verdicts
+from helios.ingest.clock import Instants, tells_zone
+from helios.ingest.delimited import Rows
+from helios.ingest.draft import Draft, Layout, Reading
+from helios.ingest.records import Fields, read_records, text_of, value_at
+from helios.ingest.stream import head
+from helios.ingest.values import category, job_states, known, numbers, strings
+from helios.model import JobState
+
+# The machine utilisation files beside the log name PDT and PST.
+ZONE = "America/Los_Angeles"
+FIELDS = ("job_id", "user", "vc", "state", "submitted", "before", "started", "ended", "gpus", "nodes", "node_list")
+_STATES = {"Pass": JobState.COMPLETED, "Killed": JobState.CANCELLED, "Failed": JobState.FAILED}
+_MEMBER = re.compile(rb'"(jobid|submitted_time|attempts)"\s*:')
+Record = dict[str, str | None]
+_NO_TIME = (None, "", "None")
+
+NO_ATTEMPT = (
+    "jobs have no recorded attempt: neither their start nor their size is known, and they count as without GPUs"
+)
+NO_START = "attempts without a start, before others of their job, were left out"
+
+
+def fits(start: bytes) -> bool:
+    """Return whether a file begins as a list of objects with Philly's names."""
+    return start.lstrip()[:1] == b"[" and len(set(_MEMBER.findall(start))) == 3
+
+
+def drafts(reading: Reading) -> Iterator[Draft]:
+    """Yield a Philly job log as drafts.
+
+    Raises
+    ------
+    FormatUnknown
+        It is no list of jobs with ``jobid``, ``submitted_time`` and ``attempts``.
+    FileUnreadable
+        It is damaged.
+    """
+    if not fits(head(reading.path)):
+        raise FormatUnknown(
+            f"{reading.path} is not Philly's: no list of jobs with jobid, submitted_time and attempts at its start.",
+            remedy="It is the file cluster_job_log of trace-data.tar.gz, github.com/msr-fiddle/philly-traces",
+        )
+    for rows in read_records(reading, "item", partial(runs_of, tally=reading.tally), FIELDS):
+        yield _draft(rows, reading)
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), zone=ZONE)
+
+
+def runs_of(job: Mapping[str, Any], *, tally: Counter[str]) -> list[Record] | None:
+    """Return the runs of a job, the last one with its state; None where the attempts are no list of objects."""
+    attempts = job.get("attempts") or []
+    if not isinstance(attempts, list) or not all(isinstance(attempt, Mapping) for attempt in attempts):
+        return None
+    earlier = [attempt for attempt in attempts[:-1] if attempt.get("start_time") not in _NO_TIME]
+    tally[NO_START] += max(0, len(attempts) - 1) - len(earlier)
+    tally[NO_ATTEMPT] += not attempts
+    runs = [{**_job(job), **_run(attempt)} for attempt in [*earlier, *attempts[-1:]] or [{}]]
+    for before, run in pairwise(runs):
+        run["before"] = before["ended"]
+    runs[-1]["state"] = _state(job.get("status"), runs[-1])
+    return runs
+
+
+def _job(job: Mapping[str, Any]) -> Record:
+    fields = {"job_id": "jobid", "user": "user", "vc": "vc", "submitted": "submitted_time"}
+    return {name: text_of(job.get(field)) for name, field in fields.items()}
+
+
+def _run(attempt: Mapping[str, Any]) -> Record:
+    detail = attempt.get("detail")
+    machines = [machine for machine in detail if isinstance(machine, Mapping)] if isinstance(detail, list) else []
+    gpus = sum(len(found) for machine in machines if isinstance(found := machine.get("gpus"), list))
+    return {
+        "started": text_of(attempt.get("start_time")),
+        "ended": text_of(attempt.get("end_time")),
+        "gpus": str(gpus),
+        "nodes": str(len(machines)) if machines else None,
+        "node_list": ",".join(str(value_at(machine, "ip")) for machine in machines),
+    }
+
+
+def _state(status: Any, last: Fields) -> str | None:
+    # README: "If a job has a None value for its last attempt's end_time, the job was still running".
+    started, ended = (last.get(name) not in _NO_TIME for name in ("started", "ended"))
+    return JobState.RUNNING if started and not ended else _STATES.get(str(status)) or text_of(status)
+
+
+def _draft(rows: Rows, reading: Reading) -> Draft:
+    verdicts = Verdicts(len(rows))
+    states, bad = job_states(known(rows.columns["state"]))
+    verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+    jobs = {
+        "job_id": strings(rows.columns["job_id"]),
+        "state": states,
+        **_times(rows, reading, verdicts),
+        "gpus": _number(rows.columns["gpus"], verdicts),
+        "nodes": _number(rows.columns["nodes"], verdicts),
+        "user": category(rows.columns["user"]),
+        "partition": category(rows.columns["vc"]),
+        "node_list": category(rows.columns["node_list"]),
+    }
+    return rows.draft(jobs, verdicts)
+
+
+def _times(rows: Rows, reading: Reading, verdicts: Verdicts) -> dict[str, Any]:
+    def read(name: str, not_before: Instants | None) -> Instants:
+        found, bad = reading.clock.read(rows.columns[name], not_before=not_before)
+        verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+        return found
+
+    submitted = read("submitted", None)
+    eligible = read("before", submitted)
+    started = read("started", np.fmax(submitted, eligible))
+    ended = read("ended", np.fmax(np.fmax(submitted, eligible), started))
+    return {
+        "submitted_at": submitted,
+        "eligible_at": eligible,
+        "started_at": started,
+        "ended_at": ended,
+        "run_time_s": (ended - started) / np.timedelta64(1, "s"),
+    }
+
+
+def _number(texts: pa.Array, verdicts: Verdicts) -> NDArray[np.float64]:
+    values, bad = numbers(texts)
+    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    return values

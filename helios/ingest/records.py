@@ -1,0 +1,139 @@
+"""JSON lists of jobs as rows of text: one object at a time, whatever the size of the file.
+
+Each object becomes one or more flat records of texts, named as a table's columns are. From there on the formats in
+JSON are read like all others: a row that makes no sense is refused with its record, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ijson
+import numpy as np
+import pyarrow as pa
+
+from helios.errors import FileUnreadable
+from helios.ingest.check import Reason
+from helios.ingest.delimited import Rows
+from helios.ingest.draft import Reading, Refused
+from helios.ingest.stream import Block, decoded
+
+Fields = Mapping[str, str | None]
+"""One record: texts by the name of their column; None where nothing is known."""
+
+# A record takes about 2 kB while it waits for its batch.
+RECORDS_PER_BATCH = 20_000
+REPLACED = "bytes that are no UTF-8 were replaced by a question mark in a diamond"
+
+
+class _Record(NamedTuple):
+    number: int
+    fields: Fields
+    text: bytes
+    reason: Reason | None
+
+
+def read_records(
+    reading: Reading,
+    prefix: str,
+    records_of: Callable[[Mapping[str, Any]], Sequence[Fields] | None],
+    names: Iterable[str],
+) -> Iterator[Rows]:
+    """Yield the objects of a JSON list as rows.
+
+    The "line" of a row is the number of its record in the file, from 1.
+
+    Parameters
+    ----------
+    prefix : str
+        Where the objects are: ``item`` for a list, ``jobs.item`` for the list called ``jobs``.
+    records_of : callable
+        Returns the records of one object, or None where it is not understood.
+    names : iterable of str
+        Columns to make of them.
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be read to its end, or is no JSON up to there.
+    """
+    names = tuple(names)
+    with decoded(reading.path) as (raw, text):
+        objects = _parsed(ijson.items(text, prefix, multiple_values=True), reading.path)
+        records = _numbered(objects, records_of)
+        while batch := list(islice(records, min(reading.rows_per_batch, RECORDS_PER_BATCH))):
+            yield _rows(batch, names, raw.tell())
+        reading.tally[REPLACED] += text.replaced
+
+
+def value_at(record: Any, *path: str) -> Any:
+    """Return what lies at ``path`` in nested objects, None where the way there ends."""
+    for name in path:
+        record = record.get(name) if isinstance(record, Mapping) else None
+    return record
+
+
+def text_of(value: Any) -> str | None:
+    """Return a JSON value as the text of a table's field; None where there is nothing."""
+    if value is None or isinstance(value, str):
+        return value or None
+    return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
+
+
+def _parsed(objects: Iterator[Any], path: Path) -> Iterator[Any]:
+    read = 0
+    try:
+        for item in objects:
+            read += 1
+            yield item
+    except (ijson.JSONError, ValueError) as reason:
+        said = str(reason).partition("\n")[0].strip()
+        raise FileUnreadable(
+            f"{path} is no JSON behind job {read:,}: {said}.", remedy="It was cut or damaged; export or copy it again."
+        ) from reason
+
+
+def _numbered(
+    objects: Iterator[Any], records_of: Callable[[Mapping[str, Any]], Sequence[Fields] | None]
+) -> Iterator[_Record]:
+    number = 0
+    for item in objects:
+        found = records_of(item) if isinstance(item, Mapping) else None
+        for fields in [{}] if found is None else found:
+            number += 1
+            reason = Reason.UNREADABLE_RECORD if found is None else _flaw(fields)
+            written = json.dumps(item if found is None else fields, default=str, ensure_ascii=reason is not None)
+            yield _Record(number, fields, written.encode(), reason)
+
+
+def _flaw(fields: Fields) -> Reason | None:
+    joined = "".join(filter(None, fields.values()))
+    if "\0" in joined:
+        return Reason.NUL_BYTE
+    return None if joined.isascii() or _can_be_written(joined) else Reason.INVALID_UTF8
+
+
+def _can_be_written(text: str) -> bool:
+    # JSON can name halves of surrogate pairs, which no encoding takes.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _rows(records: list[_Record], names: tuple[str, ...], bytes_read: int) -> Rows:
+    good = [record for record in records if record.reason is None]
+    data = b"".join(record.text + b"\n" for record in records)
+    return Rows(
+        columns={name: pa.array([record.fields.get(name) or None for record in good], pa.string()) for name in names},
+        line=np.array([record.number for record in good], dtype=np.int64),
+        refused=[Refused(record.number, record.reason, record.text) for record in records if record.reason],
+        rejoined=0,
+        block=Block(data=data, first_line=records[0].number, bytes_read=bytes_read),
+        ends=np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")),
+    )

@@ -1,0 +1,213 @@
+"""Slurm's accounting as ``sacct --json`` prints it, from Slurm 22.05 to 26.05.
+
+Each release words some fields anew. What was seen: 22.05.8 (recorded, dbv0.0.38), 23.02.6 and 23.11.5 (published
+recordings, v0.0.39 and v0.0.40), and the tables in ``src/plugins/data_parser/*/parsers.c`` of github.com/SchedMD/slurm
+up to v0.0.46. One translator lifts them all to the fields of ``sacct --parsable2``, which then are read as those are:
+both exports of one accounting give the same jobs.
+
+- Numbers are plain or null up to dbv0.0.38, objects of ``set``, ``infinite`` and ``number`` since.
+- States and statuses are one word up to v0.0.39, a list of words since.
+- ``array.task`` is a mask of bits (``0x3A0``) where ``--parsable2`` has ``[5,7-9]``.
+- Up to dbv0.0.38 no time limit and UNLIMITED are both null: such a limit is unknown. And a job that failed with code 3
+  has ``return_code`` 0: the code of a failed job that says 0 is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from helios.errors import FormatUnknown
+from helios.ingest import sacct
+from helios.ingest.draft import Draft, Layout, Reading
+from helios.ingest.records import Fields, read_records, text_of, value_at
+from helios.ingest.stream import head
+
+UNLIMITED = "UNLIMITED"
+_NOT_SET = (2**32 - 2, 2**64 - 2)  # slurm.h NO_VAL, NO_VAL64: printed as they are by the older plugins
+_INFINITE = (2**32 - 1, 2**64 - 1)  # slurm.h INFINITE, INFINITE64
+# slurm.h: flags beside a base state. job_state_string() names them in its place, and so does sacct --parsable2.
+_STATE_FLAGS = ("COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REVOKED")
+_FAILED = "FAILED"
+_MASK = re.compile(r"0x[0-9a-fA-F]{1,4096}")
+_MEMBER = re.compile(rb'"(jobs|job_id|submission|submit_time)"\s*:')
+
+REPAIRED_START = (
+    "jobs had their eligible time in place of their start, as some releases print; it was found from the end"
+)
+
+
+def fits(start: bytes) -> bool:
+    """Return whether a file begins as an object with a list of jobs as accounting has them."""
+    found = set(_MEMBER.findall(start))
+    return start.lstrip()[:1] == b"{" and b"jobs" in found and (b"submission" in found or b"job_id" not in found)
+
+
+def drafts(reading: Reading) -> Iterator[Draft]:
+    """Yield a ``sacct --json`` file as drafts.
+
+    Raises
+    ------
+    FormatUnknown
+        It is no object with a list ``jobs``, or squeue's.
+    FileUnreadable
+        It is damaged.
+    """
+    start = head(reading.path)
+    if not fits(start):
+        raise FormatUnknown(
+            f"{reading.path} is not what sacct --json prints: no object with jobs and their times at its start.",
+            remedy="Export it with: sacct --allusers --json --starttime=... (squeue and scontrol print another JSON).",
+        )
+
+    def records_of(job: Mapping[str, Any]) -> list[Fields]:
+        fields = lifted(job)
+        reading.tally[REPAIRED_START] += _has_wrong_start(job)
+        return [fields]
+
+    wanted = [name for name in sacct.fields_wanted(reading) if name in FIELDS]
+    for rows in read_records(reading, "jobs.item", records_of, wanted):
+        yield sacct.translated(rows, reading)
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
+
+FIELDS = (
+    *("jobidraw", "jobid", "cluster", "user", "group", "account", "qos", "partition", "state", "exitcode", "submit"),
+    *("eligible", "start", "end", "elapsedraw", "timelimit", "allocnodes", "reqcpus", "reqmem", "reqtres", "alloctres"),
+    *("nodelist", "jobname"),
+)
+
+
+def lifted(job: Mapping[str, Any]) -> Fields:
+    """Return one job of any release as fields of ``sacct --parsable2``, times in seconds after 1970."""
+    times = {field: _time(job, name) for field, name in (("submit", "submission"), ("eligible", "eligible"))}
+    sizes = {"allocnodes": _count(job, "allocation_nodes"), "reqcpus": _count(job, "required", "CPUs")}
+    texts = {name: text_of(job.get(name)) for name in ("cluster", "group", "account", "qos", "partition")}
+    return {
+        "jobidraw": _count(job, "job_id"),
+        "jobid": _job_id(job),
+        "user": text_of(job.get("user")) or text_of(value_at(job, "association", "user")),
+        "jobname": text_of(job.get("name")),
+        "nodelist": text_of(job.get("nodes")),
+        "state": _state(value_at(job, "state", "current")),
+        "exitcode": _exit_code(job),
+        "start": _start(job),
+        "end": _time(job, "end"),
+        "elapsedraw": _count(job, "time", "elapsed"),
+        "timelimit": _count(job, "time", "limit"),
+        "reqmem": _memory(job.get("required")),
+        "reqtres": _tres(value_at(job, "tres", "requested")),
+        "alloctres": _tres(value_at(job, "tres", "allocated")),
+        **times,
+        **sizes,
+        **texts,
+    }
+
+
+def _number(value: Any) -> Any:
+    """Return a number however a release words it: None where not set, ``UNLIMITED`` where infinite."""
+    if isinstance(value, Mapping):
+        if value.get("infinite") is True:
+            return UNLIMITED
+        value = value.get("number") if value.get("set", True) else None
+    if value in _INFINITE:
+        return UNLIMITED
+    return None if value in _NOT_SET else value
+
+
+def _count(job: Mapping[str, Any], *path: str) -> str | None:
+    return text_of(_number(value_at(job, *path)))
+
+
+def _time(job: Mapping[str, Any], name: str) -> str | None:
+    moment = _number(value_at(job, "time", name))
+    return None if moment in (0, UNLIMITED) else text_of(moment)
+
+
+def _start(job: Mapping[str, Any]) -> str | None:
+    return text_of(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start")
+
+
+def _has_wrong_start(job: Mapping[str, Any]) -> bool:
+    # 21.08 and the first releases of v0.0.39 print the eligible time as the start (parsers.c: eligible, "time/start").
+    start, eligible, elapsed = (_number(value_at(job, "time", name)) for name in ("start", "eligible", "elapsed"))
+    true = _start_from_end(job)
+    return bool(true and elapsed and start == eligible and true > eligible)
+
+
+def _start_from_end(job: Mapping[str, Any]) -> int | None:
+    end, elapsed, suspended = (_number(value_at(job, "time", name)) for name in ("end", "elapsed", "suspended"))
+    if not all(isinstance(value, int) for value in (end, elapsed)) or not end:
+        return None
+    return int(end) - int(elapsed) - (suspended if isinstance(suspended, int) else 0)
+
+
+def _job_id(job: Mapping[str, Any]) -> str | None:
+    array, task = _count(job, "array", "job_id"), _count(job, "array", "task_id")
+    tasks = text_of(value_at(job, "array", "task"))
+    if array not in (None, "0") and (task or tasks):
+        return f"{array}_{task}" if task else f"{array}_[{_tasks(str(tasks), job)}]"
+    master, offset = _count(job, "het", "job_id"), _count(job, "het", "job_offset")
+    if master not in (None, "0") and offset is not None:
+        return f"{master}+{offset}"
+    return _count(job, "job_id")
+
+
+def _tasks(tasks: str, job: Mapping[str, Any]) -> str:
+    at_once = _count(job, "array", "limits", "max", "running", "tasks")
+    limit = f"%{at_once}" if at_once not in (None, "0") and "%" not in tasks else ""
+    return (_ranges(int(tasks, 16)) if _MASK.fullmatch(tasks) else tasks.strip("[]")) + limit
+
+
+def _ranges(mask: int) -> str:
+    members = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    runs = [[bit for _, bit in run] for _, run in groupby(enumerate(members), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _state(current: Any) -> str | None:
+    words = current if isinstance(current, list) else [current]
+    flags = [word for word in words if word in _STATE_FLAGS]
+    return text_of((flags or words or [None])[0])
+
+
+def _exit_code(job: Mapping[str, Any]) -> str | None:
+    code = job.get("exit_code")
+    if not isinstance(code, Mapping):
+        return text_of(code)
+    returned = _number(code.get("return_code"))
+    signal = _number(value_at(code, "signal", "id")) or _number(value_at(code, "signal", "signal_id")) or 0
+    worded_in_one = isinstance(code.get("status"), str)
+    if worded_in_one and not returned and not signal and _state(value_at(job, "state", "current")) == _FAILED:
+        return None
+    # v0.0.39 prints -127 where there is no return code.
+    return f"{returned if isinstance(returned, int) and returned > 0 else 0}:{signal}"
+
+
+def _memory(required: Any) -> str | None:
+    # Up to dbv0.0.38 there is only "memory", which does not say whether it is for each CPU; the TRES do.
+    for name, unit in (("memory_per_cpu", "Mc"), ("memory_per_node", "Mn")):
+        if amount := _number(value_at(required, name)):
+            return f"{amount}{unit}"
+    return None
+
+
+def _tres(entries: Any) -> str | None:
+    if not isinstance(entries, list):
+        return text_of(entries)
+    counts = {_tres_name(entry): value_at(entry, "count") for entry in entries}
+    known = {name: count for name, count in counts.items() if _is_amount(count)}
+    return ",".join(f"{name}={count}{'M' * (name == 'mem')}" for name, count in sorted(known.items())) or None
+
+
+def _tres_name(entry: Any) -> str:
+    kind, name = value_at(entry, "type"), value_at(entry, "name")
+    return f"{kind}/{name}" if name else f"{kind}"
+
+
+def _is_amount(count: Any) -> bool:
+    # Energy that nobody measured is null, -2 or NO_VAL64.
+    return isinstance(count, int) and count >= 0 and count not in (*_NOT_SET, *_INFINITE)

@@ -1,0 +1,287 @@
+"""Whether the work has changed since a model learned, and whether its errors have grown.
+
+Inputs are compared by the population stability index, the sum over bins of (p - q) ln(p / q), between the bins of
+training and of a later stretch; below .1 is commonly taken as steady and above .25 as another population (Siddiqi,
+"Credit Risk Scorecards", 2006). Weeks of a cluster differ from its long mean anyhow, so that beside each index stands
+how large it was in the weeks of training itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.predict.contest import Score, score_of
+from helios.predict.features import JobTable
+from helios.predict.history import FEATURES
+
+BINS = 10
+MOVED, CHANGED = 0.1, 0.25
+FEWEST_JOBS = 200
+"""Jobs of a stretch below which the index is mostly chance: about the number of bins over the number of jobs."""
+WEEKS_OF_TRAINING = 12
+USUAL = 0.9
+"""Quantile over the weeks of training that is called usual."""
+WEEK_S = 7 * 86_400
+# A bin that is empty on one side would make the index infinite.
+_FLOOR = 1e-3
+# Edges need no more jobs than this; the shares are counted on all.
+_JOBS_FOR_EDGES = 50_000
+_USER_ENDED = FEATURES.index("user_ended")
+NOT_COMPARED = frozenset({"global_mean", "partition_mean", "user_ended", "user_size_ended", "user_submitted"})
+"""Counts that only grow, and means that are one for all jobs of a day: they leave the bins of training by their
+nature (on KTH an index of 5), whatever the work is like."""
+
+
+class Steadiness(StrEnum):
+    """What an index says, in a word."""
+
+    STEADY = "steady"
+    MOVED = "moved"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How the values of a feature were spread in training.
+
+    Attributes
+    ----------
+    edges : tuple of float
+        Ascending; a bin holds what lies above the edge before and not above its own.
+    shares : tuple of float
+        Of the known values, one more than there are edges.
+    missing : float
+        Share of jobs whose value is not known.
+    usual : float, optional
+        Index that the weeks of training had against all of it, at most in nine of ten; None: too short.
+    """
+
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+    missing: float
+    usual: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a model's training looked like.
+
+    Attributes
+    ----------
+    jobs : int
+        Number of jobs counted.
+    new_users, new_names : float, optional
+        Share of jobs whose user had no ended job, and whose name nobody had submitted before; None: no user, or no
+        name, is known.
+    spreads : mapping of Spread
+        By feature.
+    """
+
+    jobs: int
+    new_users: float | None
+    new_names: float | None
+    spreads: Mapping[str, Spread]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Inputs:
+        """Return what :meth:`to_json` wrote; KeyError, TypeError: it did not."""
+        spreads = {
+            name: Spread(
+                edges=tuple(spread["edges"]),
+                shares=tuple(spread["shares"]),
+                missing=spread["missing"],
+                usual=spread["usual"],
+            )
+            for name, spread in told["spreads"].items()
+        }
+        return cls(jobs=told["jobs"], new_users=told["new_users"], new_names=told["new_names"], spreads=spreads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """How far one feature is from training.
+
+    Attributes
+    ----------
+    index : float
+        Population stability index.
+    usual : float, optional
+        As of :class:`Spread`.
+    """
+
+    feature: str
+    index: float
+    usual: float | None
+
+    @property
+    def steadiness(self) -> Steadiness:
+        """The index in a word."""
+        if self.index < MOVED:
+            return Steadiness.STEADY
+        return Steadiness.MOVED if self.index < CHANGED else Steadiness.CHANGED
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether it changed, and by more than weeks of training did."""
+        return self.steadiness is Steadiness.CHANGED and (self.usual is None or self.index > self.usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeekOfErrors:
+    """A week's jobs as the model and shrinkage predicted them.
+
+    Attributes
+    ----------
+    begin : datetime
+        Jobs submitted from then on, for a week.
+    jobs : int
+        Those whose run time is known.
+    """
+
+    begin: datetime
+    jobs: int
+    model: Score
+    shrinkage: Score
+
+
+def inputs_of(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.int64]) -> Inputs:
+    """Describe the jobs ``rows`` that a model learned from.
+
+    Parameters
+    ----------
+    features : float32 array of shape (table.n, len(FEATURES))
+    """
+    weeks = list(_last_weeks(table.submitted_s, rows))
+    return Inputs(
+        jobs=len(rows),
+        new_users=new_users(features, rows),
+        new_names=new_names(table, rows),
+        spreads={
+            name: _with_usual(_spread(features[rows, column]), [features[week, column] for week in weeks])
+            for column, name in enumerate(FEATURES)
+            if name not in NOT_COMPARED
+        },
+    )
+
+
+def moved(inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[Moved, ...]:
+    """Compare the jobs ``rows`` with training, the feature that moved farthest first; fewer than ``FEWEST_JOBS``: ().
+
+    Features that training did not know are left out.
+    """
+    if len(rows) < FEWEST_JOBS:
+        return ()
+    found = [
+        Moved(feature=name, index=stability_index(inputs.spreads[name], features[rows, column]), usual=spread.usual)
+        for column, name in enumerate(FEATURES)
+        if (spread := inputs.spreads.get(name)) is not None
+    ]
+    return tuple(sorted(found, key=lambda one: -one.index))
+
+
+def stability_index(spread: Spread, values: NDArray[np.float32]) -> float:
+    """Return the population stability index of ``values`` against ``spread``; what is missing is one bin more."""
+    p, q = _all_shares(spread.shares, spread.missing), _all_shares(*_shares(np.array(spread.edges), values))
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def new_users(features: NDArray[np.float32], rows: NDArray[np.int64]) -> float | None:
+    """Return the share of jobs whose user had no ended job, among those of known users; None: none is known."""
+    ended = features[rows, _USER_ENDED]
+    known = ended[~np.isnan(ended)]
+    return float((known == 0).mean()) if len(known) else None
+
+
+def new_names(table: JobTable, rows: NDArray[np.int64]) -> float | None:
+    """Return the share of jobs of a name that nobody had submitted before; None: no name is known."""
+    first = np.zeros(table.n, dtype=bool)
+    first[np.unique(table.name, return_index=True)[1]] = True
+    named = table.name[rows] >= 0
+    return float(first[rows][named].mean()) if named.any() else None
+
+
+def weeks_of_errors(
+    predicted: NDArray[np.float64],
+    shrinkage: NDArray[np.float64],
+    truth_s: NDArray[np.float64],
+    *,
+    submitted_s: NDArray[np.int64],
+    end_s: int,
+) -> tuple[WeekOfErrors, ...]:
+    """Judge weeks that end at ``end_s`` and before, oldest first; a week without jobs is left out.
+
+    Parameters
+    ----------
+    predicted, shrinkage : arrays of shape (n, 3)
+        p10, p50 and p90, s.
+    truth_s, submitted_s : arrays of shape (n,)
+        Known run times, and submissions in order.
+    """
+    week = (end_s - 1 - submitted_s) // WEEK_S
+    return tuple(
+        WeekOfErrors(
+            begin=datetime.fromtimestamp(end_s - (back + 1) * WEEK_S, UTC),
+            jobs=int((week == back).sum()),
+            model=score_of(predicted[week == back], truth_s[week == back]),
+            shrinkage=score_of(shrinkage[week == back], truth_s[week == back]),
+        )
+        for back in np.unique(week[week >= 0])[::-1].tolist()
+    )
+
+
+def _last_weeks(submitted_s: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Give the rows of each of the last weeks of training that has enough of them."""
+    if len(rows) == 0:
+        return
+    week = (submitted_s[rows].max() - submitted_s[rows]) // WEEK_S
+    for back in range(WEEKS_OF_TRAINING):
+        found = rows[week == back]
+        if len(found) >= FEWEST_JOBS:
+            yield found
+
+
+def _spread(values: NDArray[np.float32]) -> Spread:
+    edges = _edges(values[~np.isnan(values)].astype(np.float64))
+    shares, missing = _shares(edges, values)
+    return Spread(edges=tuple(edges.tolist()), shares=shares, missing=missing, usual=None)
+
+
+def _edges(known: NDArray[np.float64]) -> NDArray[np.float64]:
+    if len(known) == 0:
+        return known
+    some = known[:: max(1, len(known) // _JOBS_FOR_EDGES)]
+    tenths = np.quantile(some, np.arange(1, BINS) / BINS, method="inverted_cdf")
+    # An edge below the smallest value too: else what is smaller than all of training would lie in a bin of training.
+    edges = np.unique([np.nextafter(known.min(), -np.inf), *tenths])
+    return np.asarray(edges[np.isfinite(edges)])
+
+
+def _with_usual(spread: Spread, weeks: Sequence[NDArray[np.float32]]) -> Spread:
+    if len(weeks) < 3:
+        return spread
+    usual = float(np.quantile([stability_index(spread, week) for week in weeks], USUAL))
+    return Spread(edges=spread.edges, shares=spread.shares, missing=spread.missing, usual=usual)
+
+
+def _shares(edges: NDArray[np.float64], values: NDArray[np.float32]) -> tuple[tuple[float, ...], float]:
+    known = values[~np.isnan(values)]
+    counts = np.bincount(np.searchsorted(edges, known, side="left"), minlength=len(edges) + 1)
+    missing = 1.0 - len(known) / len(values) if len(values) else 0.0
+    return tuple((counts / max(len(known), 1)).tolist()), missing
+
+
+def _all_shares(shares: Sequence[float], missing: float) -> NDArray[np.float64]:
+    every = np.append(np.asarray(shares) * (1 - missing), missing)
+    floored = np.maximum(every, _FLOOR)
+    return np.asarray(floored / floored.sum())

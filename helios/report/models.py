@@ -1,0 +1,240 @@
+"""Tables about models: which there are, how two compare, what a night decided, what has drifted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from helios.report.tables import WIDE
+from helios.report.words import percent
+
+IN_CHARGE = "*"
+NAMES = {"model": "new model", "in charge": "model in charge", "user_last": "user's last ended job"}
+SHOWN_FEATURES = 10
+TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
+STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is back in charge"}
+
+
+def models_table(
+    models: Sequence[Mapping[str, Any]],
+    decisions: Sequence[Mapping[str, Any]],
+    *,
+    drift: str | None,
+    width: int,
+) -> RenderableType:
+    """List the models of a cluster, newest first, with the figures of their backtests; below, the last decision.
+
+    Parameters
+    ----------
+    models, decisions : sequences of mappings
+        As :func:`helios.app.models.listing` and :func:`helios.app.models.told_decisions` give them.
+    drift : str, optional
+        What the last night measured.
+    width : int
+        Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
+    """
+    if not models:
+        return "No model yet: helios model train"
+    table = _table("", "Model", "Jobs", "Rank", "Error", "Shrinkage", "p10-p90", right_from=2)
+    wide = width >= WIDE
+    for name in ("Learned until", "First job", "Trained at") if wide else ():
+        table.add_column(name, justify="right")
+    for model in models:
+        table.add_row(*_of_model(model, wide=wide), style="bold" if model["in_charge"] else None)
+    return Group(table, "", *_below(models, decisions, drift))
+
+
+def contest_table(contest: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
+    """Compare predictors on the same jobs; the challenger's differences from each, with what chance explains."""
+    table = _table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90", right_from=1)
+    challenger = contest["challenger"]
+    for name in (challenger, *contest["against"]):
+        style = "bold" if name == challenger else None
+        table.add_row(escape(_named(name)), *_score(contest["scores"][name]), style=style)
+    beside = _table(f"{escape(_named(challenger))} against", "Rank better by", "Error less by", right_from=1)
+    for name, against in contest["against"].items():
+        beside.add_row(escape(_named(name)), _signed(against["rank"], 1), _signed(against["error"], -1))
+    caption = f"On {contest['jobs']:,} jobs that no model here had learned from, of {_many(contest)}."
+    legend = (
+        "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
+        "inside the interval as it was learned, before it is calibrated. In brackets: what chance allows (90 %, "
+        f"drawing whole {contest['drawn']} anew).[/]"
+    )
+    sentences = [escape(_sentence(contest, name)) for name in contest["against"]]
+    return Group(caption, "", table, "", beside, "", *sentences, *(escape(note) for note in notes), "", legend)
+
+
+def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
+    """Say what became of a model: decided or not, why, and what is in charge."""
+    step, model_id = outcome["step"], outcome["model_id"]
+    if step is None:
+        first = f"{model_id} is kept and in charge of nothing: {outcome['why']}."
+    else:
+        did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
+        first = f"{model_id} {did}: {outcome['why']}."
+    if outcome["in_charge"] == model_id and step is None:
+        first = f"{model_id}: {outcome['why']}."
+    return [first, *_who(outcome)]
+
+
+def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
+    """Show how far inputs are from training, and the errors of the last weeks beside shrinkage."""
+    parts: list[RenderableType] = [_of_drift(drift), "", _inputs(drift, width), ""]
+    if drift["weeks"]:
+        parts += [_weeks(drift["weeks"]), ""]
+    legend = (
+        "[dim]Index: population stability, training against now; below 0.10 steady, to 0.25 moved, above changed. "
+        "Usual: at most so large in nine of ten weeks of training. Log error: median; 0.69 is a factor of 2. p10-p90: "
+        "share of jobs inside the interval as it was learned, before it is calibrated.[/]"
+    )
+    return Group(*parts, escape(f"In a line: {drift['line']}."), "", legend)
+
+
+def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
+    scores = model["scores"].get("scores", {}) if model["scores"] else {}
+    mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
+    cells = [
+        IN_CHARGE if model["in_charge"] else "",
+        model["model_id"],
+        f"{model['jobs']:,}",
+        _figure(mine.get("spearman")),
+        _figure(mine.get("median_abs_log_error")),
+        f"{_figure(shrinkage.get('spearman'))} {_figure(shrinkage.get('median_abs_log_error'))}" if shrinkage else "-",
+        percent(mine.get("coverage_p10_p90")),
+    ]
+    first = model["manifest"].get("first_submission")
+    times = (_minute(model["trained_until"]), first[:10] if first else "-", _minute(model["trained_at"]))
+    return [*cells, *times] if wide else cells
+
+
+def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None) -> list[str]:
+    chosen = [model["model_id"] for model in models if model["in_charge"]]
+    said = [f"{IN_CHARGE} in charge: {chosen[0]}." if chosen else "No model is in charge: shrinkage predicts."]
+    if decisions:
+        last = decisions[-1]
+        at = _minute(last["promoted_at"])
+        said.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
+    elif chosen:
+        said.append("Nothing was ever decided: the newest is in charge.")
+    if drift:
+        said.append(f"Drift: {drift}.")
+    legend = (
+        "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
+        "untrained control on the same jobs; p10-p90: share of jobs inside the interval as it was learned, "
+        "before it is calibrated. Dash: too short to judge.[/]"
+    )
+    return [*(escape(line) for line in said), "", legend]
+
+
+def _who(outcome: Mapping[str, Any]) -> list[str]:
+    in_charge, model_id, before = outcome["in_charge"], outcome["model_id"], outcome["previous"]
+    if not outcome["written"]:
+        return [f"In charge, as before: {before}."]
+    if in_charge == model_id:
+        return [f"In charge: {in_charge}" + (f", before it {before}." if before != in_charge else ".")]
+    if in_charge == "shrinkage":
+        said = "In charge: shrinkage, which needs no training."
+        return [said, f"Put it in charge all the same: helios model promote {model_id}"]
+    judge = f"Judge both: helios model compare {in_charge} {model_id}"
+    return [f"In charge: {in_charge}.", judge, f"Switch: helios model promote {model_id}"]
+
+
+def _sentence(contest: Mapping[str, Any], name: str) -> str:
+    challenger, against = _named(contest["challenger"]), contest["against"][name]
+    if against["is_chance"]:
+        return f"Against {_named(name)}: no difference beyond chance."
+    worse, better = against["worse_in"], against["better_in"]
+    parts = [f"better in {' and '.join(better)}"] * bool(better) + [f"worse in {' and '.join(worse)}"] * bool(worse)
+    return f"Against {_named(name)}: {challenger} is {', '.join(parts)}."
+
+
+def _many(contest: Mapping[str, Any]) -> str:
+    groups = contest["drawn"] if contest["clusters"] != 1 else contest["drawn"].removesuffix("s")
+    return f"{contest['clusters']:,} {groups}"
+
+
+def _of_drift(drift: Mapping[str, Any]) -> str:
+    training = drift["training"]
+    shares = [
+        f"{what} {percent(drift[key], 1)} (in training {percent(training[key], 1)})"
+        for key, what in (("new_users", "jobs of new users"), ("new_names", "jobs of a name never seen"))
+        if drift[key] is not None
+    ]
+    return escape(
+        f"{drift['model_id']} learned from {training['jobs']:,} jobs; compared are {drift['jobs']:,} of the "
+        f"{drift['days']:g} days before {_minute(drift['as_of'])} UTC" + (f": {', '.join(shares)}." if shares else ".")
+    )
+
+
+def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:
+    if not drift["inputs"]:
+        return f"Inputs: {drift['jobs']:,} jobs are too few to compare; chance alone would move them."
+    table = _table("Feature", "Index", "Usual", "That is", right_from=1)
+    shown = drift["inputs"] if width >= WIDE else drift["inputs"][:SHOWN_FEATURES]
+    for one in shown:
+        word = f"{one['steadiness']}, unusual" if one["unusual"] else one["steadiness"]
+        style = "bold" if one["unusual"] else None
+        table.add_row(escape(one["feature"]), f"{one['index']:.2f}", _figure(one["usual"]), word, style=style)
+    left = len(drift["inputs"]) - len(shown)
+    return Group(table, f"[dim]and {left} more, none farther (--json)[/]") if left else table
+
+
+def _weeks(weeks: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90", right_from=1)
+    for week in weeks:
+        model = week["model"]
+        table.add_row(
+            week["begin"][:10],
+            f"{week['jobs']:,}",
+            _figure(model["median_abs_log_error"]),
+            _figure(week["shrinkage"]["median_abs_log_error"]),
+            f"{model['bias_log']:+.2f}",
+            _figure(model["spearman"]),
+            percent(model["coverage_p10_p90"]),
+        )
+    return table
+
+
+def _score(score: Mapping[str, Any]) -> list[str]:
+    return [
+        _figure(score["spearman"], digits=3),
+        f"{score['median_abs_log_error']:.2f}",
+        f"{score['bias_log']:+.2f}",
+        percent(score["coverage_p10_p90"]),
+    ]
+
+
+def _signed(difference: Mapping[str, Any] | None, sign: int) -> str:
+    if difference is None:
+        return "-"
+    low, high = sorted((sign * difference["low"], sign * difference["high"]))
+    return (
+        f"{sign * difference['value']:+.3f} ({low:+.2f}, {high:+.2f})".replace("(", "[")
+        .replace(")", "]")
+        .replace("[", "\\[")
+    )
+
+
+def _figure(value: float | None, *, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _named(name: str) -> str:
+    return NAMES.get(name, name)
+
+
+def _minute(moment: str | datetime) -> str:
+    return str(moment)[:16].replace("T", " ")
+
+
+def _table(*names: str, right_from: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for place, name in enumerate(names):
+        right = place >= right_from
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table

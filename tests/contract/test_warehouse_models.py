@@ -1,0 +1,193 @@
+"""What a warehouse promises of models and of who is in charge, held on SQLite and on a real PostgreSQL alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helios.errors import NotEnoughHistory
+from helios.model import PROMOTIONS, ModelRecord, Step
+from helios.warehouse import Warehouse
+from helios.warehouse.shelf import before_this
+
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def warehouse(database: str) -> Iterator[Warehouse]:
+    with Warehouse.open(database) as opened:
+        yield opened
+
+
+def a_model(model_id: str = "m1", **overrides: Any) -> ModelRecord:
+    record: dict[str, Any] = {
+        "model_id": model_id,
+        "cluster": "venus",
+        "trained_at": NOON,
+        "trained_until": NOON - HOUR,
+        "jobs": 7,
+        "features": ("gpus",),
+        "scores": {"spearman": 0.5},
+        "artifact": "tree",
+        "manifest": {"digest": "abc", "seed": 3},
+    }
+    return ModelRecord(**(record | overrides))
+
+
+def keep(warehouse: Warehouse, *model_ids: str) -> None:
+    """Store models, each trained an hour after the one before."""
+    for hour, model_id in enumerate(model_ids):
+        warehouse.add_model(a_model(model_id, trained_at=NOON + hour * HOUR))
+
+
+def decide(warehouse: Warehouse, model_id: str | None, *, step: Step = Step.PROMOTED, hour: int = 0) -> None:
+    warehouse.decide("venus", step=step, model_id=model_id, by="ann", why="because", at=NOON + hour * HOUR)
+
+
+def test_a_manifest_comes_back_as_it_went_in(warehouse: Warehouse) -> None:
+    keep(warehouse, "a")
+    assert warehouse.model("venus", "a") == a_model("a")
+    (row,) = warehouse.models("venus").to_dict(orient="records")
+    assert (row["manifest"], row["scores"]) == ({"digest": "abc", "seed": 3}, {"spearman": 0.5})
+
+
+def test_the_promoted_model_is_in_charge_whatever_was_trained_since(warehouse: Warehouse) -> None:
+    keep(warehouse, "a", "b")
+    decide(warehouse, "a")
+    keep(warehouse, "c")
+    assert warehouse.model("venus").model_id == "a"
+    listed = warehouse.models("venus").set_index("model_id")["in_charge"]
+    assert listed.to_dict() == {"a": True, "b": False, "c": False}
+
+
+def test_a_decision_for_shrinkage_leaves_no_model_in_charge_and_says_so(warehouse: Warehouse) -> None:
+    keep(warehouse, "a")
+    decide(warehouse, None)
+    with pytest.raises(NotEnoughHistory, match="shrinkage predicts"):
+        warehouse.model("venus")
+    assert warehouse.edition("venus") == (0, "")
+    assert not warehouse.models("venus")["in_charge"].any()
+
+
+def test_the_edition_changes_when_another_model_is_put_in_charge_and_back(warehouse: Warehouse) -> None:
+    keep(warehouse, "a", "b")
+    seen = [warehouse.edition("venus")]
+    for step, model_id in ((Step.PROMOTED, "a"), (Step.PROMOTED, "b"), (Step.ROLLED_BACK, "a")):
+        decide(warehouse, model_id, step=step)
+        seen.append(warehouse.edition("venus"))
+    assert [model_id for _, model_id in seen] == ["b", "a", "b", "a"]
+
+
+def test_a_model_in_charge_knows_when_that_was_last_confirmed(warehouse: Warehouse) -> None:
+    keep(warehouse, "a", "b")
+    assert warehouse.model("venus").confirmed_at is None
+    decide(warehouse, "a")
+    decide(warehouse, "a", step=Step.KEPT, hour=24)
+    kept = warehouse.model("venus")
+    assert kept.confirmed_at == kept.known_good_at == NOON + 24 * HOUR
+    other = warehouse.model("venus", "b")
+    assert (other.confirmed_at, other.known_good_at) == (None, other.trained_at)
+
+
+def test_every_decision_is_kept_with_who_was_in_charge_before(warehouse: Warehouse) -> None:
+    keep(warehouse, "a", "b")
+    decide(warehouse, "a")
+    warehouse.decide(
+        "venus", step=Step.KEPT, model_id="a", candidate="b", by="nightly", why="b is worse", at=NOON + HOUR
+    )
+    decide(warehouse, None, step=Step.ROLLED_BACK, hour=2)
+    found = PROMOTIONS.check(warehouse.promotions("venus"))
+    assert found["step"].tolist() == ["promoted", "kept", "rolled back"]
+    assert found["previous"].tolist() == ["b", "a", "a"]
+    assert found["model_id"].isna().tolist() == [False, False, True]
+    assert found["candidate"].tolist()[1] == "b"
+    assert found["promoted_at"].tolist() == [NOON, NOON + HOUR, NOON + 2 * HOUR]
+
+
+def test_a_first_candidate_was_not_in_charge_before_although_it_is_the_newest(warehouse: Warehouse) -> None:
+    keep(warehouse, "a", "b")
+    warehouse.decide("venus", step=Step.PROMOTED, model_id="b", candidate="b", by="ann", why="better", at=NOON)
+    assert warehouse.promotions("venus")["previous"].tolist() == ["a"]
+
+
+def test_clusters_decide_for_themselves(warehouse: Warehouse) -> None:
+    keep(warehouse, "a", "b")
+    warehouse.add_model(a_model("e", cluster="earth"))
+    decide(warehouse, "a")
+    assert warehouse.model("earth").model_id == "e"
+    assert warehouse.promotions("earth").empty
+
+
+def test_a_model_that_is_not_there_cannot_be_put_in_charge(warehouse: Warehouse) -> None:
+    keep(warehouse, "a")
+    with pytest.raises(NotEnoughHistory, match="'nobody'"):
+        decide(warehouse, "nobody")
+    assert warehouse.promotions("venus").empty
+
+
+def test_forgetting_spares_the_model_in_charge_and_the_one_before_it(warehouse: Warehouse) -> None:
+    keep(warehouse, "a", "b", "c", "d", "e")
+    decide(warehouse, "a")
+    decide(warehouse, "b")
+    assert warehouse.forget_models("venus", keep=1) == 2
+    assert warehouse.models("venus")["model_id"].tolist() == ["e", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([], []),
+        ([("promoted", "a", None)], [None]),
+        ([("promoted", "b", "a")], ["a"]),
+        ([("promoted", "a", None), ("kept", "a", "a"), ("promoted", "b", "a")], ["a", None]),
+        ([("promoted", "a", None), ("promoted", "b", "a"), ("rolled back", "a", "b")], [None]),
+        (
+            [
+                ("promoted", "a", None),
+                ("promoted", "b", "a"),
+                ("rolled back", "a", "b"),
+                ("promoted", "c", "a"),
+            ],
+            ["a", None],
+        ),
+        (
+            [("promoted", "a", None), ("promoted", "b", "a"), ("promoted", "a", "b"), ("rolled back", "b", "a")],
+            ["a", None],
+        ),
+    ],
+)
+def test_rolling_back_goes_through_what_was_in_charge_and_skips_what_was_taken_back(
+    steps: list[tuple[str, str, str | None]], expected: list[str | None]
+) -> None:
+    rows = [{"step": step, "model_id": chosen, "previous": previous} for step, chosen, previous in steps]
+    assert list(before_this(PROMOTIONS.conform(PROMOTIONS.empty()) if not rows else frame(rows))) == expected
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    import pandas as pd  # noqa: PLC0415 - only here
+
+    same = {"promoted_at": pd.Timestamp(NOON), "promoted_by": "ann", "why": "because"}
+    return PROMOTIONS.conform(pd.DataFrame([row | same for row in rows]))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(promoted=st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=8))
+def test_rolling_back_again_and_again_visits_every_change_backwards(promoted: list[str]) -> None:
+    changes = [model for n, model in enumerate(promoted) if n == 0 or model != promoted[n - 1]]
+    rows: list[dict[str, Any]] = []
+    in_charge: str | None = None
+    for model in changes:
+        rows.append({"step": "promoted", "model_id": model, "previous": in_charge})
+        in_charge = model
+    visited = []
+    while before := before_this(frame(rows)):
+        rows.append({"step": "rolled back", "model_id": before[0], "previous": in_charge})
+        in_charge = before[0]
+        visited.append(in_charge)
+    assert visited == [*changes[-2::-1], None]

@@ -1,0 +1,222 @@
+"""Training on a Dask cluster: a real scheduler, workers that are processes, and what becomes of losing one."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+
+from helios.errors import DaskMismatch, DaskUnavailable, TrainingBroken
+from helios.ingest import write_helios_csv
+from helios.predict import JobTable, causal_features, from_record, to_record, train
+from helios.predict.dask_learner import DaskLearner, _dealt, _refuse_other_releases, _teller
+from helios.predict.learner import Lesson, learn_here
+from tests.story.shell import shell
+from tests.unit.predict.traces_of import a_campaign
+
+distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+cloudpickle = pytest.importorskip("cloudpickle")
+pytestmark = pytest.mark.xdist_group("dask")
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def a_cluster(workers: int) -> Any:
+    return distributed.LocalCluster(
+        n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=0
+    )
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with a_cluster(2) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture
+def doomed() -> Iterator[tuple[str, dict[str, int]]]:
+    """Address and the workers' process ids of a cluster that a test may break."""
+    with a_cluster(2) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+        yield cluster.scheduler_address, client.run(os.getpid)
+
+
+def a_lesson(n: int, *, seed: int = 0) -> Lesson:
+    """Return jobs whose residual depends on two of six features, with noise that grows with a third."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((n, 6)).astype(np.float32)
+    features[rng.random(features.shape) < 0.05] = np.nan
+    known = np.nan_to_num(features)
+    residual = 1.5 * known[:, 0] + np.abs(known[:, 1]) + np.exp(0.3 * known[:, 2]) * rng.standard_normal(n)
+    weight = rng.uniform(0.5, 1.5, n)
+    return Lesson(features=features, residual=residual, weight=weight, names=tuple("abcdef"))
+
+
+def parameters_in(text: str) -> dict[str, str]:
+    lines = text[text.index("\nparameters:") :].splitlines()
+    return dict(line.strip("[]").split(": ", 1) for line in lines if line.startswith("["))
+
+
+def pinball(text: str, asked: Lesson, quantile: float) -> float:
+    short = asked.residual - lightgbm.Booster(model_str=text).predict(asked.features)
+    return float(np.maximum(quantile * short, (quantile - 1) * short).mean())
+
+
+def test_trees_grown_on_two_workers_predict_as_well_as_those_grown_here(address: str) -> None:
+    # Not the same trees: each worker bins a share of the features from its own half of the rows, and the quantile in
+    # a leaf is the mean of the halves'. Over four seeds the loss differed by at most 1.1 %, correlation was above .992.
+    lesson, later = a_lesson(8000), a_lesson(4000, seed=1)
+    here = learn_here(lesson, quantiles=QUANTILES, seed=0)
+    there = DaskLearner(address=address)(lesson, quantiles=QUANTILES, seed=0)
+    for quantile, one, other in zip(QUANTILES, here, there, strict=True):
+        assert pinball(other, later, quantile) == pytest.approx(pinball(one, later, quantile), rel=0.03)
+        answers = [lightgbm.Booster(model_str=text).predict(later.features) for text in (one, other)]
+        assert np.corrcoef(answers)[0, 1] > 0.98
+
+
+def test_trees_are_grown_by_the_same_parameters_as_here_and_tell_no_address(address: str) -> None:
+    lesson = a_lesson(5000)
+    here, there = (
+        parameters_in(learner(lesson, quantiles=(0.9,), seed=4)[0])
+        for learner in (learn_here, DaskLearner(address=address))
+    )
+    where = {"machines", "local_listen_port", "time_out", "num_threads"}
+    assert {name: value for name, value in there.items() if here[name] != value} == {
+        "tree_learner": "data",
+        "num_machines": "2",
+    }
+    assert set(here) - set(there) == where
+
+
+def test_a_model_grown_on_dask_is_kept_and_read_back_like_any_other(address: str) -> None:
+    jobs = a_campaign(4500)
+    model = train(jobs, cluster="lab", learner=DaskLearner(address=address))
+    here = train(jobs, cluster="lab")
+    assert from_record(to_record(model, trained_at=datetime(2026, 1, 1, tzinfo=UTC))) == model
+    assert (model.jobs, model.features, model.trained_until) == (here.jobs, here.features, here.trained_until)
+    asked = causal_features(JobTable.from_frame(a_campaign(1000, seed=3))).X
+    ours, theirs = np.log1p(here.predict(asked)), np.log1p(model.predict(asked))
+    assert np.median(np.abs(ours - theirs), axis=0) == pytest.approx([0, 0, 0], abs=0.1)
+
+
+def test_few_rows_go_to_one_worker_and_grow_the_same_trees_as_here(address: str) -> None:
+    lesson = a_lesson(2500)
+    (there,) = DaskLearner(address=address)(lesson, quantiles=(0.8,), seed=5)
+    (here,) = learn_here(lesson, quantiles=(0.8,), seed=5)
+    assert "num_machines: 1]" in there
+    assert there.split("\nparameters:")[0] == here.split("\nparameters:")[0]
+
+
+def test_rows_are_dealt_in_turn_and_each_worker_holds_its_own(address: str) -> None:
+    lesson = a_lesson(5)
+    with distributed.Client(address, set_as_default=False) as client, client.as_current():
+        workers = sorted(client.nthreads())
+        dealt = _dealt(client, workers, lesson)
+        assert [len(held) for held in client.has_what().values()] == [3, 3]
+        np.testing.assert_array_equal(dealt["y"].compute(), lesson.residual[[0, 2, 4, 1, 3]])
+        np.testing.assert_array_equal(dealt["X"].compute(), lesson.features[[0, 2, 4, 1, 3]])
+        np.testing.assert_array_equal(dealt["sample_weight"].compute(), lesson.weight[[0, 2, 4, 1, 3]])
+
+
+def test_what_tells_the_progress_can_be_read_by_a_worker_that_has_no_helios() -> None:
+    sent = cloudpickle.dumps(_teller("topic")).hex()
+    read = f"import sys, cloudpickle; sys.modules['helios'] = None; cloudpickle.loads(bytes.fromhex('{sent}'))"
+    subprocess.run([sys.executable, "-c", read], check=True)
+
+
+def test_progress_is_heard_while_the_workers_learn_and_never_turns_back(address: str) -> None:
+    heard: list[float] = []
+    DaskLearner(address=address)(
+        a_lesson(5000), quantiles=(0.1, 0.9), seed=0, progress=lambda stage, done: heard.append(done)
+    )
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    assert len(set(heard)) > 10
+
+
+def test_the_command_trains_there_and_what_fails_there_writes_nothing(tmp_path: Path, address: str) -> None:
+    helios = shell(tmp_path, HELIOS_MODEL_DASK="nowhere")
+    write_helios_csv(a_campaign(4500), tmp_path / "lab.csv")
+    helios("trace", "load", tmp_path / "lab.csv", "--cluster", "lab")
+    refused = helios("model", "train", code=1)
+    assert "No Dask scheduler answers at nowhere" in refused.err
+    assert "tcp://HOST:8786" in refused.err
+    assert helios("model", "list", "--json").json == []
+    trained = helios("model", "train", "--dask", address, "--json").json
+    assert (trained["jobs"], trained["cluster"]) == (4500, "lab")
+
+
+def test_an_address_where_nobody_answers_is_named_with_what_to_try() -> None:
+    with pytest.raises(DaskUnavailable, match=r"answers at tcp://127.0.0.1:9.*(?s:.)*tcp://HOST:8786"):
+        DaskLearner(address="tcp://127.0.0.1:9", connect_s=0.5)(a_lesson(300), quantiles=QUANTILES, seed=0)
+
+
+def test_a_scheduler_without_workers_is_refused_with_how_to_start_some() -> None:
+    with a_cluster(0) as cluster, pytest.raises(DaskUnavailable, match=f"dask worker {cluster.scheduler_address}"):
+        DaskLearner(address=cluster.scheduler_address)(a_lesson(300), quantiles=QUANTILES, seed=0)
+
+
+def test_without_dask_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(DaskUnavailable, match=r"pip install 'helios-slurm\[dask\]'"):
+        DaskLearner(address="tcp://127.0.0.1:9")(a_lesson(300), quantiles=QUANTILES, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("lightgbm", "3.0.0"), ("lightgbm", None), ("distributed", "2020.1"), ("python", "3.9.1.final.0")],
+)
+def test_a_worker_of_another_release_is_refused_by_name(address: str, name: str, version: str | None) -> None:
+    with distributed.Client(address, set_as_default=False) as client:
+        versions = client.get_versions(packages=["lightgbm"])
+    _refuse_other_releases(versions)
+    odd = sorted(versions["workers"])[1]
+    versions["workers"][odd]["packages"][name] = version
+    with pytest.raises(DaskMismatch, match=f"{odd} has {name} {version or 'not installed'}, here it is"):
+        _refuse_other_releases(versions)
+
+
+def test_another_patch_of_python_is_no_other_release(address: str) -> None:
+    with distributed.Client(address, set_as_default=False) as client:
+        versions = client.get_versions(packages=["lightgbm"])
+    major, minor, *_ = versions["client"]["packages"]["python"].split(".")
+    for worker in versions["workers"].values():
+        worker["packages"]["python"] = f"{major}.{minor}.99.final.0"
+    _refuse_other_releases(versions)
+
+
+def test_a_worker_killed_during_the_training_is_named(doomed: tuple[str, dict[str, int]]) -> None:
+    address, process_of = doomed
+    lost = sorted(process_of)[0]
+    killed: list[float] = []
+
+    def kill(stage: str, done: float) -> None:
+        if not killed:
+            killed.append(done)
+            os.kill(process_of[lost], signal.SIGKILL)
+
+    with pytest.raises(TrainingBroken, match=f"1 of 2 Dask workers were lost during the training: {lost}"):
+        DaskLearner(address=address)(a_lesson(20_000), quantiles=QUANTILES, seed=0, progress=kill)
+    assert killed[0] < 0.1
+
+
+def test_a_worker_that_falls_silent_is_not_waited_for_longer_than_said(doomed: tuple[str, dict[str, int]]) -> None:
+    address, process_of = doomed
+    silent = process_of[sorted(process_of)[0]]
+    impatient = replace(DaskLearner(address=address), longest_s=2.0)
+    try:
+        with pytest.raises(TrainingBroken, match="had not grown the trees after 2 s"):
+            impatient(
+                a_lesson(20_000),
+                quantiles=QUANTILES,
+                seed=0,
+                progress=lambda stage, done: os.kill(silent, signal.SIGSTOP),
+            )
+    finally:
+        os.kill(silent, signal.SIGKILL)

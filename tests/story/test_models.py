@@ -1,0 +1,64 @@
+"""An administrator looks after models: trains, compares, promotes, regrets, lets the night decide."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from helios.ingest import synthetic_trace, write_helios_csv
+from tests.story.shell import Helios, shell
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+    """A site with eight days of history."""
+    folder: Path = tmp_path_factory.mktemp("models")
+    write_helios_csv(synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=8), folder / "venus.csv.gz")
+    helios = shell(folder)
+    helios("trace", "load", "venus.csv.gz", "--timezone", "UTC")
+    return helios
+
+
+def test_models_are_trained_compared_promoted_and_rolled_back(site: Helios) -> None:
+    assert "No model yet" in site("model", "list").out
+    first = site("model", "train", "--until", "2020-09-05", "--promote", "--json").json
+    assert first["outcome"]["in_charge"] == first["model_id"]
+    assert first["digest"]
+    second = site("model", "train", "--until", "2020-09-06", "--json").json
+    assert second["outcome"]["in_charge"] == first["model_id"]
+    told = site("model", "compare", first["model_id"], second["model_id"], "--json").json
+    assert told["jobs"] > 500
+    assert {"shrinkage", "user_last", first["model_id"]} == set(told["against"])
+    site("model", "promote", second["model_id"], "--why", "fresher")
+    assert [model["in_charge"] for model in site("model", "list", "--json").json] == [True, False]
+    assert f"{first['model_id']} is back in charge: too new" in site("model", "rollback", "--why", "too new").out
+    assert f"* in charge: {first['model_id']}" in site("model", "list").out
+
+
+def test_the_night_decides_and_says_why(site: Helios) -> None:
+    before = len(site("model", "decisions", "--json").json)
+    tried = site("model", "nightly", "--as-of", "2020-09-08", "--days", "2", "--dry-run", "--json").json
+    assert not tried["written"]
+    assert len(site("model", "decisions", "--json").json) == before
+    done = site("model", "nightly", "--as-of", "2020-09-08", "--days", "2", "--json").json
+    assert {name: done[name] for name in ("step", "model_id", "why")} == {
+        name: tried[name] for name in ("step", "model_id", "why")
+    }
+    (*_, last) = site("model", "decisions", "--json").json
+    assert (last["promoted_by"], last["why"]) == ("nightly", done["why"])
+    assert done["drift"] in " ".join(site("model", "list").out.split())
+
+
+def test_drift_is_shown_for_the_model_in_charge(site: Helios) -> None:
+    told = site("model", "drift", "--as-of", "2020-09-08", "--days", "2", "--json").json
+    (in_charge,) = [model["model_id"] for model in site("model", "list", "--json").json if model["in_charge"]]
+    assert told["model_id"] == in_charge
+    assert told["inputs"]
+    assert "Week from" in site("model", "drift").out
+
+
+def test_a_model_that_is_not_there_is_named(site: Helios) -> None:
+    assert "'nobody'" in site("model", "promote", "nobody", code=1).err
+    assert "same model twice" in site("model", "compare", "a", "a", code=2).err

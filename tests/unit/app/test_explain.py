@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from helios.app.explain import explain, kept_model, model_of_that_day
+from helios.app.history import History, recall
+from helios.app.one_job import JobUnknown
+from helios.errors import ClusterUnavailable, NotEnoughHistory
+from helios.model import Snapshot
+from helios.predict import DurationModel, to_record, train
+from helios.report.explain import Explanation, answer_lines
+from tests.builders import a_job, jobs_frame
+from tests.unit.app.sites import Town
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Town:
+    town = Town(tmp_path)
+    town.learn()
+    return town
+
+
+def no_model(_: datetime) -> tuple[None, tuple[str, ...]]:
+    return None, ()
+
+
+def told(town: Town, job: str, **options: Any) -> Explanation:
+    history = recall(url=town.url, cluster="dev")
+    return explain(history, job, **({"choose": no_model, "look": town.cluster.snapshot} | options))
+
+
+def a_history(*jobs: dict[str, Any]) -> History:
+    return History(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
+
+
+def test_a_job_of_the_past_is_explained_as_it_was_known_at_its_submission(town: Town) -> None:
+    last = told(town, "alice39")
+    assert last.known_at == last.submitted_at
+    assert last.run_time_s == 60.0
+    assert "39 ended jobs of alice" in answer_lines(last)[3]
+    assert last.explained.quantiles_s[1] == pytest.approx(60.0, rel=0.2)
+    assert [past.job_id for past in last.alike] == ["alice38", "alice37", "alice36", "alice35", "alice34"]
+
+
+def test_jobs_that_were_submitted_later_play_no_part(town: Town) -> None:
+    early = told(town, "alice3")
+    assert "3 ended jobs of alice" in answer_lines(early)[3]
+    assert {past.job_id for past in early.alike} <= {f"{user}{n}" for user in ("alice", "bob") for n in range(3)}
+
+
+def test_a_waiting_job_is_explained_as_if_it_were_submitted_now(town: Town) -> None:
+    job = town.cluster.submit(user="bob")
+    town.cluster.tick(timedelta(minutes=7))
+    now = town.cluster.now
+    waiting = told(town, job)
+    assert waiting.known_at == now.replace(microsecond=0)
+    assert waiting.submitted_at < waiting.known_at
+    assert np.isnan(waiting.run_time_s)
+    assert "40 ended jobs of bob" in answer_lines(waiting)[-1]
+    assert waiting.explained.quantiles_s[1] > 3000
+
+
+def test_a_waiting_job_is_explained_by_the_prediction_that_the_queue_gets(town: Town) -> None:
+    running = town.cluster.submit(user="bob")
+    town.cluster.start(running)
+    job = town.cluster.submit(user="bob")
+    town.cluster.tick(timedelta(minutes=7))
+    queue = town.turns.outlook(town.cluster.snapshot()).pending.set_index("job_id")
+    explained = told(town, job).explained
+    assert explained.quantiles_s == pytest.approx(tuple(queue.loc[job, ["p10_s", "p50_s", "p90_s"]]))
+    assert explained.features["user_unended"] == pytest.approx(np.log1p(1))
+
+
+def test_a_running_job_says_how_long_it_has_run_and_what_remains(town: Town) -> None:
+    job = town.cluster.submit(user="bob")
+    town.cluster.start(job)
+    town.cluster.tick(timedelta(minutes=20))
+    running = told(town, job)
+    assert running.elapsed_s == 1200.0
+    assert running.remaining_s is not None
+    low, middle, high = running.remaining_s
+    assert 0 <= low <= middle <= high
+    assert "It has run 20 min" in answer_lines(running)[2]
+
+
+def test_the_last_run_of_a_requeued_job_is_meant_unless_another_is_named() -> None:
+    runs = [a_job(job_id="7", restart=n, run_time_s=100.0 * (n + 1), started_at=f"2020-01-0{n + 2}") for n in range(2)]
+    history = a_history(*runs)
+    assert explain(history, "7", choose=no_model).run_time_s == 200.0
+    assert explain(history, "7", choose=no_model, restart=0).run_time_s == 100.0
+    with pytest.raises(JobUnknown, match="job 7, run 5"):
+        explain(history, "7", choose=no_model, restart=5)
+
+
+def test_a_task_of_an_array_is_found_by_its_number_in_the_array() -> None:
+    history = a_history(a_job(job_id="12", array_job_id="10", array_task_id="3"))
+    assert explain(history, "10_3", choose=no_model).job_id == "12"
+
+
+def test_an_unknown_job_is_an_error_that_names_the_ids_near_it() -> None:
+    history = a_history(*(a_job(job_id=str(number)) for number in (100, 101, 102, 450)))
+    with pytest.raises(JobUnknown, match=r"It has 101, 102, 450\. Is it in another file"):
+        explain(history, "400", choose=no_model)
+
+
+def test_where_the_queue_cannot_be_looked_at_the_error_says_so(town: Town) -> None:
+    def unreachable() -> Snapshot:
+        raise ClusterUnavailable("slurmctld does not answer.")
+
+    assert told(town, "alice3", look=unreachable).run_time_s == 60.0
+    with pytest.raises(JobUnknown, match="cannot be looked at: slurmctld does not answer"):
+        told(town, "404", look=unreachable)
+
+
+def test_a_cluster_that_is_not_needed_is_not_looked_at(town: Town) -> None:
+    def never() -> Snapshot:
+        raise AssertionError("a job of the past needs no queue")
+
+    assert told(town, "alice3", look=never).job_id == "alice3"
+
+
+def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> None:
+    history = recall(url=town.url, cluster="dev")
+    alone = explain(history, "alice39", choose=kept_model(history, url=town.url, model_id=None))
+    assert alone.explained.source.startswith("shrinkage")
+    assert "helios model train" in alone.notes[0]
+
+
+def test_a_model_that_is_named_and_not_there_is_an_error(town: Town) -> None:
+    history = recall(url=town.url, cluster="dev")
+    with pytest.raises(NotEnoughHistory):
+        explain(history, "alice39", choose=kept_model(history, url=town.url, model_id="nonsense"))
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> tuple[Town, History, DurationModel, DurationModel]:
+    """Return a town with enough history for two models, one of before the last days and one of all."""
+    town = Town(tmp_path)
+    town.learn(jobs=200)
+    history = recall(url=town.url, cluster="dev")
+    cut = history.jobs["submitted_at"].iloc[300].to_pydatetime()
+    models = [train(history.jobs, cluster="dev", until=until) for until in (cut, None)]
+    with town.warehouse() as warehouse:
+        for model in models:
+            warehouse.add_model(to_record(model, trained_at=town.cluster.now))
+    return town, history, models[0], models[1]
+
+
+def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
+    busy: tuple[Town, History, DurationModel, DurationModel],
+) -> None:
+    town, history, early, late = busy
+    choose = kept_model(history, url=town.url, model_id=None)
+    of_the_end = explain(history, "alice199", choose=choose)
+    assert of_the_end.explained.source == early.model_id
+    assert of_the_end.notes == ()
+    named = explain(history, "alice199", choose=kept_model(history, url=town.url, model_id=late.model_id))
+    assert named.explained.source == late.model_id
+    assert "may know this very job" in named.notes[0]
+    assert "may know this very job" in explain(history, "alice3", choose=choose).notes[0]
+
+
+def test_for_a_trace_a_model_is_trained_on_what_had_ended_before_the_job() -> None:
+    jobs = [a_job(job_id=str(number), run_time_s=30.0 + number % 7) for number in range(1, 400)]
+    history = a_history(*jobs)
+    choose = model_of_that_day(history, seed=0)
+    late = explain(history, "399", choose=choose)
+    assert late.explained.source.startswith("dev-2020")
+    model, _ = choose(pd.Timestamp(late.submitted_at).to_pydatetime())
+    assert model is not None
+    assert model.trained_until == late.submitted_at
+    early = explain(history, "20", choose=choose)
+    assert early.explained.source.startswith("shrinkage")
+    assert "takes at least" in early.notes[0]

@@ -1,0 +1,63 @@
+"""Which past jobs a prediction rests on, told from its features."""
+
+import numpy as np
+import pytest
+
+from helios.predict import JobTable, causal_features
+from helios.predict.basis import BASES, BASIS_WORDS, basis_of
+from helios.predict.history import FEATURES
+from tests.unit.predict.traces_of import a_trace
+
+ASKED = {"user": "ada", "account": "physics", "gpus": 8, "time_limit_s": 7200.0, "submit": 9000}
+
+
+def rests_on(*earlier, **asked):
+    """Return the basis of a job submitted after ``earlier``."""
+    features = causal_features(JobTable.from_frame(a_trace(*earlier, ASKED | asked))).X
+    return BASES[basis_of(features)[-1]]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "basis"),
+    [
+        ({}, "user+size"),
+        ({"gpus": 1}, "user"),
+        ({"time_limit_s": 60.0}, "user"),
+        ({"user": "bob"}, "group"),
+        ({"user": "bob", "account": "chemistry"}, "size"),
+        ({"user": "bob", "account": "chemistry", "gpus": 1}, "all"),
+        ({"user": "bob", "account": None, "partition": "other"}, "all"),
+    ],
+)
+def test_a_prediction_rests_on_the_narrowest_circle_in_which_a_job_has_ended(earlier, basis):
+    wider = {"user": "eve", "account": "history", "gpus": 2}
+    assert rests_on(wider | {"submit": 0}, ASKED | earlier | {"submit": 1}) == basis
+
+
+def test_a_job_that_runs_still_is_nothing_to_rest_on():
+    assert rests_on(ASKED | {"submit": 0, "ended": False}) == "all"
+
+
+def test_on_the_first_day_of_a_cluster_there_are_all_jobs_to_rest_on_that_is_none():
+    assert rests_on() == "all"
+
+
+def test_an_unknown_user_rests_on_nobodys_jobs_but_on_those_of_the_request():
+    assert rests_on(ASKED | {"submit": 0, "user": None, "account": None}, user=None, account=None) == "size"
+
+
+def test_the_user_of_an_account_rests_on_his_own_jobs_before_those_of_the_account():
+    assert rests_on(ASKED | {"submit": 0, "gpus": 1}, ASKED | {"submit": 1, "user": "bob"}) == "user"
+
+
+def test_bases_are_told_of_many_rows_at_once_and_of_none():
+    known = np.full((3, len(FEATURES)), np.nan, dtype=np.float32)
+    known[1, FEATURES.index("user_ended")] = np.log1p(4)
+    known[1, FEATURES.index("user_size_ended")] = 0
+    known[2, FEATURES.index("account_mean")] = 3.0
+    assert [BASES[code] for code in basis_of(known)] == ["all", "user", "group"]
+    assert basis_of(known[:0]).shape == (0,)
+
+
+def test_each_basis_has_words_for_a_person():
+    assert tuple(BASIS_WORDS) == BASES

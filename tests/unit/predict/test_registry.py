@@ -1,0 +1,185 @@
+"""Models as text: the same again for the same jobs, damage found, old ones refused with what to do."""
+
+import hashlib
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from helios.errors import ModelUnreadable
+from helios.model import JOBS
+from helios.predict import JobTable, causal_features, from_record, to_record, train
+from helios.predict.calibration import Calibration
+from helios.predict.duration import Backtest
+from helios.predict.registry import (
+    FORMAT,
+    TRAINED_ON,
+    arrays_in,
+    digest_of,
+    inputs_in,
+    provenance_of,
+    rows_learned_from,
+    stored_arrays,
+)
+from tests.unit.predict.traces_of import a_campaign
+
+NOW = datetime(2024, 4, 1, tzinfo=UTC)
+JOBS_ = a_campaign(400)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return train(JOBS_, cluster="lab")
+
+
+def kept(model, jobs=JOBS_, *, at=NOW, seed=0, scores=None):
+    table = JobTable.from_frame(jobs)
+    provenance = provenance_of(model, jobs, table=table, features=causal_features(table).X, seed=seed)
+    return to_record(model, trained_at=at, scores=scores, provenance=provenance)
+
+
+def resealed(record, change):
+    """Return ``record`` with its text changed by somebody who knows how to seal it."""
+    artifact = json.loads(record.artifact)
+    del artifact["sha256"]
+    change(artifact)
+    sealed = json.dumps(artifact, sort_keys=True, separators=(",", ":"))
+    artifact["sha256"] = hashlib.sha256(sealed.encode()).hexdigest()
+    return replace(record, artifact=json.dumps(artifact))
+
+
+def test_the_same_jobs_and_seed_give_the_same_id_and_the_same_bytes(model):
+    again = train(JOBS_.copy(), cluster="lab")
+    one, other = kept(model), kept(again, at=datetime(2025, 1, 1, tzinfo=UTC))
+    assert (one.model_id, one.artifact) == (other.model_id, other.artifact)
+
+
+def test_a_model_comes_back_with_its_backtest(model):
+    backtest = Backtest(until=NOW, jobs=300, texts=model.texts)
+    whole = replace(model, backtest=backtest, trust=0.75)
+    assert from_record(kept(whole)) == whole
+
+
+def test_a_model_comes_back_with_its_calibration(model):
+    calibration = Calibration(
+        offsets=np.array([[0.1, -0.2], [0.3, np.nan]]), ends=np.array([7.0, 1e-310]), outlived=np.array([0.05])
+    )
+    back = from_record(kept(replace(model, calibration=calibration)))
+    assert back.model_id == replace(model, calibration=calibration).model_id
+    for found, expected in zip(back.calibration, calibration, strict=True):
+        assert found.tobytes() == expected.tobytes()
+    assert from_record(kept(replace(model, calibration=None))).calibration is None
+
+
+def test_the_manifest_says_what_the_model_was_made_of(model):
+    manifest = kept(model, seed=3, scores={"jobs": 5}).manifest
+    assert manifest["first_submission"] == JOBS_["submitted_at"].min().isoformat()
+    assert manifest["last_submission"] == JOBS_["submitted_at"].max().isoformat()
+    assert (manifest["seed"], manifest["jobs"], manifest["cluster"]) == (3, 400, "lab")
+    assert manifest["parameters"]["num_leaves"] > 1
+    assert manifest["versions"]["lightgbm"]
+    assert manifest["scores"] == {"jobs": 5}
+    assert inputs_in(manifest).jobs == 400
+    assert inputs_in({}) is None
+
+
+def test_the_digest_does_not_depend_on_the_order_of_loading_or_on_what_else_was_loaded():
+    shuffled = JOBS_.sample(frac=1, random_state=1)
+    other_codes = JOBS_.assign(
+        user=JOBS_["user"]
+        .cat.add_categories(["aaron"])
+        .cat.reorder_categories(["aaron", *reversed(JOBS_["user"].cat.categories)])
+    )
+    assert digest_of(shuffled) == digest_of(JOBS_) == digest_of(other_codes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda jobs: jobs.iloc[:-1],
+        lambda jobs: jobs.assign(run_time_s=jobs["run_time_s"] + (jobs.index == 7)),
+        lambda jobs: jobs.assign(name="other"),
+        lambda jobs: jobs.assign(restart=jobs["restart"] + (jobs.index == 7).astype("int32")),
+    ],
+    ids=["one fewer", "one second", "names", "restart"],
+)
+def test_the_digest_changes_with_whatever_training_reads(change):
+    assert digest_of(change(JOBS_)) != digest_of(JOBS_)
+
+
+def test_training_needs_no_other_columns_than_are_named(model):
+    assert train(JOBS_[list(TRAINED_ON)], cluster="lab") == model
+    assert set(TRAINED_ON) < set(JOBS.names)
+
+
+def test_the_jobs_learned_from_are_those_that_had_ended():
+    table = JobTable.from_frame(JOBS_)
+    until = JOBS_["submitted_at"].iloc[300].to_pydatetime()
+    rows = rows_learned_from(table, until)
+    assert rows.tolist() == np.flatnonzero((JOBS_["ended_at"] < pd.Timestamp(until)).to_numpy()).tolist()
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_changed_character_is_found(model, place):
+    record = kept(model)
+    at = int(len(record.artifact) * place)
+    while not record.artifact[at].isdigit():
+        at += 1
+    changed = record.artifact[:at] + str((int(record.artifact[at]) + 1) % 10) + record.artifact[at + 1 :]
+    with pytest.raises(ModelUnreadable, match="cannot be read") as refused:
+        from_record(replace(record, artifact=changed))
+    assert "helios model train" in refused.value.remedy
+
+
+def test_features_of_another_version_are_refused_by_name(model):
+    def other(artifact):
+        artifact["manifest"]["features"][0] = "shoe_size"
+
+    with pytest.raises(ModelUnreadable, match="other features"):
+        from_record(resealed(kept(model), other))
+
+
+def test_a_text_of_the_first_format_is_refused_as_old():
+    record = replace(kept_record_of_the_first_format(), model_id="lab-1")
+    with pytest.raises(ModelUnreadable, match="older Helios") as refused:
+        from_record(record)
+    assert "helios model train" in refused.value.remedy
+
+
+def kept_record_of_the_first_format():
+    artifact = {
+        "format": "helios-duration-1",
+        "cluster": "lab",
+        "trained_until": "2024-01-01T00:00:00+00:00",
+        "jobs": 1,
+        "features": [],
+        "texts": [],
+    }
+    record = to_record(train(JOBS_, cluster="lab"), trained_at=NOW)
+    return replace(record, artifact=json.dumps(artifact), manifest={})
+
+
+def test_a_format_of_the_future_is_refused(model):
+    def newer(artifact):
+        artifact["format"] = "helios-duration-9"
+
+    with pytest.raises(ModelUnreadable, match=f"helios-duration-9.*{FORMAT}"):
+        from_record(resealed(kept(model), newer))
+
+
+def test_arrays_come_back_exactly():
+    arrays = {
+        "small": np.array([0.1, np.nan, np.inf, -np.inf, -0.0, 1e-310]),
+        "single": np.array([[0.1, 2.5]], dtype=np.float32),
+        "whole": np.array([2**62, -1]),
+        "bytes": np.array([[1], [2]], dtype=np.int8),
+        "none": np.empty((0, 3)),
+    }
+    back = arrays_in(json.loads(json.dumps(stored_arrays(arrays), allow_nan=False)))
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].shape == array.shape
+        assert back[name].tobytes() == array.tobytes()

@@ -1,0 +1,177 @@
+"""What a bound on waiting does to a replay, in single claims and under absurd predictions."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.errors import Misuse
+from helios.services.qssf import shortest_service_first
+from helios.simulate import Backfill, Guard, replay
+from helios.simulate.policies import first_in_first_out, shortest_job_first
+
+from .builders import a_shape, a_workload
+
+ONE_NODE = a_shape((1, 8))
+
+
+def starts(rows, *, believed, guard=None, backfill=Backfill.NONE, predictor=None):
+    workload = a_workload(rows)
+    result = replay(
+        workload,
+        ONE_NODE,
+        backfill=backfill,
+        order=shortest_service_first,
+        run_time_s=None if predictor else np.array(believed, dtype=np.float64),
+        estimate_s=workload.run_time_s,
+        guard=guard,
+        predictor=predictor,
+    )
+    return result.started_s.tolist()
+
+
+# The first holds the node until 10; the second is believed long; three short ones follow.
+QUEUE = [(0, 10, 8), (1, 10, 8), (2, 10, 8), (3, 10, 8), (4, 10, 8)]
+BELIEVED = [10, 1e9, 1, 2, 3]
+
+
+def test_without_a_guard_a_job_believed_long_waits_for_all_others():
+    assert starts(QUEUE, believed=BELIEVED) == [0, 40, 10, 20, 30]
+
+
+@pytest.mark.parametrize(("patience_s", "start"), [(8, 10), (9, 20), (18, 20), (19, 30), (29, 40)])
+def test_a_job_that_has_waited_longer_than_the_bound_goes_first(patience_s, start):
+    assert starts(QUEUE, believed=BELIEVED, guard=Guard.constant(patience_s))[1] == start
+
+
+def test_among_the_promoted_the_first_submitted_goes_first():
+    rows = [(0, 10, 8), (1, 10, 8), (2, 10, 8), (3, 10, 8)]
+    assert starts(rows, believed=[10, 7, 9, 1], guard=Guard.constant(5)) == [0, 10, 20, 30]
+
+
+def test_a_bound_holds_from_its_time_on_and_not_before():
+    guard = Guard(at_s=np.array([15]), patience_s=np.array([0]))
+    assert starts(QUEUE, believed=BELIEVED, guard=guard)[1] == 20
+
+
+def test_who_was_promoted_stays_so_when_the_bound_rises():
+    rows = [(0, 10, 4), (0, 30, 4), (1, 10, 8), (2, 10, 4), (11, 10, 4)]
+    guard = Guard(at_s=np.array([0, 15]), patience_s=np.array([5, 10**6]))
+    # At 10 the large job is promoted and blocks; at 15 the bound rises, and still nobody passes it.
+    assert starts(rows, believed=[10, 30, 1e9, 1, 1], guard=guard)[2] == 30
+
+
+def test_backfill_may_pass_a_promoted_job_where_it_does_not_delay_it():
+    rows = [(0, 20, 4), (1, 10, 8), (2, 10, 4), (12, 8, 4)]
+    guarded = starts(rows, believed=[20, 1e9, 1, 1], guard=Guard.constant(1), backfill=Backfill.EASY)
+    assert guarded == [0, 20, 2, 12]
+
+
+def test_partitions_keep_their_own_turns():
+    workload = a_workload([(0, 10, 8, 0), (0, 99, 8, 1), (1, 5, 8, 0), (2, 5, 8, 0), (3, 5, 8, 1)])
+    result = replay(
+        workload,
+        a_shape((1, 8), (1, 8)),
+        backfill=Backfill.NONE,
+        order=shortest_job_first,
+        run_time_s=np.array([1.0, 1.0, 9.0, 1.0, 1.0]),
+        guard=Guard.constant(8),
+    )
+    assert result.started_s.tolist() == [0, 0, 10, 15, 99]
+
+
+def test_the_bound_beside_a_shadow_is_a_share_of_its_longest_wait_so_far():
+    guard = Guard.beside(started_s=np.array([50, 10, 30]), wait_s=np.array([8, 100, 400]), least_s=60, share=0.5)
+    assert guard.at_s[1:].tolist() == [10, 30]
+    assert guard.patience_s.tolist() == [60, 60, 200]
+
+
+@pytest.mark.parametrize(
+    ("at_s", "patience_s"), [([1, 2], [5]), ([2, 1], [5, 5]), ([1], [-1])], ids=["length", "descending", "negative"]
+)
+def test_what_is_no_step_function_is_refused(at_s, patience_s):
+    with pytest.raises(Misuse, match="step function"):
+        Guard(at_s=np.array(at_s, dtype=np.int64), patience_s=np.array(patience_s, dtype=np.int64))
+
+
+def test_srtf_takes_no_guard():
+    workload = a_workload([(0, 1, 1)])
+    with pytest.raises(Misuse, match="SRTF"):
+        replay(
+            workload,
+            ONE_NODE,
+            backfill=Backfill.NONE,
+            order=shortest_job_first,
+            preemptive=True,
+            guard=Guard.constant(1),
+        )
+
+
+class Absurd:
+    """Says anything of any job, something else every time."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def ended(self, jobs, ended_s):
+        pass
+
+    def submitted(self, jobs, now_s):
+        return np.sort(np.exp(self.rng.normal(0, 20, (len(jobs), 3))), axis=1)
+
+    def waiting(self, jobs, now_s, *, running, since_s):
+        return self.submitted(jobs, now_s)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(1, 8)), min_size=1, max_size=40),
+    patience_s=st.integers(0, 100),
+    seed=st.integers(0, 2**32 - 1),
+    again_s=st.none() | st.integers(1, 50),
+)
+@settings(max_examples=200, deadline=None)
+def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is_predicted(
+    rows, patience_s, seed, again_s
+):
+    workload = a_workload(sorted(rows))
+    result = replay(
+        workload,
+        ONE_NODE,
+        backfill=Backfill.NONE,
+        order=shortest_service_first,
+        predictor=Absurd(seed),
+        predict_again_s=again_s,
+        guard=Guard.constant(patience_s),
+    )
+    # From its turn on, only what ran then and what was submitted before it can be in its way, one after the other.
+    for job in range(len(workload)):
+        turn_s = workload.submitted_s[job] + patience_s
+        running = (result.started_s <= turn_s) & (result.ended_s > turn_s)
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
+        assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()
+
+
+def test_the_longest_wait_under_lies_is_bounded_and_without_a_guard_it_is_not():
+    rows = [(second, 10, 8) for second in range(0, 4000, 10)]
+    rows.insert(1, (1, 10, 8))
+    lies = [1.0] * len(rows)
+    lies[1] = 1e12
+    assert starts(rows, believed=lies)[1] >= 4000
+    assert starts(rows, believed=lies, guard=Guard.constant(100))[1] == 110
+
+
+def test_a_first_come_first_served_queue_is_left_as_it_is():
+    workload = a_workload([(i, 7 + i % 5, 1 + 3 * (i % 3)) for i in range(200)])
+    free, guarded = (
+        replay(
+            workload,
+            ONE_NODE,
+            backfill=Backfill.EASY,
+            order=first_in_first_out,
+            run_time_s=workload.run_time_s.astype(np.float64),
+            estimate_s=workload.run_time_s,
+            guard=guard,
+        )
+        for guard in (None, Guard.constant(50))
+    )
+    np.testing.assert_array_equal(free.started_s, guarded.started_s)
