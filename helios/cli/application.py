@@ -20,7 +20,7 @@ from helios import __version__
 COMMANDS = {
     "try": ("tryout:try_", "See Helios work on a made-up month of a GPU cluster: load, learn, replay, report."),
     "whatif": (
-        "whatif:whatif_",
+        "whatif:commands",
         "Replay a cluster's own jobs under other queue policies, and say who gains and who pays.",
     ),
     "rehearse": (

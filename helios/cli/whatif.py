@@ -50,8 +50,12 @@ class Oversized(StrEnum):
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
+commands = typer.Typer(help="Replay a cluster's own jobs under other queue policies, and say who gains and who pays.")
 
+
+@commands.callback(invoke_without_command=True)
 def whatif_(
+    context: typer.Context,
     cluster: Cluster = None,
     trace: Trace = None,
     trace_format: Format = None,
@@ -94,6 +98,8 @@ def whatif_(
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
     """
+    if context.invoked_subcommand is not None:
+        return
     settings = configuration().settings
     chosen = plans(
         policies=_choices(policy, Policy, "--policy"),

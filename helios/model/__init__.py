@@ -31,6 +31,15 @@ from helios.model.history import (
 )
 from helios.model.live import QUEUE, Snapshot, plain_values
 from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pools
+from helios.model.site import (
+    NodeGroup,
+    PartitionRules,
+    PriorityRules,
+    QosRules,
+    SchedulingRules,
+    Share,
+    SlurmSite,
+)
 
 __all__ = [
     "COVERAGE",
@@ -57,9 +66,16 @@ __all__ = [
     "JobState",
     "Mode",
     "ModelRecord",
+    "NodeGroup",
     "NodePower",
     "NodeSeries",
+    "PartitionRules",
     "PowerSettings",
+    "PriorityRules",
+    "QosRules",
+    "SchedulingRules",
+    "Share",
+    "SlurmSite",
     "Snapshot",
     "Step",
     "in_submission_order",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -43,11 +44,24 @@ def configured(rig: Rig, old: str, new: str) -> Iterator[None]:
     assert old in before
     try:
         path.write_text(before.replace(old, new))
-        rig.run("scontrol", "reconfigure")
+        reconfigure(rig)
         yield
     finally:
         path.write_text(before)
-        rig.run("scontrol", "reconfigure")
+        reconfigure(rig)
+
+
+def reconfigure(rig: Rig) -> None:
+    """Have slurm.conf read again, in a second of its own.
+
+    Slurm's power saving takes a configuration as read by the second in which it was: of two in one second it would keep
+    to the first, and a node could not be told to sleep after the test that forbade it (22.05.8).
+    """
+    begun = int(time.time())
+    rig.until(lambda: int(time.time()) > begun)
+    rig.run("scontrol", "reconfigure")
+    begun = int(time.time())
+    rig.until(lambda: int(time.time()) > begun)
 
 
 def down(*names: str) -> list[NodeAction]:
