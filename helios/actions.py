@@ -7,9 +7,16 @@ or TimeLimit, never cancels, holds or requeues a job, and never drains a node or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.model import Snapshot
 
 
 class Lever(StrEnum):
@@ -89,6 +96,79 @@ class Reorder:
             raise ValueError(f"the order of partition {self.partition} has urgencies that do not descend")
         if len({place.job_id for place in self.order}) < len(self.order):
             raise ValueError(f"the order of partition {self.partition} names a job twice")
+
+
+class Ranking(Reorder):
+    """A :class:`Reorder` by rows of a snapshot, of which ``order`` and ``reason`` are made when somebody reads them.
+
+    A replay asks a service for orders a hundred thousand times and reads no reason: this is how it gets by without.
+    Whoever reads it sees a ``Reorder``; the two are equal where they say the same.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        Whose pending jobs are named.
+    rows : int64 array of shape (n,)
+        Which of them, each at most once, in any order.
+    urgency : float64 array of shape (n,)
+        Theirs, from -1 to 1.
+    order : callable
+        Returns the places, first to start first.
+    reason : callable
+        Returns why, for a person.
+    """
+
+    __slots__ = ("_made", "rows", "snapshot", "urgency")
+    snapshot: Snapshot
+    rows: NDArray[np.int64]
+    urgency: NDArray[np.float64]
+
+    def __init__(
+        self,
+        *,
+        partition: str,
+        snapshot: Snapshot,
+        rows: NDArray[np.int64],
+        urgency: NDArray[np.float64],
+        order: Callable[[], tuple[Place, ...]],
+        reason: Callable[[], str],
+    ) -> None:
+        assign = object.__setattr__
+        assign(self, "partition", partition)
+        assign(self, "snapshot", snapshot)
+        assign(self, "rows", rows)
+        assign(self, "urgency", urgency)
+        assign(self, "_made", {"order": order, "reason": reason})
+
+    def __getattr__(self, name: str) -> Any:
+        """Make what is read for the first time: Python asks here for an attribute that is not there yet."""
+        if name not in {"order", "reason"}:
+            raise AttributeError(name)
+        value = self._made[name]()
+        object.__setattr__(self, name, value)
+        return value
+
+    def plain(self) -> Reorder:
+        """Return the same, all of it made."""
+        return Reorder(partition=self.partition, order=self.order, reason=self.reason)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Reorder):
+            return NotImplemented
+        return self.plain() == (other.plain() if isinstance(other, Ranking) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.plain())
+
+    def __repr__(self) -> str:
+        return repr(self.plain())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reorder, (self.partition, self.order, self.reason)
+
+
+def _reorder(partition: str, order: tuple[Place, ...], reason: str) -> Reorder:
+    return Reorder(partition=partition, order=order, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -155,6 +155,39 @@ class Service(Protocol):
 
     def decide(self, snapshot: Snapshot) -> Iterable[Action]:
         """Return what should be done now; nothing is a good answer."""
+        ...
+
+
+Columns = Callable[[str], NDArray[Any]]
+"""Some pending jobs by columns of ``QUEUE``, each as :meth:`helios.model.Snapshot.pending_values` gives it."""
+
+
+class Wishes(NamedTuple):
+    """What a service wishes for some jobs; arrays of shape (n_jobs,).
+
+    Attributes
+    ----------
+    urgency : float64 array
+        From -1 to 1, as of a :class:`helios.actions.Place`; NaN: it does not name the job.
+    until : datetime64[us] array
+        The last moment at which it is sure to wish the same as long as no column of the job changes; NaT: for ever.
+    """
+
+    urgency: NDArray[np.float64]
+    until: NDArray[np.datetime64]
+
+
+@runtime_checkable
+class JobwiseService(Service, Protocol):
+    """A service whose wish for a job depends on that job and the time alone, never on other jobs or on nodes.
+
+    A replay then need not ask it about the whole queue at every event, but about a job when it comes, when it is
+    predicted again, and when the wish expires: the answers are the same, and tens of thousands of jobs a second are
+    replayed. ``decide`` must say the same as ``wishes``; :func:`helios.services.jobwise.reorders` makes it of them.
+    """
+
+    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+        """Return what it wishes for ``jobs`` as they are ``at`` a moment, which stands for ``snapshot.taken_at``."""
         ...
 
 

@@ -15,6 +15,8 @@ from helios.simulate import ClusterShape
 
 POOL = "all"
 POOL_NAMES = frozenset({POOL, "*"})
+MOST = 10_000_000
+"""Nodes, GPUs of a node and GPUs of all, that a replay can have: every node takes memory, and counts are of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ def machine_for(
         Jobs without a partition meet a cluster of several, or no job's partition is described.
     JobLargerThanPartition
         A job could never start.
+    Misuse
+        The cluster is larger than a replay can be.
     """
     named = jobs["partition"].astype("str")
     if nodes is None:
@@ -96,7 +100,9 @@ def machine_for(
     notes: list[str] = []
     if len(nodes) == 1 and _pools(next(iter(nodes)), named):
         if named.nunique() > 1:
-            notes.append(f"All {named.nunique()} partitions of the trace are pooled into one queue.")
+            name = next(iter(nodes))
+            why = "" if name in POOL_NAMES else f", for none is called {name}"
+            notes.append(f"All {named.nunique()} partitions of the trace are pooled into one queue{why}.")
         named = pd.Series(next(iter(nodes)), index=jobs.index, dtype="str")
     elif named.isna().any():
         raise PartitionUnknown(
@@ -122,6 +128,11 @@ def _pools(name: str, named: pd.Series) -> bool:
 
 
 def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:
+    if (total := max(sum(nodes.values()), 1) * gpus_per_node) > MOST:
+        raise Misuse(
+            f"{sum(nodes.values()):,} nodes of {gpus_per_node:,} are {total:,}, and a replay can have {MOST:,}.",
+            remedy="Check --nodes and --gpus-per-node.",
+        )
     counts = np.array(list(nodes.values()), dtype=np.int32)
     return ClusterShape(
         partitions=tuple(nodes),

@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from helios.errors import Misuse
 from helios.ports import Order
-from helios.services.qssf import shortest_service_first
+from helios.services.orders import balanced, shortest_service_first
 from helios.simulate import ORDERS as CONTROLS
-from helios.simulate import Backfill
+from helios.simulate import RESERVING, Backfill
 
 
 class Policy(StrEnum):
@@ -23,6 +23,7 @@ class Policy(StrEnum):
     FIFO = "fifo"
     SJF = "sjf"
     QSSF = "qssf"
+    BALANCED = "balanced"
     FEWEST_GPUS = "fewest_gpus"
     SRTF = "srtf"
 
@@ -40,9 +41,10 @@ Estimates = RunTimes | int
 ORDERS: dict[Policy, Order] = {
     **{Policy(name): order for name, order in CONTROLS.items()},
     Policy.QSSF: shortest_service_first,
+    Policy.BALANCED: balanced,
     Policy.SRTF: CONTROLS[Policy.SJF],
 }
-BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF})
+BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.BALANCED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Plan:
     run_times : RunTimes, optional
         Run times the order believes in: predicted or true; None where the order uses none.
     estimates : RunTimes or int, optional
-        Run times EASY plans with, an int being the same for all, s; None without EASY.
+        Run times backfill plans with, an int being the same for all, s; None where it does not plan.
 
     Raises
     ------
@@ -72,9 +74,9 @@ class Plan:
     estimates: Estimates | None = None
 
     def __post_init__(self) -> None:
-        if self.policy is Policy.SRTF and self.backfill is Backfill.EASY:
+        if self.policy is Policy.SRTF and self.backfill in RESERVING:
             raise Misuse(
-                "SRTF preempts instead of reserving, so EASY backfill has no meaning for it.",
+                f"SRTF preempts instead of reserving, so backfill {self.backfill} has no meaning for it.",
                 remedy="Use --backfill none or --backfill skip with srtf.",
             )
         if self.run_times is RunTimes.LIMIT:
@@ -90,7 +92,7 @@ class Plan:
 
     @property
     def published_estimates(self) -> str | None:
-        """What ``estimates`` says in a report: EASY's where it plans, else the order's."""
+        """What ``estimates`` says in a report: backfill's where it plans, else the order's."""
         source = self.estimates if self.estimates is not None else self.run_times
         return None if source is None else str(source)
 
@@ -163,7 +165,7 @@ def _variants(
             policy=policy,
             backfill=backfill,
             run_times=_believed(source, run_times) if policy in BY_RUN_TIME else None,
-            estimates=source if backfill is Backfill.EASY else None,
+            estimates=source if backfill in RESERVING else None,
         )
         for source in estimates or _default_estimates(run_times)
     ]

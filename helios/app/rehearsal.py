@@ -37,6 +37,8 @@ CONTROLS = (TODAY, Plan(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estim
 """Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
 RESOLUTION = 10_000
 """Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
+PREDICT_AGAIN_S = 600
+"""How often what waits is predicted again, as :class:`helios.app.value.Site` has it and live turns do, s."""
 DRAWS = 2_000
 LONGEST_MAY_GROW = 0.05
 """Share by which the longest wait, which hangs on single jobs, may differ and still count as no longer."""
@@ -104,6 +106,7 @@ def rehearse(
     every: timedelta | None = None,
     resolution: int = RESOLUTION,
     raises_to_bench: int = RAISES_TO_BENCH,
+    predict_again_s: int | None = PREDICT_AGAIN_S,
     progress: Progress = in_silence,
 ) -> Rehearsal:
     """Replay a window of a cluster's history with services acting on it, and as it is today; measure both alike.
@@ -122,6 +125,8 @@ def rehearse(
         Bound of the SiteFactor that urgencies are counted in (``slurm.site_factor_most``).
     raises_to_bench : int
         Times running that a service may raise, the last included (``control.raises_to_bench``).
+    predict_again_s : int, optional
+        How often jobs that wait are predicted again, s; None: never.
 
     Raises
     ------
@@ -132,7 +137,9 @@ def rehearse(
     runs = [run_of(plan, staged.stage, None, progress) for plan in CONTROLS]
     begun = perf_counter()
     seats = _seats(services, every=every, raises_to_bench=raises_to_bench)
-    rehearsed, predictor = _played(staged, seats, resolution=resolution, progress=progress)
+    rehearsed, predictor = _played(
+        staged, seats, resolution=resolution, predict_again_s=predict_again_s, progress=progress
+    )
     jobs_per_s = len(staged.stage.workload) / (perf_counter() - begun)
     said = [*sources_said(predictor), *(trouble for seat in seats for trouble in _said_of(seat))]
     return Rehearsal(
@@ -220,7 +227,13 @@ def soft_limit_gain(
     staged = _staged(history, question, progress)
     others = dict(beside or {})
     without, with_them = (
-        _played(staged, _seats(services, every=every), resolution=RESOLUTION, progress=progress)[0]
+        _played(
+            staged,
+            _seats(services, every=every),
+            resolution=RESOLUTION,
+            predict_again_s=PREDICT_AGAIN_S,
+            progress=progress,
+        )[0]
         for services in (others, {**others, "soft_limits": soft_limits})
     )
     return _gain(without, with_them, seed=question.seed)
@@ -257,7 +270,7 @@ def _seats(
 
 
 def _played(
-    staged: _Staged, seats: Sequence[Seat], *, resolution: int, progress: Progress
+    staged: _Staged, seats: Sequence[Seat], *, resolution: int, predict_again_s: int | None, progress: Progress
 ) -> tuple[Run, OnlinePredictor]:
     """Replay with services acting; return what is measured, and who predicted."""
     stage, title = staged.stage, " + ".join(seat.name for seat in seats) or Policy.FIFO.value
@@ -273,7 +286,13 @@ def _played(
     predictor = predictor_for(stage, staged.taught, staged.question)
     told = f"Rehearsing {title}"
     progress(told, 0.0)
-    play(cluster, seats, predictor=predictor, progress=lambda done: progress(told, done / len(stage.workload)))
+    play(
+        cluster,
+        seats,
+        predictor=predictor,
+        predict_again_s=predict_again_s,
+        progress=lambda done: progress(told, done / len(stage.workload)),
+    )
     progress(told, 1.0)
     run = measured(
         stage,

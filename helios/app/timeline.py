@@ -3,24 +3,34 @@
 A service is asked at a moment when something may start and there is a choice, at most once in its ``every``; where it
 is too early, as soon as ``every`` has passed. In between nothing would come of its answer. All services that are asked
 at a moment see one snapshot, and what they propose is applied in their order before anything starts at that moment.
+
+A jobwise service (:class:`helios.ports.JobwiseService`) is asked for the same wishes at the same moments, but only
+about jobs of which it may wish something else than when it was asked last: the replay is the same, at many times the
+speed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import Action, JobAction, Reorder, Restore, Result, SoftLimit
+from helios.app.foresight import Foresight, NamedPredictor
+from helios.app.standing import Standing
 from helios.model import Snapshot
-from helios.ports import ReplayPredictor, Service
-from helios.simulate import Predictions, SimCluster
+from helios.ports import JobwiseService, Service, Wishes
+from helios.simulate.playable import Halt, Playable
+from helios.simulate.state import NEVER
+from helios.simulate.view import Rows, moment
 
+_Answer = TypeVar("_Answer")
 RAISES_TO_BENCH = 3
 """As ``control.raises_to_bench`` has it where a site says nothing."""
 MOMENTS_PER_REPORT = 500
@@ -57,51 +67,50 @@ class Seat:
     benched: bool = False
     raises_to_bench: int = RAISES_TO_BENCH
     _failures: int = 0
-    _due_s: float = -np.inf
+    _due_s: int = -NEVER
 
     def is_due(self, now_s: int) -> bool:
         """Say whether it may be asked ``now_s``."""
         return not self.benched and now_s >= self._due_s
 
-    def next_due_s(self) -> float:
-        """Return when it may be asked again; inf: never."""
-        return np.inf if self.benched else self._due_s
+    def next_due_s(self) -> int:
+        """Return when it may be asked again; NEVER: never."""
+        return NEVER if self.benched else self._due_s
+
+    def passes(self, now_s: int) -> None:
+        """Take its turn ``now_s`` without being asked, since it has nothing new to say."""
+        self._due_s = now_s + int(np.ceil(self.every.total_seconds()))
 
     def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[JobAction]:
         """Ask it; what it raises is written down, and nothing proposed."""
+        return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s) or []
+
+    def wishes(self, jobs: Rows, *, now_s: int) -> Wishes | None:
+        """Ask it, being jobwise, about some jobs; None: it raised, which is written down."""
+        service: Any = self.service
+        return self._answer(lambda: _checked_wishes(service.wishes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s)
+
+    def _answer(self, ask: Callable[[], _Answer], now_s: int) -> _Answer | None:
         self.asked += 1
-        self._due_s = now_s + self.every.total_seconds()
+        self.passes(now_s)
         try:
-            actions = _checked(self.service.decide(snapshot))
+            answer = ask()
         except Exception as reason:  # because a service is anybody's code
             self.troubles[f"{type(reason).__name__}: {reason}"] += 1
             self._failures += 1
             self.benched = self._failures >= self.raises_to_bench
-            return []
+            return None
         self._failures = 0
-        return actions
-
-
-class NamedPredictor(ReplayPredictor, Protocol):
-    """A predictor that says who in it predicted: a model, or a fallback.
-
-    Attributes
-    ----------
-    source : int16 array of shape (n_jobs,)
-        Which of ``sources`` predicted each job; -1: not asked yet.
-    sources : list of str
-        Model ids and fallbacks.
-    """
-
-    source: NDArray[np.int16]
-    sources: list[str]
+        return answer
 
 
 def play(
-    cluster: SimCluster,
+    cluster: Playable,
     seats: Sequence[Seat],
     *,
     predictor: NamedPredictor,
+    predict_again_s: int | None = None,
+    jobwise: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Let everything happen that is to happen on ``cluster``, and ask the services of ``seats`` on the way.
@@ -110,54 +119,123 @@ def play(
     ----------
     predictor : NamedPredictor
         Asked for each job at its submission, told of each end; what it says stands in the snapshots.
+    predict_again_s : int, optional
+        Ask it about all that waits too, before the first moment that is at least so long after the last such question,
+        or after the first submission, s; None: never.
+    jobwise : bool
+        Ask a jobwise service about single jobs; False: about the whole queue each time, as any other, which is slow.
     progress : callable, optional
         Called now and then with the number of jobs ended.
     """
-    foresight, alarm_s, moments = _Foresight(predictor, n_jobs=len(cluster.started_s)), np.inf, 0
-    while (event_s := cluster.next_event_s()) is not None:
-        cluster.advance(int(min(event_s, alarm_s)))
-        foresight.follow(cluster)
-        alarm_s = _ask(cluster, seats, foresight) if cluster.has_choice() else np.inf
+    played = _Play(cluster, seats, Foresight(cluster, predictor, predict_again_s), jobwise=jobwise)
+    moments = 0
+    while (halt := played.next_halt()) is not None:
+        played.stop(halt)
         moments += 1
         if progress is not None and moments % MOMENTS_PER_REPORT == 0:
             progress(len(cluster.ended))
 
 
-def _ask(cluster: SimCluster, seats: Sequence[Seat], foresight: _Foresight) -> float:
-    """Ask the services that may be asked now, and return when the next of the others may be; inf: none."""
-    now_s = cluster.now_s
-    due = [seat for seat in seats if seat.is_due(now_s)]
-    if due:
-        snapshot = cluster.look(foresight.predictions)
-        proposed = [(seat, seat.proposals(snapshot, now_s=now_s)) for seat in due]
-        for seat, actions in proposed:
-            seat.outcomes.update(outcome.result for outcome in cluster.apply(actions))
-    return min((seat.next_due_s() for seat in seats if seat not in due), default=np.inf)
+class _Play:
+    """A replay on its way from one question to the next."""
 
+    def __init__(self, cluster: Playable, seats: Sequence[Seat], foresight: Foresight, *, jobwise: bool) -> None:
+        self._cluster, self._foresight = cluster, foresight
+        self._seats = [(seat, _standing_of(seat, cluster) if jobwise else None) for seat in seats]
+        self._alarm_s = NEVER
 
-class _Foresight:
-    """Keeps what is predicted of each job, causally: asked at its submission, taught by what has ended."""
-
-    def __init__(self, predictor: NamedPredictor, *, n_jobs: int) -> None:
-        self._predictor = predictor
-        self._n_asked = self._n_told = 0
-        self._quantiles_s = np.full((n_jobs, 3), np.nan)
-
-    @property
-    def predictions(self) -> Predictions:
-        return Predictions(
-            quantiles_s=self._quantiles_s, source=self._predictor.source, sources=self._predictor.sources
+    def next_halt(self) -> Halt | None:
+        """Let time go on to where the predictor, or a service, is to be asked; None: all is over."""
+        asks_from_s, alarm_from_s = NEVER, NEVER
+        for seat, standing in self._seats:
+            due_s = seat.next_due_s()
+            if standing is None or seat.every:
+                alarm_from_s = min(alarm_from_s, due_s)
+            elif not seat.benched:
+                due_s = standing.next_s()
+            asks_from_s = min(asks_from_s, due_s)
+        return self._cluster.go_on(
+            asks_from_s=asks_from_s,
+            alarm_s=self._alarm_s,
+            alarm_from_s=alarm_from_s,
+            before_s=self._foresight.again_s,
         )
 
-    def follow(self, cluster: SimCluster) -> None:
-        """Take note of what has ended, and predict what has arrived."""
-        arrived, ended = cluster.arrived, cluster.ended
-        if arrived == self._n_asked:
+    def stop(self, halt: Halt) -> None:
+        """Ask whoever is to be asked where time has stopped."""
+        if halt.before:
+            self._hear(self._foresight.ask_again(halt.moment_s))
             return
-        fresh, jobs = ended[self._n_told :].copy(), np.arange(self._n_asked, arrived)
-        self._predictor.ended(fresh, cluster.ended_s[fresh])
-        self._quantiles_s[jobs] = self._predictor.submitted(jobs, cluster.now_s)
-        self._n_asked, self._n_told = arrived, len(ended)
+        self._foresight.follow()
+        self._alarm_s = self._ask(halt.moment_s) if halt.choice else NEVER
+
+    def _hear(self, predicted: NDArray[np.int64]) -> None:
+        for _, standing in self._seats:
+            if standing is not None and len(predicted):
+                standing.changed(predicted)
+
+    def _ask(self, now_s: int) -> int:
+        """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""
+        later_s, shown = NEVER, _Shown(self._cluster, self._foresight)
+        apply: list[tuple[Seat, Standing | None, Callable[[], Mapping[Result, int]]]] = []
+        for seat, standing in self._seats:
+            if not seat.is_due(now_s):
+                later_s = min(later_s, seat.next_due_s())
+            elif standing is None:
+                apply.append(
+                    (seat, standing, partial(self._cluster.act, seat.proposals(shown.snapshot(), now_s=now_s)))
+                )
+            elif (wished := self._wished(seat, standing, now_s)) is not None:
+                apply.append((seat, standing, wished))
+        for seat, standing, act in apply:
+            self._count(seat, standing, act())
+        return later_s
+
+    def _wished(self, seat: Seat, standing: Standing, now_s: int) -> Callable[[], Mapping[Result, int]] | None:
+        """Ask a jobwise service about those jobs alone of which it may wish something new."""
+        jobs = standing.outdated(now_s)
+        if not len(jobs):
+            seat.passes(now_s)
+            return None
+        rows = self._cluster.rows(jobs, self._foresight.predictions)
+        wishes = seat.wishes(rows, now_s=now_s)
+        if wishes is None:
+            return None
+        standing.told(jobs, wishes.until)
+        return partial(self._cluster.wish, jobs, wishes.urgency)
+
+    def _count(self, seat: Seat, standing: Standing | None, outcomes: Mapping[Result, int]) -> None:
+        for result, jobs in outcomes.items():
+            seat.outcomes[result] += jobs
+        if Result.DONE in outcomes and len(self._seats) > 1:
+            for _, other in self._seats:
+                if other is not None and other is not standing:
+                    other.disturbed()
+
+
+class _Shown:
+    """What the services of a moment see, made once, and only if one of them looks at the whole queue."""
+
+    def __init__(self, cluster: Playable, foresight: Foresight) -> None:
+        self._cluster, self._foresight = cluster, foresight
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        if self._snapshot is None:
+            self._snapshot = self._cluster.look(self._foresight.predictions)
+        return self._snapshot
+
+
+def _standing_of(seat: Seat, cluster: Playable) -> Standing | None:
+    return Standing(cluster) if isinstance(seat.service, JobwiseService) else None
+
+
+def _checked_wishes(wishes: Wishes, n_jobs: int) -> Wishes:
+    if len(wishes.urgency) != n_jobs or len(wishes.until) != n_jobs:
+        raise TypeError(f"{len(wishes.urgency)} wishes that hold until {len(wishes.until)} times, for {n_jobs} jobs")
+    if (np.abs(wishes.urgency) > 1).any():
+        raise ValueError("a wish has an urgency that is not between -1 and 1")
+    return wishes
 
 
 def _checked(actions: Iterable[Action]) -> list[JobAction]:

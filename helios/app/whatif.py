@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 from helios.app.history import History
 from helios.app.machine import Machine, machine_for
 from helios.app.plans import ORDERS, Plan, Policy, RunTimes
-from helios.errors import NotEnoughHistory
+from helios.errors import Misuse, NotEnoughHistory
 from helios.metrics import summarize_queue, wait
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, ReplayPredictor, in_silence
 from helios.predict import DurationModel, OnlinePredictor, train
-from helios.report.whatif import Run, WhatIf
+from helios.report.whatif import Named, Run, WhatIf
 from helios.report.words import DAY_S, unit_of
-from helios.simulate import Replay, Workload, replay
+from helios.simulate import Backfill, Backlog, Placement, Replay, Reservation, Witness, Workload, replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,14 @@ class Question:
         Nodes of each partition; None takes them from the peak demand.
     resource : str, optional
         ``gpus`` or ``cpus``; None: GPUs where any job asks for one.
+    placement : Placement
+        Which of the nodes that fit a job gets.
+    plan_quantile : float
+        Of a prediction, what backfill plans with: .1, .5 or .9.
+    predict_again_s : int, optional
+        Predict what still waits again after so long, s; None: never.
+    seed : int
+        Of training, of random placement and of repeats.
     """
 
     plans: Sequence[Plan]
@@ -49,7 +58,17 @@ class Question:
     resource: str | None = None
     skip_oversized: bool = False
     default_time_limit_s: int = 7 * 86_400
+    placement: Placement = Placement.PACKED
+    plan_quantile: float = 0.9
+    predict_again_s: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise Misuse(
+                f"Nothing lies between --from {self.since:%Y-%m-%d %H:%M} and --to {self.until:%Y-%m-%d %H:%M} (UTC).",
+                remedy="Give a --from that is before --to.",
+            )
 
 
 def whatif(history: History, question: Question, *, progress: Progress = in_silence) -> WhatIf:
@@ -67,14 +86,20 @@ def whatif(history: History, question: Question, *, progress: Progress = in_sile
     runs, said = [], []
     for plan in question.plans:
         predictor = predictor_for(stage, taught, question) if plan.uses_predictions else None
-        runs.append(run_of(plan, stage, predictor, progress))
+        runs.append(run_of(plan, stage, predictor, progress, question=question))
         said += sources_said(predictor)
     return answered(history, question, stage, runs=runs, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The replayed jobs on their machine, which of them count, and what came before them."""
+    """The replayed jobs on their machine, which of them count, and what came before them.
+
+    Attributes
+    ----------
+    first : array of shape (jobs,), optional
+        Where weeks were drawn: for each job the position of the one that it is a copy of, its own where it is none.
+    """
 
     machine: Machine
     workload: Workload
@@ -83,6 +108,7 @@ class Stage:
     limit_s: NDArray[np.int64]
     notes: tuple[str, ...]
     timezone: str
+    first: NDArray[np.int64] | None = None
 
 
 def answered(history: History, question: Question, stage: Stage, *, runs: Sequence[Run], said: Sequence[str]) -> WhatIf:
@@ -96,6 +122,11 @@ def answered(history: History, question: Question, stage: Stage, *, runs: Sequen
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
         notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said)),
+        named=Named(
+            job_ids=stage.workload.job_id[stage.counted],
+            partition=stage.workload.partition[stage.counted],
+            users=tuple(stage.machine.jobs["user"].cat.categories.astype(str)),
+        ),
     )
 
 
@@ -224,9 +255,16 @@ def sources_said(predictor: OnlinePredictor | None) -> list[str]:
     ]
 
 
-def run_of(plan: Plan, stage: Stage, predictor: OnlinePredictor | None, progress: Progress) -> Run:
-    """Make one replay, and measure what counts of it."""
-    result = _replayed(plan, stage, predictor, progress)
+def run_of(
+    plan: Plan,
+    stage: Stage,
+    predictor: ReplayPredictor | None,
+    progress: Progress,
+    *,
+    question: Question | None = None,
+) -> Run:
+    """Make one replay, and measure what counts of it; ``question`` says placement, planning and seed."""
+    result = replayed(plan, stage, predictor, progress, question=question)
     return measured(
         stage,
         policy=plan.policy.value,
@@ -273,8 +311,17 @@ def measured(
     )
 
 
-def _replayed(plan: Plan, stage: Stage, predictor: OnlinePredictor | None, progress: Progress) -> Replay:
-    workload = stage.workload
+def replayed(
+    plan: Plan,
+    stage: Stage,
+    predictor: ReplayPredictor | None,
+    progress: Progress,
+    *,
+    question: Question | None = None,
+    watch: Witness | None = None,
+) -> Replay:
+    """Make one replay; ``question`` says placement, planning and seed, ``watch`` takes notes of one of its jobs."""
+    question, workload = question or Question(plans=(plan,)), stage.workload
     stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (
         f", {plan.published_estimates}" if plan.published_estimates else ""
     )
@@ -288,10 +335,24 @@ def _replayed(plan: Plan, stage: Stage, predictor: OnlinePredictor | None, progr
         run_time_s=_believed(plan, workload),
         estimate_s=_planned(plan, stage),
         predictor=predictor,
+        plan_quantile=question.plan_quantile,
+        predict_again_s=question.predict_again_s if predictor else None,
+        **_bound(plan),
+        placement=question.placement,
+        seed=question.seed,
         progress=lambda done: progress(stage_name, done / len(workload.submitted_s)),
+        watch=watch,
     )
     progress(stage_name, 1.0)
     return result
+
+
+def _bound(plan: Plan) -> dict[str, Any]:
+    """Return what bounds the waits under ``balanced``; the other orders are replayed as they are."""
+    if plan.policy is not Policy.BALANCED:
+        return {}
+    closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
+    return {"guard": Backlog(), "reservation": closed}
 
 
 def _believed(plan: Plan, workload: Workload) -> NDArray[np.float64] | None:

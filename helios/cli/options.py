@@ -35,7 +35,9 @@ Report = Annotated[Path | None, typer.Option("--report", help="Also write a self
 # What a replay is made of, for every command that makes one.
 Nodes = Annotated[
     str | None,
-    typer.Option("--nodes", help="PARTITION=N[,PARTITION=N...], or N to pool all jobs; else from the peak demand."),
+    typer.Option(
+        "--nodes", help="Nodes of each partition, as gpu=16,cpu=4; or N to pool all jobs. Else from the peak demand."
+    ),
 ]
 GpusPerNode = Annotated[
     int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of a node; else whatif.gpus_per_node.")
@@ -53,6 +55,32 @@ UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minut
 def configuration() -> Configuration:
     """Return the settings in force where the command was typed."""
     return load_configuration(environment=os.environ, folder=Path.cwd())
+
+
+def refuse_misplaced(context: typer.Context, *, write: str) -> None:
+    """Refuse options of the command above a subcommand, which would be passed over in silence.
+
+    Parameters
+    ----------
+    write : str
+        How the subcommand is written, for the remedy.
+
+    Raises
+    ------
+    Misuse
+        Such an option was given.
+    """
+    above = context.parent
+    if above is None:
+        return
+    sources = {name: above.get_parameter_source(name) for name in above.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        spelled = {parameter.name: parameter.opts[0] for parameter in above.command.params}
+        raise Misuse(
+            f"{', '.join(str(spelled[name]) for name in given)} before {context.info_name} would have no effect.",
+            remedy=f"Write options behind it: {write}",
+        )
 
 
 def named_timezone(option: str | None, settings: Configuration) -> str | None:

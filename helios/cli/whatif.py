@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -9,7 +10,9 @@ import typer
 
 from helios.app.machine import parse_nodes
 from helios.app.plans import Estimates, Policy, RunTimes, plans
+from helios.app.repeats import FEWEST_REPEATS, repeats
 from helios.app.whatif import Question, whatif
+from helios.cli import whatif_explain, whatif_published, whatif_slurm
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -28,9 +31,23 @@ from helios.cli.options import (
     moment,
 )
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.cli.whatif_sweep import (
+    Csv,
+    DaskAt,
+    Out,
+    Repeat,
+    RepeatOver,
+    SweepFile,
+    Workers,
+    engine_for,
+    run_sweep,
+    show_sweep,
+)
 from helios.errors import Misuse
 from helios.report.describe import describe
+from helios.report.differences import differences_table, of_one_replay
 from helios.report.tables import whatif_table
+from helios.report.verdict import nobody_waits
 from helios.simulate import Backfill
 
 
@@ -50,7 +67,7 @@ class Oversized(StrEnum):
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
-commands = typer.Typer(help="Replay a cluster's own jobs under other queue policies, and say who gains and who pays.")
+commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
 
 
 @commands.callback(invoke_without_command=True)
@@ -67,14 +84,14 @@ def whatif_(
     warm_up: WarmUp = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "--policies", help="fifo, sjf, qssf, fewest_gpus, srtf; several by commas."),
+        typer.Option("--policy", "--policies", help=f"{', '.join(Policy)}; several by commas."),
     ] = None,
     backfill: Annotated[
-        list[str] | None, typer.Option("--backfill", help="none, skip, easy; several by commas.")
+        list[str] | None, typer.Option("--backfill", help=f"{', '.join(Backfill)}; several by commas.")
     ] = None,
     estimates: Annotated[
         list[str] | None,
-        typer.Option("--estimates", help="Run times EASY plans with: limit, SECONDS, predicted, true."),
+        typer.Option("--estimates", help="Run times backfill plans with: limit, SECONDS, predicted, true."),
     ] = None,
     run_times: Annotated[
         RunTimes | None,
@@ -87,6 +104,13 @@ def whatif_(
     oversized: Annotated[
         Oversized, typer.Option("--oversized", help="Jobs larger than their partition: fail, or skip them.")
     ] = Oversized.FAIL,
+    repeat: Repeat = 0,
+    repeat_over: RepeatOver = None,
+    sweep_file: SweepFile = None,
+    out: Out = None,
+    csv: Csv = None,
+    workers: Workers = None,
+    dask: DaskAt = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,6 +125,20 @@ def whatif_(
     if context.invoked_subcommand is not None:
         return
     settings = configuration().settings
+    _refuse_contradictions(
+        sweep=sweep_file is not None,
+        of_one={
+            "--policy": policy,
+            "--backfill": backfill,
+            "--estimates": estimates,
+            "--run-times": run_times,
+            "--repeat": repeat,
+            "--repeat-over": repeat_over,
+            "--report": report,
+        },
+        of_many={"--out": out, "--csv": csv},
+        repeat=repeat,
+    )
     chosen = plans(
         policies=_choices(policy, Policy, "--policy"),
         backfills=_choices(backfill, Backfill, "--backfill"),
@@ -124,36 +162,62 @@ def whatif_(
             default_time_limit_s=settings.whatif.default_time_limit_s,
             seed=settings.model.seed,
         )
-        result = whatif(history, question, progress=progress)
+        if sweep_file is not None:
+            swept = run_sweep(sweep_file, history, question, out=out, dask=dask, workers=workers, progress=progress)
+        else:
+            result = whatif(history, question, progress=progress)
+            differences = of_one_replay(result)
+            if repeat:
+                engine = engine_for(dask=dask, workers=workers or 1)
+                differences = repeats(
+                    history, question, times=repeat, over=repeat_over, engine=engine, progress=progress
+                )
+    if sweep_file is not None:
+        show_sweep(swept, csv=csv, as_json=as_json)
+        return
     say_notes(result.notes)
     if report is not None:
         from helios.report.page import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
         description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-        write_page(report, render_whatif(result, description=description))
+        write_page(report, render_whatif(result, description=description, differences=differences))
     if as_json:
-        show_json(result.to_json())
+        show_json(result.to_json() | {"differences": differences.to_json()})
         return
-    show(whatif_table(result, width=width()))
+    show(whatif_table(result, width=width(), differences=differences))
+    if differences.others and not nobody_waits(result):
+        show("", differences_table(differences))
     if report is None:
         say("Plots, and who gains and who pays: add --report whatif.html")
 
 
+def _refuse_contradictions(
+    *, sweep: bool, of_one: Mapping[str, object], of_many: Mapping[str, object], repeat: int
+) -> None:
+    """Refuse options that would be ignored: those of one what-if in a sweep, those of a sweep without one."""
+    ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
+    if ignored and sweep:
+        raise Misuse(f"{', '.join(ignored)} has no part in a sweep.", remedy="Write it into the plan of --sweep.")
+    if ignored:
+        raise Misuse(f"{', '.join(ignored)} belongs to a sweep.", remedy="Give a plan: --sweep PLAN.toml")
+    if 0 < repeat < FEWEST_REPEATS:
+        raise Misuse(f"{repeat} repeats say nothing of chance.", remedy=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
+
+
 def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
     words = [word.strip() for text in given or [] for word in text.split(",")]
-    try:
-        return [kind(word) for word in words]
-    except ValueError as reason:
-        allowed = ", ".join(kind)
-        raise Misuse(f"{option} {','.join(words)}: {reason}.", remedy=f"Choose from: {allowed}") from reason
+    if unknown := [word for word in words if word not in list(kind)]:
+        raise Misuse(f"{option} has no {', '.join(map(repr, unknown))}.", remedy=f"Choose from: {', '.join(kind)}")
+    return [kind(word) for word in words]
 
 
 def _estimates(given: list[str] | None) -> list[Estimates]:
     words = [word.strip() for text in given or [] for word in text.split(",")]
-    return [_estimate(word) for word in words]
+    return [estimate_of(word) for word in words]
 
 
-def _estimate(word: str) -> Estimates:
+def estimate_of(word: str) -> Estimates:
+    """Read what ``--estimates`` says; raises Misuse."""
     if word.isdecimal() and int(word) > 0:
         return int(word)
     try:
@@ -163,3 +227,8 @@ def _estimate(word: str) -> Estimates:
             f"--estimates {word!r} is not understood.",
             remedy="Write limit, predicted, true or a number of seconds.",
         ) from reason
+
+
+whatif_explain.add_to(commands)
+whatif_published.add_to(commands)
+whatif_slurm.add_to(commands)

@@ -21,7 +21,7 @@ class NodeGroup:
     Attributes
     ----------
     names : tuple of str
-        In the order of the file, which is the order in which equal nodes are filled.
+        By name, numbers by value: the order in which Slurm keeps its nodes, and fills equal ones.
     cpus : int
         CPUs that can be allocated on each.
     memory_mib : int
@@ -61,6 +61,8 @@ class PartitionRules:
         Whole nodes only.
     def_mem_per_cpu_mib, def_mem_per_gpu_mib, def_mem_per_node_mib : int
         What a job holds that asks for no memory; 0: not set.
+    tres_billing : mapping of str to float
+        ``TRESBillingWeights``, as for :attr:`PriorityRules.tres`; empty: CPUs are billed.
     """
 
     name: str
@@ -76,6 +78,7 @@ class PartitionRules:
     def_mem_per_cpu_mib: int = 0
     def_mem_per_gpu_mib: int = 0
     def_mem_per_node_mib: int = 0
+    tres_billing: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,13 @@ class SchedulingRules:
         Least time between two passes of the main scheduler.
     partition_job_depth : int
         Jobs of each partition that the main scheduler looks at; 0: no limit.
+    batch_sched_delay_s : int
+        Least time between two passes of the main scheduler that submissions ask for, and ends on nodes without an
+        epilog.
+    epilog : bool
+        Nodes run an ``Epilog``: then each end makes a pass of the main scheduler at once (22.05, seen).
+    sched_max_job_start : int
+        Jobs that a pass of the main scheduler starts; 0: no limit.
     defer : bool
         No attempt to start a job at its submission.
     bf_interval_s : int
@@ -148,6 +158,10 @@ class SchedulingRules:
         Jobs that a backfill pass looks at.
     bf_max_job_part, bf_max_job_user, bf_max_job_start : int
         Jobs of a partition or a user that it looks at, and that it starts; 0: no limit.
+    bf_max_job_array_resv : int
+        Tasks of one array that it plans.
+    bf_node_space_size : int
+        Slots of time that its plan may have, after which it ends; 0: as many as ``bf_max_job_test``.
     bf_continue : bool
         Go on with the same pass after locks were yielded.
     bf_busy_nodes : bool
@@ -161,6 +175,9 @@ class SchedulingRules:
     sched_interval_s: int = 60
     sched_min_interval_s: float = 2e-6
     partition_job_depth: int = 0
+    batch_sched_delay_s: int = 3
+    epilog: bool = False
+    sched_max_job_start: int = 0
     defer: bool = False
     bf_interval_s: int = 30
     bf_window_s: int = DAY_S
@@ -169,6 +186,8 @@ class SchedulingRules:
     bf_max_job_part: int = 0
     bf_max_job_user: int = 0
     bf_max_job_start: int = 0
+    bf_max_job_array_resv: int = 20
+    bf_node_space_size: int = 0
     bf_continue: bool = False
     bf_busy_nodes: bool = False
     time_min_is_soft: bool = False

@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 from markupsafe import escape
 from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 
@@ -25,6 +26,7 @@ STYLE: Any = {
     "text.parse_math": False,
     "font.family": "sans-serif",
     "font.size": 9.5,
+    "text.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#9aa0a6",
@@ -40,6 +42,22 @@ STYLE: Any = {
     "legend.handlelength": 1.4,
     "xtick.color": SOFT,
     "ytick.color": INK,
+}
+# Colours that a page has darker and lighter ones of (templates/base.html.j2); elsewhere they stay as they are.
+THEMED = {
+    INK: "ink",
+    "#000000": "ink",
+    SOFT: "soft",
+    PALE: "pale",
+    "#eceef1": "grid",
+    "#9aa0a6": "edge",
+    "#3c4043": "strong",
+    "#cfd3d8": "faint",
+    "#eaf6f1": "gain",
+    "#fdf1e7": "pay",
+    "#00795a": "good",
+    "#b3470a": "bad",
+    "#0072b2": "blue",
 }
 WIDE_IN, NARROW_IN = 9.4, 3.6
 """Widths of a figure: of a desk's screen or a sheet of paper, and of a phone; inch."""
@@ -95,13 +113,26 @@ def percent_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
 
 
-def time_axis(axes: Axes, *, narrow: bool = False) -> None:
-    """Make the x axis one of times from a second to a month, logarithmic."""
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.set_xticks([tick for tick in (COARSE_TIME_TICKS_S if narrow else TIME_TICKS_S) if low <= tick <= high])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: _short(tick)))
-    axes.xaxis.set_minor_locator(NullLocator())
+def time_axis(axes: Axes, *, narrow: bool = False, upright: bool = False) -> None:
+    """Make the x axis (``upright``: the y axis) one of times from a second to a month, logarithmic."""
+    axis = axes.yaxis if upright else axes.xaxis
+    (axes.set_yscale if upright else axes.set_xscale)("log")
+    low, high = axes.get_ylim() if upright else axes.get_xlim()
+    ticks = COARSE_TIME_TICKS_S if narrow else TIME_TICKS_S
+    if sum(low <= tick <= high for tick in ticks) < 2:  # an axis with one tick has no scale
+        low = max((tick for tick in ticks if tick <= low), default=low)
+        high = min((tick for tick in ticks if tick >= high), default=high)
+        (axes.set_ylim if upright else axes.set_xlim)(low, high)
+    axis.set_ticks([tick for tick in ticks if low <= tick <= high])
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: _short(tick)))
+    axis.set_minor_locator(NullLocator())
+
+
+def date_axis(axes: Axes, *, narrow: bool) -> None:
+    """Make the x axis one of dates."""
+    ticks = AutoDateLocator(minticks=2, maxticks=5 if narrow else 9)  # type: ignore[no-untyped-call]  # because untyped
+    axes.xaxis.set_major_locator(ticks)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks))  # type: ignore[no-untyped-call]  # because untyped
 
 
 def rare_share_axis(axes: Axes) -> None:
@@ -138,5 +169,11 @@ def _svg(figure: Figure, description: str) -> str:
     text = buffer.getvalue()
     element = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r"#([\w.-]+)", element))
+    element = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _themed, element)
     element = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", element)
     return element.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
+
+
+def _themed(found: re.Match[str]) -> str:
+    what, colour = found.groups()
+    return f"{what}: var(--{THEMED[colour]}, {colour})" if colour in THEMED else found[0]

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
@@ -26,6 +24,7 @@ from helios.report.drawing import (
     PURPLE,
     RED,
     canvas,
+    date_axis,
     percent_axis,
     rare_share_axis,
     ratio_axis,
@@ -36,7 +35,7 @@ from helios.report.whatif import Run, WhatIf
 from helios.report.words import duration
 
 LINES = (GREY, BLUE, ORANGE, GREEN)
-LINE_ORDER = ("qssf", "fewest_gpus", "fifo", "sjf")
+LINE_ORDER = ("balanced", "qssf", "fewest_gpus", "fifo", "sjf")
 SIZE_MARKS = dict(zip(SIZE_CLASSES, ((BLUE, "o"), (ORANGE, "s"), (RED, "D")), strict=True))
 STATE_COLOURS = {
     "completed": GREEN,
@@ -123,12 +122,12 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
 
 def waits(result: WhatIf, *, narrow: bool = False) -> str | None:
     """Draw the share of jobs that wait longer than a time, on logarithmic axes; None where nobody waits."""
-    shown = _shown(result)
-    if max(int(run.wait_s.max()) for run in shown) < LEAST_WAIT_S:
+    drawn = shown(result)
+    if max(int(run.wait_s.max()) for run in drawn) < LEAST_WAIT_S:
         return None
     with canvas("Share of jobs that waited longer than a given time", height=3.2, narrow=narrow) as drawing:
         axes = drawing.panels[0]
-        for run, colour in zip(shown, LINES, strict=False):
+        for run, colour in zip(drawn, LINES, strict=False):
             waited = np.sort(run.wait_s)
             share = 1 - np.arange(len(waited)) / len(waited)
             keep = [place for place in _drawn(len(waited)) if waited[place] >= LEAST_WAIT_S]
@@ -146,14 +145,14 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
 
     What preempted jobs did between their first start and their end is not kept, so SRTF has no line.
     """
-    shown = [run for run in _shown(result) if run.policy != "srtf"]
-    if not shown:
+    drawn = [run for run in shown(result) if run.policy != "srtf"]
+    if not drawn:
         return None
-    edges_s = _steps(shown)
+    edges_s = time_steps(drawn)
     moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
     with canvas("Queue length and utilisation over time", height=4.2, narrow=narrow, rows=2) as drawing:
         queue, used = drawing.panels
-        for run, colour in zip(shown, LINES, strict=False):
+        for run, colour in zip(drawn, LINES, strict=False):
             queued = mean_level_over_time(begins_s=run.submitted_s, ends_s=run.started_s, edges_s=edges_s)
             busy = mean_level_over_time(
                 begins_s=run.started_s, ends_s=run.ended_s, weight=run.gpus.astype(np.int64), edges_s=edges_s
@@ -167,7 +166,7 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
         used.set_ylim(0, 1.02)
         drawing.figure.legend(loc="outside upper left", ncols=1 if narrow else 2)
         for axes in drawing.panels:
-            _date_axis(axes, narrow=narrow)
+            date_axis(axes, narrow=narrow)
     return drawing.svg
 
 
@@ -273,7 +272,7 @@ def busiest_users(description: Description, *, narrow: bool = False) -> str:
     with canvas("Busiest users by share of hours", height=0.7 + 0.24 * len(rows), narrow=narrow) as drawing:
         axes = drawing.panels[0]
         axes.barh(range(len(rows)), [row["share_of_hours"] for row in rows], color=BLUE, height=0.68)
-        axes.set_yticks(range(len(rows)), [_shortened(row["user"]) for row in rows])
+        axes.set_yticks(range(len(rows)), [shortened(row["user"]) for row in rows])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -282,7 +281,7 @@ def busiest_users(description: Description, *, narrow: bool = False) -> str:
     return drawing.svg
 
 
-def _shown(result: WhatIf) -> Sequence[Run]:
+def shown(result: WhatIf) -> Sequence[Run]:
     """Return the few replays that lines are drawn for: the baseline, and of each policy the best that can be had."""
     best: dict[str, Run] = {}
     for run in sorted(result.feasible, key=lambda run: run.summary.mean_wait_s):
@@ -291,7 +290,7 @@ def _shown(result: WhatIf) -> Sequence[Run]:
     return [result.baseline, *known, *best.values()][: len(LINES)]
 
 
-def _steps(runs: Sequence[Run]) -> NDArray[np.int64]:
+def time_steps(runs: Sequence[Run]) -> NDArray[np.int64]:
     """Return the edges of the steps of time: the window and a little of what it leaves behind."""
     first, last = runs[0].submitted_s.min(), runs[0].submitted_s.max()
     end = min(last + DRAIN * (last - first), max(run.ended_s.max() for run in runs))
@@ -318,16 +317,11 @@ def _bar_colour(run: Run, result: WhatIf) -> str:
         return "#3c4043"
     if run.is_oracle:
         return "#cfd3d8"
-    return BLUE if run.policy == "qssf" else "#7fb8d8"
+    return BLUE if run.policy in {"balanced", "qssf"} else "#7fb8d8"
 
 
-def _date_axis(axes: Axes, *, narrow: bool) -> None:
-    ticks = AutoDateLocator(minticks=2, maxticks=5 if narrow else 9)  # type: ignore[no-untyped-call]  # because untyped
-    axes.xaxis.set_major_locator(ticks)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks))  # type: ignore[no-untyped-call]  # because untyped
-
-
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """Cut a name that is too long for a figure."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 

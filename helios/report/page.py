@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from helios.metrics import SIZE_CLASSES
-from helios.report import figures
+from helios.report import figures, gain_figures
 from helios.report.describe import Description
+from helios.report.differences import CRITERIA, Differences, of_one_replay
+from helios.report.gains import Gain, by_size, by_user, losing_jobs, named_users
 from helios.report.tables import CONTROL_NAMES, best_figures, named_missing
-from helios.report.verdict import nobody_waits, verdict
+from helios.report.verdict import nobody_waits, proposed, verdict
 from helios.report.whatif import WhatIf
 from helios.report.words import change, duration, percent
+
+
+def _longer(seconds: float) -> str:
+    """Write a difference of waits with its sign: ``+3h05m``."""
+    text = duration(abs(seconds))
+    return text if text == "0s" else f"{'+' if seconds > 0 else '-'}{text}"
+
+
+def _moment(at_s: int) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
+
 
 _PAGES = Environment(
     loader=PackageLoader("helios.report"),
@@ -23,7 +38,7 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_PAGES.filters.update(duration=duration, percent=percent, named_missing=named_missing)
+_PAGES.filters.update(duration=duration, percent=percent, named_missing=named_missing, longer=_longer, moment=_moment)
 
 
 def render_whatif(
@@ -31,6 +46,7 @@ def render_whatif(
     *,
     description: Description | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    differences: Differences | None = None,
     next_steps: Sequence[str] = (),
 ) -> str:
     """Return the page of a what-if.
@@ -41,18 +57,28 @@ def render_whatif(
         Of the history that was replayed; shown below the comparison.
     evaluation : mapping, optional
         An evaluation's JSON: how good the predictions behind it are.
+    differences : Differences, optional
+        How sure the differences are, over repeats; None: as far as the one replay tells.
     next_steps : sequence of str
         Commands for the reader to type next.
     """
+    chosen = None if nobody_waits(result) else proposed(result)
+    users = by_user(chosen, result) if chosen is not None else []
     return _PAGES.get_template("whatif.html.j2").render(
         title=f"What if? {result.cluster}",
         result=result,
-        sentences=verdict(result),
+        sentences=verdict(result, differences),
         change=change,
         best=best_figures([result.baseline, *result.feasible]),
         sizes=SIZE_CLASSES,
         unit=result.unit,
-        figures=_comparison(result),
+        chosen=chosen,
+        by_size=by_size(chosen, result) if chosen is not None else [],
+        users=users,
+        named_users=named_users(users),
+        losing_jobs=losing_jobs(chosen, result) if chosen is not None else [],
+        sure=_how_sure(result, differences),
+        figures=_comparison(result) | _gains(result, users),
         description=description,
         history=_history(description),
         evaluation=evaluation,
@@ -76,6 +102,29 @@ def _comparison(result: WhatIf) -> dict[str, Markup | None]:
         "mean_and_longest": _inline(figures.mean_and_longest, result) if waited else None,
         "waits": _inline(figures.waits, result) if waited else None,
         "over_time": _inline(figures.over_time, result),
+    }
+
+
+def _gains(result: WhatIf, users: Sequence[Gain]) -> dict[str, Markup | None]:
+    waited = not nobody_waits(result)
+    return {
+        "users": _inline(partial(gain_figures.users, reference=result.reference), users),
+        "cumulative_gain": _inline(gain_figures.cumulative_gain, result) if waited else None,
+        "by_partition": _inline(gain_figures.by_partition, result) if waited else None,
+    }
+
+
+def _how_sure(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
+    """Return what the page says of chance: how each replay differs from the baseline, and between what that lies."""
+    found = differences if differences is not None else of_one_replay(result)
+    if nobody_waits(result) or not found.others:
+        return None
+    shown = [name for name in CRITERIA if any(other.differences[name] for other in found.others)]
+    return {
+        "told": f"{found.told} {found.not_covered}",
+        "header": [CRITERIA[name] for name in shown],
+        "baseline": (found.baseline.label, [duration(found.baseline.figures[name]) for name in shown]),
+        "rows": [(other.label, [other.differences[name] for name in shown]) for other in found.others],
     }
 
 

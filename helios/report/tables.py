@@ -13,6 +13,7 @@ from rich.table import Table
 
 from helios.metrics import SIZE_CLASSES
 from helios.report.describe import Description
+from helios.report.differences import Differences
 from helios.report.verdict import verdict
 from helios.report.whatif import Run, WhatIf
 from helios.report.words import bar, change, duration, percent, sparkline
@@ -34,13 +35,15 @@ GROUP_NAMES = {
 }
 
 
-def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
+def whatif_table(result: WhatIf, *, width: int, differences: Differences | None = None) -> RenderableType:
     """Compare the replays: what a site has today, what it could have, the oracles; below them the verdict.
 
     Parameters
     ----------
     width : int
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
+    differences : Differences, optional
+        How sure the differences are, over repeats; None: as far as the one replay tells.
     """
     baseline, feasible, oracles = result.baseline, result.feasible, result.oracles
     against = "vs today" if baseline.is_today else "vs 1st"
@@ -62,7 +65,7 @@ def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
         f"on {result.size}. "
         "Wait by size: mean. Best of those that can be had: bold."
     )
-    return Group(caption, "", table, "", *(escape(sentence) for sentence in verdict(result)))
+    return Group(caption, "", table, "", *(escape(sentence) for sentence in verdict(result, differences)))
 
 
 def best_figures(runs: Sequence[Run]) -> dict[str, float]:

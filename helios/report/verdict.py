@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
-from helios.metrics import SIZE_CLASSES, standard_error_of_mean
+from helios.metrics import SIZE_CLASSES, size_class
+from helios.report.differences import Difference, Differences, between, of_one_replay, signed
+from helios.report.gains import SAME_S, by_user, noticed_s
 from helios.report.whatif import Run, WhatIf
-from helios.report.words import change, spoken_duration
+from helios.report.words import change, percent, spoken_duration
 
-SAME = 0.02
-"""Relative difference of waits below which a replay is called no different."""
-SAME_S = 1.0
-"""Difference below which nobody would notice, s."""
-SURE = 2.0
-"""Standard errors from which a difference is not laid to a few odd days (about 95 % of chance is less)."""
 SMALL_PART = 0.02
 """Share of the time to completion below which waiting is called a small part of it."""
-PROPOSALS = ("qssf", "sjf")
+PROPOSALS = ("balanced", "qssf", "sjf")
 """Policies that Helios proposes, the first that was replayed; other replays are controls."""
 ACTS = {
+    "balanced": "Ordering the queue by predicted run time and size, with waits bounded,",
     "qssf": "Ordering the queue by predicted service",
     "sjf": "Ordering the queue by predicted run time",
     "fewest_gpus": "Starting the jobs with the fewest {unit}s first",
@@ -28,22 +25,71 @@ JOBS_OF = {"1": "jobs of 1 {unit}", "2-8": "jobs of 2 to 8 {unit}s", ">8": "jobs
 WHO = {"1": "The smallest jobs", "2-8": "Middle-sized jobs", ">8": "Large jobs"}
 
 
-def verdict(result: WhatIf) -> list[str]:
-    """Return the sentences: what would change, who pays, what the naive control does, what perfect knowledge would."""
-    today, proposed = result.baseline, _proposed(result)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A wait in the replay that is spoken of and in the baseline, s, and how sure their difference is.
+
+    Whether there is one is what the table of differences says. Where the window is too short to tell, it is what a
+    person would notice.
+    """
+
+    new_s: float
+    old_s: float
+    found: Difference
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is a difference to speak of."""
+        return not self.found.is_none and (self.found.low is not None or self.is_noticed)
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether a person would take the two figures for different, by chance or not."""
+        return abs(self.new_s - self.old_s) > noticed_s(self.old_s)
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether the wait grows."""
+        return self.new_s > self.old_s
+
+    @property
+    def instead(self) -> str:
+        """Write both: ``1 h instead of 2 h (-50 %)``; what reads alike with the difference: ``17 min, 18 s less``."""
+        new, old = spoken_duration(self.new_s), spoken_duration(self.old_s)
+        if new == old:
+            apart = spoken_duration(abs(self.new_s - self.old_s))
+            return f"{new}, {apart} {'more' if self.is_longer else 'less'}{self.ratio}"
+        return f"{new} instead of {old}{self.ratio}"
+
+    @property
+    def ratio(self) -> str:
+        """Write by how much, in brackets; nothing where there was no wait."""
+        return f" ({change(self.new_s, self.old_s)})" if self.old_s else ""
+
+
+def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]:
+    """Return the sentences: what would change, who pays, what the naive control does, what perfect knowledge would.
+
+    Parameters
+    ----------
+    differences : Differences, optional
+        How sure the differences are, over repeats; None: as far as the one replay tells.
+    """
+    today, chosen = result.baseline, proposed(result)
     if nobody_waits(result):
         return ["Hardly any job waited in this replay, so no order of the queue can change anything."]
-    if proposed is None:
+    if chosen is None:
         return [f"{today.label}: the mean wait is {spoken_duration(today.summary.mean_wait_s)}.", *_bound_alone(result)]
+    sure = differences if differences is not None else of_one_replay(result)
     return [
-        _mean(proposed, result),
-        *_how_sure(proposed, today),
-        _compared(proposed, result),
+        *_mean(chosen, result, sure),
+        _compared(chosen, result, sure),
         *_small_part(today),
-        *_who_pays(proposed, result),
-        *_longest(proposed, today),
-        *_against_control(proposed, result),
-        *_against_oracle(proposed, result),
+        *_who_pays(chosen, result, sure),
+        *_which_users(chosen, result),
+        *_longest(chosen, result, sure),
+        *_against_control(chosen, result, sure),
+        *_against_oracle(chosen, result, sure),
     ]
 
 
@@ -52,7 +98,7 @@ def nobody_waits(result: WhatIf) -> bool:
     return max(run.summary.mean_wait_s for run in result.runs) < SAME_S
 
 
-def _proposed(result: WhatIf) -> Run | None:
+def proposed(result: WhatIf) -> Run | None:
     """Return the replay to speak of: of what Helios proposes, else of all that can be had, the smallest mean wait."""
     for policy in PROPOSALS:
         if found := _best(result, policy):
@@ -65,34 +111,39 @@ def _best(result: WhatIf, policy: str) -> Run | None:
     return min(having, key=lambda run: run.summary.mean_wait_s, default=None)
 
 
-def _mean(proposed: Run, result: WhatIf) -> str:
-    new, old = proposed.summary.mean_wait_s, result.baseline.summary.mean_wait_s
-    act = ACTS.get(proposed.policy, "This order").format(unit=result.unit)
-    if not _differ(new, old):
-        return (
-            f"{act} would have made no difference to the mean wait: {spoken_duration(new)} instead of "
-            f"{spoken_duration(old)}."
-        )
-    verb = "cut" if new < old else "lengthened"
-    return (
-        f"{act} would have {verb} the mean wait from {spoken_duration(old)} to {spoken_duration(new)}"
-        f"{_in_brackets(new, old)}."
-    )
+def _mean(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    act = ACTS.get(chosen.policy, "This order").format(unit=result.unit)
+    told = _told(chosen, result, sure, "mean_wait_s")
+    if told is None or not told.differs:
+        return _no_difference(act, told, sure)
+    verb = "lengthened" if told.is_longer else "cut"
+    old, new = spoken_duration(told.old_s), spoken_duration(told.new_s)
+    if old == new:
+        apart = spoken_duration(abs(told.new_s - told.old_s))
+        return [f"{act} would have {verb} the mean wait of {old} by {apart}{told.ratio}."]
+    return [f"{act} would have {verb} the mean wait from {old} to {new}{told.ratio}."]
 
 
-def _compared(proposed: Run, result: WhatIf) -> str:
+def _no_difference(act: str, told: Told | None, sure: Differences) -> list[str]:
+    """Say that there is none; where the two figures look different all the same, that chance explains it."""
+    none = f"{act} would have made no difference to the mean wait"
+    if told is None or told.found.low is None or told.found.high is None or not told.is_noticed:
+        return [f"{none}{f': {told.instead}' if told is not None and told.is_noticed else ''}."]
+    between_ = f"{signed(told.found.low)}..{signed(told.found.high)}"
+    remedy = "a longer window" if sure.repeats else "a longer window, or with --repeat 20,"
+    return [
+        f"{none} that chance does not explain: {told.instead}, 95 % interval {between_}.",
+        f"Replay {remedy} before relying on it.",
+    ]
+
+
+def _compared(chosen: Run, result: WhatIf, sure: Differences) -> str:
     """Say which replays are compared, and among how many the proposed one was picked with hindsight."""
-    alike = sum(run.policy == proposed.policy for run in result.feasible)
+    alike = sum(run.policy == chosen.policy for run in result.feasible)
     picked = f", the best of {alike} such replays," if alike > 1 else ""
     today = ", what a Slurm site has today" if result.baseline.is_today else ""
-    return f"Compared: {proposed.label}{picked} with {result.baseline.label}{today}."
-
-
-def _how_sure(proposed: Run, today: Run) -> list[str]:
-    """Say so where a difference may be chance."""
-    if not _differ(proposed.summary.mean_wait_s, today.summary.mean_wait_s) or not _may_be_chance(proposed, today):
-        return []
-    return ["This may be chance, for days differ as much: replay a longer window before relying on it."]
+    means = f" Mean and longest waits told here are means over {sure.repeats} repeats." if sure.repeats else ""
+    return f"Compared: {chosen.label}{picked} with {result.baseline.label}{today}.{means}"
 
 
 def _small_part(today: Run) -> list[str]:
@@ -102,71 +153,89 @@ def _small_part(today: Run) -> list[str]:
     return [f"There is little to gain: waiting is {100 * share:.1f} % of the time from submission to end."]
 
 
-def _who_pays(proposed: Run, result: WhatIf) -> list[str]:
-    """Name every size of job that waits longer; where none does, say whether large jobs gain, for they usually pay."""
-    paying = [size for size in reversed(SIZE_CLASSES) if _change_of(size, proposed, result) > 0]
-    if paying:
-        return [f"{WHO[size]} pay: {_size_sentence(size, proposed, result)}" for size in paying]
-    large = SIZE_CLASSES[-1]
-    if _change_of(large, proposed, result) < 0:
-        return [f"{WHO[large]} gain too: {_size_sentence(large, proposed, result)}"]
-    return []
+def _who_pays(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    """Name every size of job that waits longer; of large jobs, which usually pay, say whatever there is to say."""
+    sizes = {size: _told_of_size(size, chosen, result, sure) for size in reversed(SIZE_CLASSES)}
+    said = [
+        f"{WHO[size]} pay: {_size_sentence(size, told, result)}"
+        for size, told in sizes.items()
+        if told is not None and told.differs and told.is_longer
+    ]
+    large = sizes[SIZE_CLASSES[-1]]
+    if large is not None and not large.differs and large.is_noticed:
+        sentence = _size_sentence(SIZE_CLASSES[-1], large, result)
+        return [f"{WHO[SIZE_CLASSES[-1]]}: no difference that chance does not explain; {sentence}", *said]
+    if not said and large is not None and large.differs:
+        return [f"{WHO[SIZE_CLASSES[-1]]} gain too: {_size_sentence(SIZE_CLASSES[-1], large, result)}"]
+    return said
 
 
-def _change_of(size: str, proposed: Run, result: WhatIf) -> int:
-    """Return 1 where that size waits longer than at the baseline, -1 where shorter, 0 where it makes no difference."""
-    new = proposed.summary.mean_wait_s_by_size[size]
-    old = result.baseline.summary.mean_wait_s_by_size[size]
-    if new is None or old is None or not _differ(new, old):
-        return 0
-    return 1 if new > old else -1
+def _size_sentence(size: str, told: Told, result: WhatIf) -> str:
+    waited, _, rest = told.instead.partition(" instead of ")
+    both = f"{waited} on average instead of {rest}" if rest else f"{waited} on average"
+    return f"{JOBS_OF[size].format(unit=result.unit)} would have waited {both}."
 
 
-def _size_sentence(size: str, proposed: Run, result: WhatIf) -> str:
-    new = proposed.summary.mean_wait_s_by_size[size] or 0.0
-    old = result.baseline.summary.mean_wait_s_by_size[size] or 0.0
-    return (
-        f"{JOBS_OF[size].format(unit=result.unit)} would have waited {spoken_duration(new)} on average instead of "
-        f"{spoken_duration(old)}{_in_brackets(new, old)}."
-    )
-
-
-def _longest(proposed: Run, today: Run) -> list[str]:
-    new, old = proposed.summary.max_wait_s, today.summary.max_wait_s
-    if not _differ(new, old):
+def _which_users(proposed: Run, result: WhatIf) -> list[str]:
+    """Say how many users wait longer on average, and who most."""
+    gains = by_user(proposed, result)
+    if len(gains) < 2:
         return []
-    verb = "grows" if new > old else "falls"
-    return [f"The longest wait {verb} from {spoken_duration(old)} to {spoken_duration(new)}{_in_brackets(new, old)}."]
+    losing, worst = sum(gain.loses for gain in gains), gains[0]
+    if not losing:
+        return [f"None of the {len(gains):,} users waits longer on average."]
+    verb = "waits" if losing == 1 else "wait"
+    return [
+        f"Of {len(gains):,} users {losing:,} ({percent(losing / len(gains))}) {verb} longer on average, user "
+        f"{worst.name} most: {spoken_duration(worst.after.mean_s)} instead of {spoken_duration(worst.before.mean_s)} "
+        f"over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
+    ]
 
 
-def _against_control(proposed: Run, result: WhatIf) -> list[str]:
+def _longest(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    told = _told(chosen, result, sure, "max_wait_s")
+    if told is None or not told.is_noticed:
+        return []
+    old, new = spoken_duration(told.old_s), spoken_duration(told.new_s)
+    if not told.differs:
+        return [f"The longest wait: no difference that chance does not explain; {told.instead}."]
+    return [f"The longest wait {'grows' if told.is_longer else 'falls'} from {old} to {new}{told.ratio}."]
+
+
+def _against_control(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     control = _best(result, "fewest_gpus")
-    if control is None or proposed.policy not in PROPOSALS:
+    if control is None or chosen.policy not in PROPOSALS:
         return []
-    mine, naive = proposed.summary.mean_wait_s, control.summary.mean_wait_s
-    if not _differ(mine, naive):
-        return [f"But {control.label}, which needs no model, does as well: {spoken_duration(naive)}."]
-    if mine > naive:
-        return [f"But {control.label}, which needs no model, does better: {spoken_duration(naive)}."]
-    if mine > result.baseline.summary.mean_wait_s:
-        return [f"{control.label}, which needs no model, does worse still: {spoken_duration(naive)}."]
-    claim = "may earn" if _may_be_chance(proposed, control) else "earns"
-    return [f"Prediction {claim} its keep: {control.label}, which needs no model, reaches {spoken_duration(naive)}."]
+    told = Told(
+        new_s=_figure(chosen, sure, "mean_wait_s"),
+        old_s=_figure(control, sure, "mean_wait_s"),
+        found=_apart(chosen, control),
+    )
+    naive = spoken_duration(told.old_s)
+    if not told.differs:
+        chance = ", chance aside" if told.is_noticed else ""
+        return [f"But {control.label}, which needs no model, does as well{chance}: {naive}."]
+    if told.is_longer:
+        return [f"But {control.label}, which needs no model, does better: {naive}."]
+    if told.new_s > _figure(result.baseline, sure, "mean_wait_s"):
+        return [f"{control.label}, which needs no model, does worse still: {naive}."]
+    return [f"Prediction earns its keep: {control.label}, which needs no model, reaches {naive}."]
 
 
-def _against_oracle(proposed: Run, result: WhatIf) -> list[str]:
-    knowing = [run for run in result.oracles if (run.policy, run.backfill) == (proposed.policy, proposed.backfill)]
+def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    knowing = [run for run in result.oracles if (run.policy, run.backfill) == (chosen.policy, chosen.backfill)]
     if not knowing:
         return []
-    oracle = min(knowing, key=lambda run: run.summary.mean_wait_s).summary.mean_wait_s
-    today, mine = result.baseline.summary.mean_wait_s, proposed.summary.mean_wait_s
-    if oracle >= today or not _differ(oracle, today):
-        return ["Even with true run times this order would gain nothing here."]
-    share = round(100 * (today - mine) / (today - oracle))
+    best = min(knowing, key=lambda run: run.summary.mean_wait_s)
+    mine, bound = _told(chosen, result, sure, "mean_wait_s"), _told(best, result, sure, "mean_wait_s")
+    if mine is None or bound is None or bound.is_longer or not bound.differs:
+        chance = " that chance does not explain" if bound is not None and bound.is_noticed else ""
+        return [f"Even with true run times this order would gain nothing here{chance}."]
+    share = round(100 * (mine.old_s - mine.new_s) / (bound.old_s - bound.new_s)) if mine.differs else 0
     if share >= 100:
-        return [f"With true run times the same order would do no better: {spoken_duration(oracle)}."]
+        return [f"With true run times the same order would do no better: {spoken_duration(bound.new_s)}."]
     return [
-        f"With true run times the same order would reach {spoken_duration(oracle)}: "
+        f"With true run times the same order would reach {spoken_duration(bound.new_s)}: "
         f"the predictions realise {f'{share} %' if share > 0 else 'none'} of that gain."
     ]
 
@@ -181,16 +250,33 @@ def _bound_alone(result: WhatIf) -> list[str]:
     ]
 
 
-def _differ(new: float, old: float) -> bool:
-    return abs(new - old) > max(SAME * old, SAME_S)
+def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> Told | None:
+    """Return a figure beside the baseline's, as the table of differences has it; None: no such job."""
+    found, new, old = sure.of(run.label, name), sure.figures(run.label), sure.figures(result.baseline.label)
+    new_s, old_s = new.get(name), old.get(name)
+    if found is None or new_s is None or old_s is None:
+        return None
+    return Told(new_s=new_s, old_s=old_s, found=found)
 
 
-def _may_be_chance(new: Run, old: Run) -> bool:
-    """Return whether the difference of two means is within what days differ by; False in windows too short to say."""
-    difference = (new.wait_s - old.wait_s).astype(np.float64)
-    error = standard_error_of_mean(difference, submitted_s=new.submitted_s)
-    return error is not None and abs(float(difference.mean())) < SURE * error
+def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> Told | None:
+    """Return the mean wait of a size; of large jobs as the table has it, of the others from the one replay."""
+    if size == SIZE_CLASSES[-1]:
+        return _told(chosen, result, sure, "mean_wait_large_s")
+    new_s = chosen.summary.mean_wait_s_by_size[size]
+    old_s = result.baseline.summary.mean_wait_s_by_size[size]
+    found = between(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))
+    if new_s is None or old_s is None or found is None:
+        return None
+    return Told(new_s=new_s, old_s=old_s, found=found)
 
 
-def _in_brackets(new: float, old: float) -> str:
-    return f" ({change(new, old)})" if old else ""
+def _figure(run: Run, sure: Differences, name: str) -> float:
+    figure = sure.figures(run.label).get(name)
+    return run.summary.mean_wait_s if figure is None else figure
+
+
+def _apart(run: Run, other: Run) -> Difference:
+    """Return how two replays differ, as far as they tell themselves: repeats keep differences to the baseline only."""
+    found = between(run, other)
+    return found if found is not None else Difference(value=0.0, low=None, high=None)

@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 from helios.metrics import QueueSummary
 from helios.report.words import unit_of
 
-POLICY_NAMES = {"fifo": "FIFO", "sjf": "SJF", "qssf": "QSSF", "fewest_gpus": "Fewest GPUs", "srtf": "SRTF"}
+POLICY_NAMES = {
+    "fifo": "FIFO",
+    "sjf": "SJF",
+    "qssf": "QSSF",
+    "balanced": "Balanced",
+    "fewest_gpus": "Fewest GPUs",
+    "srtf": "SRTF",
+    "slurm": "Slurm as set up",
+    "slurm_otherwise": "Slurm, other settings",
+}
+BACKFILL_NAMES = {"none": "", "skip": " + skip", "easy": " + EASY ({})", "nodes": " + nodes ({})"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,7 +36,7 @@ class Run:
     run_times : str, optional
         What the order believes: predicted or true; None where it uses no run times.
     estimates : str, optional
-        What EASY plans with; without EASY what the order believes.
+        What backfill plans with; where it does not plan what the order believes.
     summary : QueueSummary
     submitted_s, started_s, ended_s, wait_s, gpus, users : arrays of shape (jobs,)
         Each job's own figures; ``users`` are codes, -1 unknown.
@@ -47,20 +57,12 @@ class Run:
     @property
     def label(self) -> str:
         """Say in a few words what was replayed: ``QSSF predicted + EASY (limit)``."""
-        believed = f" {self.run_times}" if self.run_times else ""
-        return f"{POLICY_NAMES.get(self.policy, self.policy)}{believed}{self.backfill_label}"
-
-    @property
-    def backfill_label(self) -> str:
-        """Say what may pass a blocked head; nothing where nothing may."""
-        if self.backfill == "easy":
-            return f" + EASY ({self.estimates})"
-        return " + skip" if self.backfill == "skip" else ""
+        return label_of(policy=self.policy, run_times=self.run_times, backfill=self.backfill, estimates=self.estimates)
 
     @property
     def is_today(self) -> bool:
-        """Whether it is what a Slurm site has today: FIFO with EASY backfill by time limits."""
-        return (self.policy, self.backfill, self.estimates) == ("fifo", "easy", "limit")
+        """Whether it is what a Slurm site has today: its own Slurm, else FIFO with EASY backfill by time limits."""
+        return self.policy == "slurm" or (self.policy, self.backfill, self.estimates) == ("fifo", "easy", "limit")
 
     @property
     def is_oracle(self) -> bool:
@@ -78,6 +80,31 @@ class Run:
         }
 
 
+def label_of(*, policy: str, run_times: str | None, backfill: str, estimates: str | None) -> str:
+    """Name a replay in a few words; the parts are those of a :class:`Run`."""
+    believed = f" {run_times}" if run_times else ""
+    return f"{POLICY_NAMES.get(policy, policy)}{believed}{BACKFILL_NAMES[backfill].format(estimates)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Named:
+    """What the jobs of a what-if are called; every replay has the same jobs in the same order.
+
+    Attributes
+    ----------
+    job_ids : object array of shape (jobs,)
+        The site's ids.
+    partition : int array of shape (jobs,)
+        Each job's place among :attr:`WhatIf.partitions`.
+    users : tuple of str
+        Names of the codes in :attr:`Run.users`.
+    """
+
+    job_ids: NDArray[np.object_]
+    partition: NDArray[np.int32]
+    users: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WhatIf:
     """Replays of one window of one cluster's history.
@@ -92,6 +119,8 @@ class WhatIf:
         First and last submission that count.
     notes : tuple of str
         What was assumed.
+    named : Named, optional
+        The jobs, users and partitions by name; None: they are not told.
     """
 
     cluster: str
@@ -101,6 +130,7 @@ class WhatIf:
     window: tuple[datetime, datetime]
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
+    named: Named | None = None
 
     @property
     def baseline(self) -> Run:

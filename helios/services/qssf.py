@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import Place, Reorder
+from helios.actions import Reorder
 from helios.model import Snapshot
+from helios.ports import Columns, Wishes
+from helios.services.jobwise import reorders
+from helios.services.orders import favour
 from helios.services.wording import counted, duration, gpu_time
 
 SHORTEST_GPU_S = 10.0
@@ -28,30 +30,21 @@ LONGEST_GPU_S = 1e7
 MOST_URGENT = 0.9
 """Of a job that is not promoted; the rest of the scale keeps promoted ones ahead however coarse the cluster counts."""
 PROMOTED = 1.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+PROPORTION = 2.0**-40
+"""Urgency lost with each GPU-second where urgencies are on no grid; at 2^40 s, 35,000 GPU-years, none is left."""
+NEUTRAL_GPU_S = 1e4
+LONGEST_US = 9e15
+"""Longest patience that is told from for ever, 285 years: what microseconds since 1970 have room for."""
+_FOR_EVER = np.datetime64("NaT").view(np.int64)
 STICKS = 0.75
 """A level is kept until the urgency is this many grid steps away from it: half a step would be no hysteresis."""
 
 
-def shortest_service_first(
-    *,
-    submitted_s: NDArray[np.int64],  # noqa: ARG001  because every Order takes it
-    gpus: NDArray[np.int32],
-    run_time_s: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Order by service, GPUs x run time; smallest first.
+class Order(StrEnum):
+    """Which jobs of a queue go first, where nobody has waited too long."""
 
-    Parameters
-    ----------
-    submitted_s, gpus, run_time_s : arrays of shape (n_jobs,)
-        Submission (s since the epoch), GPUs asked for, and the run time believed in (s).
-
-    Returns
-    -------
-    array of shape (n_jobs,)
-        Service in GPU seconds.
-    """
-    return gpus * run_time_s
+    BALANCED = "balanced"
+    SERVICE = "service"
 
 
 class Qssf:
@@ -97,6 +90,9 @@ class Qssf:
         ----------
         every_s : int
             Time between two looks at the queue, s.
+        order : str
+            ``balanced``: the service of jobs above 8 GPUs counts 1/33, see :func:`helios.services.orders.balanced`;
+            ``service``: the paper's rule, which starves large jobs.
         gpu_exponent : float
             Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
             (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
@@ -107,10 +103,13 @@ class Qssf:
         promote_factor : float
             A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
         levels : int
-            Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service.
+            Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. 0: no
+            grid and no logarithm, the urgency falls in proportion to the service, so that no two services are alike.
+            That is for replays that do not round (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
         """
 
         every_s: int = 30
+        order: str = Order.BALANCED.value
         gpu_exponent: float = 1.0
         promote_after_s: float = 43_200.0
         promote_factor: float = 0.0
@@ -118,91 +117,79 @@ class Qssf:
 
         def __post_init__(self) -> None:
             _require(self.every_s > 0, "every_s must be positive")
+            _require(self.order in [*Order], f"order must be one of {', '.join(Order)}")
             _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
             _require(self.promote_after_s > 0, "promote_after_s must be positive")
             _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
-            _require(1 <= self.levels <= 40, "levels must lie between 1 and 40")
+            _require(0 <= self.levels <= 40, "levels must lie between 0 and 40")
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
+        self._patience = int(min(options.promote_after_s * 1e6, LONGEST_US))
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition that has jobs which may be named."""
-        orders: dict[str, list[_Named]] = {}
-        for job in self._judged(snapshot):
-            orders.setdefault(job.partition, []).append(job)
-        return [
-            Reorder(
-                partition=partition,
-                order=tuple(map(_placed, jobs)),
-                reason=f"least predicted service first; {sum(job.promoted for job in jobs)} promoted for their wait",
-            )
-            for partition, jobs in sorted(orders.items())
-        ]
-
-    def _judged(self, snapshot: Snapshot) -> list[_Named]:
-        """Return the jobs that may be named, most urgent first."""
-        at = _instant(snapshot.taken_at)
-        chosen = _may_be_named(snapshot, at)
-        eligible_at, submitted_at, job_ids, partitions, gpus, p10_s, p50_s, p90_s, now = (
-            snapshot.pending_values(name)[chosen] for name in _COLUMNS
+        wishes = self.wishes(snapshot.pending_values, snapshot.taken_at)
+        return reorders(
+            snapshot,
+            wishes,
+            why=lambda rows: _reasons(snapshot, wishes.urgency, rows),
+            reason=lambda rows: _summary(wishes.urgency[rows]),
         )
-        waited_s = (at - eligible_at).astype(np.int64) / 1e6
-        promoted = waited_s > self._patience_s(p50_s)
-        wanted = np.where(promoted, PROMOTED, self._urgency(gpus=gpus, p50_s=p50_s, now=now))
-        facts = (partitions, promoted, waited_s, gpus, p10_s, p50_s, p90_s)
-        ranks = ((-wanted).tolist(), submitted_at.astype(np.int64).tolist(), map(len, job_ids), job_ids.tolist())
-        rows = zip(*ranks, *(values.tolist() for values in facts), strict=True)
-        return [_Named._make(row) for row in sorted(rows)]
 
-    def _patience_s(self, p50_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+        """Return the urgency of each of ``jobs``; see :class:`helios.ports.JobwiseService`."""
+        now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
+        p50_s = jobs("p50_s")
+        patience_us = self._patience_us(p50_s)
+        waited_us = now_us - eligible_us
+        promoted = waited_us > patience_us
+        urgency = self._urgency(gpus=jobs("gpus"), p50_s=p50_s, now=jobs("urgency"))
+        urgency[promoted] = PROMOTED
+        until_us = eligible_us + patience_us
+        until_us[promoted] = _FOR_EVER
+        early = waited_us < 0  # also where nobody knows when: NaT is the least number there is, and wraps round
+        if early.any():
+            urgency[early], until_us[early] = np.nan, eligible_us[early] - 1
+        hands_off = jobs("hands_off")
+        urgency[np.equal(hands_off, hands_off)] = np.nan  # missing is NaN, which is not itself
+        return Wishes(urgency=urgency, until=until_us.view("datetime64[us]"))
+
+    def _patience_us(self, p50_s: NDArray[np.float64]) -> NDArray[np.int64] | int:
         if not self.options.promote_factor:
-            return np.full(len(p50_s), self.options.promote_after_s)
-        return np.fmax(self.options.promote_after_s, self.options.promote_factor * p50_s)
+            return self._patience
+        patience_s = np.fmax(self.options.promote_after_s, self.options.promote_factor * p50_s)
+        return np.floor(np.fmin(patience_s * 1e6, LONGEST_US)).astype(np.int64)
 
     def _urgency(
         self, *, gpus: NDArray[np.int32], p50_s: NDArray[np.float64], now: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        service = p50_s * np.maximum(gpus, 1).astype(np.float64) ** self.options.gpu_exponent
+        exponent, counted_gpus = self.options.gpu_exponent, np.maximum(gpus, 1).astype(np.float64)
+        service = p50_s * (counted_gpus if exponent == 1 else counted_gpus**exponent)
+        if self.options.order == Order.BALANCED:
+            service = service * favour(gpus)
+        if not self.options.levels:
+            return _in_proportion(service)
         return _on_grid(_from_scale(service), now=now, levels=self.options.levels)
 
 
-_COLUMNS = ("eligible_at", "submitted_at", "job_id", "partition", "gpus", "p10_s", "p50_s", "p90_s", "urgency")
+def _micros(at: datetime) -> int:
+    return round(at.timestamp() * 1e6)
 
 
-def _may_be_named(snapshot: Snapshot, at: np.datetime64) -> NDArray[np.int64]:
-    """Return the rows of jobs that may be touched and could start; a job without a partition is nobody's."""
-    free = snapshot.pending_values("eligible_at") <= at
-    for name, missing in (("hands_off", True), ("partition", False)):
-        free &= pd.isna(snapshot.pending_values(name)) == missing
-    return np.flatnonzero(free)
-
-
-class _Named(NamedTuple):
-    """A job that may be named; sorted, the most urgent come first, then the first submitted, ids by value."""
-
-    minus_urgency: float
-    submitted_us: int
-    id_length: int
-    job_id: str
-    partition: str
-    promoted: bool
-    waited_s: float
-    gpus: int
-    p10_s: float
-    p50_s: float
-    p90_s: float
-
-
-def _instant(at: datetime) -> np.datetime64:
-    return np.datetime64((at - _EPOCH) // timedelta(microseconds=1), "us")
+def _in_proportion(service: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Urgency in exact proportion to service, by a power of two: no two numbers become one. NaN is in the middle."""
+    known = np.where(np.isnan(service), NEUTRAL_GPU_S, service)
+    urgency: NDArray[np.float64] = 0.0 - np.minimum(known, 1 / PROPORTION) * PROPORTION
+    return urgency
 
 
 def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
     """Urgency of service on the fixed scale; NaN stays NaN."""
     shortest, longest = np.log10(SHORTEST_GPU_S), np.log10(LONGEST_GPU_S)
-    place = (np.log10(np.clip(service, SHORTEST_GPU_S, LONGEST_GPU_S)) - shortest) / (longest - shortest)
+    within = np.minimum(np.maximum(service, SHORTEST_GPU_S), LONGEST_GPU_S)  # clip, which takes ten times as long
+    place = (np.log10(within) - shortest) / (longest - shortest)
     urgency: NDArray[np.float64] = MOST_URGENT * (1 - 2 * place)
     return urgency
 
@@ -211,15 +198,28 @@ def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: 
     """Nearest grid point, but the one the job has ``now`` while that is near enough; 0 for NaN."""
     step = MOST_URGENT / levels
     had = np.rint(now / step)
-    keeps = (now != 0) & (np.abs(urgency / step - had) <= STICKS)
+    keeps = (had != 0) & (np.abs(urgency / step - had) <= STICKS)
     level = np.where(keeps, had, np.rint(urgency / step))
     return np.where(np.isnan(level), 0.0, level * step) + 0.0  # + 0.0: no negative zero
 
 
-def _placed(job: _Named) -> Place:
-    expected, waited = _expected(job.gpus, job.p10_s, job.p50_s, job.p90_s), f"waited {duration(job.waited_s)}"
-    reason = f"{waited}, long enough to go first; {expected}" if job.promoted else f"{expected}; {waited}"
-    return Place(job_id=job.job_id, urgency=-job.minus_urgency, reason=reason)
+def _reasons(snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
+    """Say why each of the jobs in these rows stands where it does."""
+    waited_s = (_micros(snapshot.taken_at) - snapshot.pending_values("eligible_at")[rows].view(np.int64)) / 1e6
+    facts = (snapshot.pending_values(name)[rows].tolist() for name in ("gpus", "p10_s", "p50_s", "p90_s"))
+    promoted = (urgency[rows] == PROMOTED).tolist()
+    return [
+        _reason(_expected(*expected), f"waited {duration(so_long_s)}", goes_first)
+        for goes_first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True)
+    ]
+
+
+def _reason(expected: str, waited: str, promoted: bool) -> str:
+    return f"{waited}, long enough to go first; {expected}" if promoted else f"{expected}; {waited}"
+
+
+def _summary(urgency: NDArray[np.float64]) -> str:
+    return f"least predicted service first; {int((urgency == PROMOTED).sum())} promoted for their wait"
 
 
 @lru_cache(maxsize=65_536)

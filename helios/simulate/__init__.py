@@ -37,6 +37,16 @@ Backfill ``easy``
     no more than the extra GPUs, which it uses up. The reservation is made anew in every pass.
     A running job past its estimate is given 0.3 x its estimate more (rounded down, at least 1 s), again and
     again until its expected end lies ahead.
+Backfill ``nodes``
+    Strict until the head does not fit. Then expected ends of running jobs are gone through in order of time on the
+    nodes, all of one second together, until the head really has a place by the rule of placement: the nodes it takes
+    then are reserved, whole, and that second is the shadow time. A running job past its estimate is expected to last
+    0.3 x as long again as it has run (rounded down, at least 1 s) from now on. The queue is gone through once, in
+    order: a job that is expected to end by the shadow time starts if it fits; any other, if it fits on nodes that are
+    not reserved, where it is placed. The reservation is made anew in every pass. A node that is falling asleep sleeps,
+    in this plan, from when it has; boot times count as for EASY. ``closed``: where a guard has promoted the head,
+    nobody else is placed on its nodes, even to end in time. ``idle_gpus``: of a head that was not promoted the first
+    nodes stay reserved, in the order in which it takes them, that together have no more free GPUs than that now.
 Preemptive (SRTF)
     Order by remaining true run time. A pending job that does not fit stops running jobs that have strictly
     more left, the longest first (later positions first in ties), only as many as it takes, and none if all would
@@ -49,7 +59,8 @@ Predictions in the timeline
     queued anew by the new answers, and a pass is due in their partitions.
 Guard
     At the beginning of every pass, jobs that have waited longer than the bound then in force go to the front of the
-    queue and stay there; among them by submit time, then position. What backfill may do is not changed by it.
+    queue and stay there; among them by submit time, then position. What backfill may do is not changed by it. A bound
+    by the backlog is renewed before the first moment at least ``every_s`` after the last time.
 
 Acting on it
     :class:`SimCluster` is a timeline behind the port ``Cluster``. Its own order is first in, first out; a job's key is
@@ -60,18 +71,23 @@ The compiled core (:mod:`helios.simulate.engine`) keeps its state in plain array
 """
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown
+from helios.simulate.backlog import Backlog
 from helios.simulate.cluster import SimCluster
 from helios.simulate.guard import Guard
 from helios.simulate.holding import Holding, Tally
 from helios.simulate.nodes import Sleep
 from helios.simulate.policies import ORDERS
-from helios.simulate.timeline import Backfill, Placement, Replay, replay
+from helios.simulate.reserve import Reservation
+from helios.simulate.timeline import RESERVING, Backfill, Placement, Replay, replay
 from helios.simulate.view import Predictions
+from helios.simulate.witness import Witness
 from helios.simulate.workload import ClusterShape, Workload
 
 __all__ = [
     "ORDERS",
+    "RESERVING",
     "Backfill",
+    "Backlog",
     "ClusterShape",
     "Guard",
     "Holding",
@@ -80,9 +96,11 @@ __all__ = [
     "Placement",
     "Predictions",
     "Replay",
+    "Reservation",
     "SimCluster",
     "Sleep",
     "Tally",
+    "Witness",
     "Workload",
     "replay",
 ]

@@ -6,41 +6,26 @@ soft limit changes what backfill plans with from the job's start on; the true ru
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from functools import lru_cache
-from typing import NamedTuple
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import (
-    JobAction,
-    Lever,
-    NodeAction,
-    NodeOutcome,
-    Outcome,
-    Place,
-    Reorder,
-    Restore,
-    Result,
-    SoftLimit,
-)
+from helios.actions import JobAction, NodeAction, NodeOutcome, Outcome, Result
 from helios.errors import Misuse, WorkloadInvalid
 from helios.model import STEP_S
-from helios.simulate.asking import LONGEST_ESTIMATE_S
+from helios.simulate.asked import BEFORE, CHOICE, Census, Stops, go_on
 from helios.simulate.holding import Tally, holding_of, tally_of
+from helios.simulate.jobs import JobDoor, steps_of
 from helios.simulate.nodes import NodeDoor, Sleep
+from helios.simulate.playable import Halt
 from helios.simulate.state import NEVER, new_state
-from helios.simulate.steering import Census, admit, carry_on, count_up, settle, withdraw
+from helios.simulate.steering import count_up
 from helios.simulate.timeline import MODES, PLACES, Backfill, Placement
-from helios.simulate.view import BASE_PRIORITY, Glance, Jobs, Marks, Predictions, View, unique_ids
+from helios.simulate.view import Glance, Jobs, Marks, Predictions, Rows, Scene, View, unique_ids
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
-
-STEP, MARK = 100, 37
-"""A SiteFactor of Helios is a multiple of the one plus the other: what an urgency is counted in."""
 
 
 class SimCluster:
@@ -62,9 +47,9 @@ class SimCluster:
         What may pass a blocked head.
     name : str
         The cluster's name.
-    resolution : int
+    resolution : int, optional
         Bound of the SiteFactor that a real cluster would be given (``slurm.site_factor_most``): urgencies are rounded
-        to its steps.
+        to its steps; None: they are not.
     resource : str
         ``gpus`` or ``cpus``: what the workload's GPUs are in truth.
     placement : Placement
@@ -91,7 +76,7 @@ class SimCluster:
         estimates_s: NDArray[np.int64],
         backfill: Backfill = Backfill.EASY,
         name: str = "replay",
-        resolution: int = 10_000,
+        resolution: int | None = 10_000,
         resource: str = "gpus",
         placement: Placement = Placement.PACKED,
         seed: int = 0,
@@ -111,35 +96,41 @@ class SimCluster:
             seed=seed,
             versatile=True,
         )
-        self._estimates_s = estimates_s.clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
-        self._state.pending["estimate_s"] = self._estimates_s
-        self._limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
-        self._steps = (resolution - MARK) // STEP
-        if self._steps < 1:
-            raise Misuse(f"a resolution of {resolution} leaves no step", remedy=f"Use at least {STEP + MARK}.")
         job_ids = unique_ids(workload)
-        self._position = {job_id: position for position, job_id in enumerate(job_ids)}
-        self._job_ids = job_ids
         self._view = View(workload, shape, jobs, job_ids=job_ids, resource=resource)
         self._resource, self._partitions = resource, shape.partitions
         self._door = NodeDoor(self._state, self._view.names, sleep)
         self._marks = Marks(
             urgency=np.zeros(len(jobs)),
             soft_limit_s=np.full(len(jobs), np.nan),
-            priority=np.full(len(jobs), BASE_PRIORITY),
+            steps=steps_of(resolution),
             hands_off={int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())},
+            held=set(),
         )
+        self._jobs = JobDoor(
+            self._state,
+            self._marks,
+            self._view.facts,
+            job_ids=job_ids,
+            limit_s=jobs["time_limit_s"].to_numpy(dtype=np.float64),
+            estimates_s=estimates_s,
+            pending=self._queue,
+        )
+        self._scene: Callable[[], Scene | None] = _nothing
+        self._between = False
         self._census = Census(self._state)
         # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
         self._started_s: Jobs = self._state.jobs["started_s"]
+        self._ends_s: Jobs = self._state.jobs["ends_s"]
         self._n_arrived: Jobs = self._state.clock["arrived"]
-        self._held: set[int] = set()
+        self._n_ended: Jobs = self._state.clock["ended"]
 
     # Time.
 
     def next_event_s(self) -> int | None:
         """Let start what can start now, and return when the next job ends or arrives: perhaps now; None: never."""
-        moment_s = settle(self._state, now=self.now_s)
+        self._leave()
+        moment_s, _ = go_on(self._state, self._census.seen, Stops(before=-NEVER), now=self.now_s)
         return None if moment_s == NEVER else int(moment_s)
 
     def advance(self, until_s: int) -> None:
@@ -154,8 +145,47 @@ class SimCluster:
         """
         if until_s < self.now_s:
             raise Misuse(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
-        carry_on(self._state, now=self.now_s, until=until_s)
+        self._leave()
+        go_on(self._state, self._census.seen, Stops(until=until_s), now=self.now_s)
         self.now_s = until_s
+
+    def go_on(
+        self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
+    ) -> Halt | None:
+        """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over.
+
+        Its ends and arrivals have then happened, and what they make possible starts when time goes on.
+
+        Parameters
+        ----------
+        asks_from_s : int
+            Stop also where there is a choice, from then on, s since the epoch.
+        alarm_s : int
+            Look whether there is one at this second too, if nothing happens before.
+        alarm_from_s : int
+            The same, if at what happens before there is a choice.
+        before_s : int
+            Stop also before the first moment from then on; the clock stays where it was.
+        """
+        stops = Stops(before=before_s, arrivals=True, asks_from=asks_from_s, alarm=alarm_s, alarm_from=alarm_from_s)
+        between = self._between
+        if not between:
+            self._leave()
+        moment_s, where = go_on(self._state, self._census.seen, stops, now=self.now_s, between=between)
+        if moment_s == NEVER:
+            return None
+        self._between = where == BEFORE
+        if not self._between:
+            self.now_s = moment_s
+        return Halt(moment_s, where == BEFORE, where == CHOICE)
+
+    def _leave(self) -> None:
+        """Let whoever still holds a snapshot keep what it shows."""
+        self._between = False
+        scene = self._scene()
+        if scene is not None:
+            scene.kept()
+        self._scene = _nothing
 
     @property
     def arrived(self) -> int:
@@ -165,7 +195,7 @@ class SimCluster:
     @property
     def ended(self) -> Jobs:
         """Positions of the jobs that have ended, in order of time."""
-        return self._state.ended[: int(self._state.clock["ended"][0])]
+        return self._state.ended[: self._n_ended[0]]
 
     @property
     def started_s(self) -> Jobs:
@@ -175,7 +205,7 @@ class SimCluster:
     @property
     def ended_s(self) -> Jobs:
         """End of each job; meaningless where it has not started."""
-        return self._state.jobs["ends_s"]
+        return self._ends_s
 
     def has_choice(self) -> bool:
         """Say whether something may start now, and more than what has just arrived on its own could be meant.
@@ -192,26 +222,57 @@ class SimCluster:
 
     def look(self, predictions: Predictions | None) -> Glance:
         """Look, with predictions already in the columns of the pending jobs."""
-        running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
-        by_start = running[np.argsort(self.started_s[running], kind="stable")]
         return Glance.at(
             self.now_s,
             cluster=self.name,
             pending=self._view.pending(self._queue(), self._marks, predictions),
-            running=self._view.running(by_start, self._state),
-            nodes=self._view.nodes(self._state, self._door.columns()),
+            scene=self._present(),
             power=self._door.settings,
         )
 
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> Rows:
+        """Look at pending ``jobs`` alone, by position."""
+        return self._view.pending(jobs, self._marks, predictions)
+
+    def waiting(self) -> Jobs:
+        """Return the pending jobs by position, ascending."""
+        return self._census.waiting()
+
+    def running(self) -> tuple[Jobs, Jobs]:
+        """Return the jobs that run by position, in no order, and since when, s since the epoch."""
+        running = self._state.ends[: int(self._state.clock["running"][0])].copy()
+        return running, self._state.jobs["resumed_s"][running]
+
+    def _present(self) -> Scene:
+        scene = self._scene()
+        if scene is None:
+            scene = Scene(self._frames)
+            self._scene = weakref.ref(scene)
+        return scene
+
+    def _frames(self) -> dict[str, Callable[[], pd.DataFrame]]:
+        running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
+        by_start = running[np.argsort(self.started_s[running], kind="stable")]
+        return {
+            "running": self._view.running(by_start, self._state),
+            "nodes": self._view.nodes(self._state, self._door.columns()),
+        }
+
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, and say what became of each job that an action names."""
-        changed: set[int] = set()
-        outcomes = [outcome for action in actions for outcome in self._carried_out(action, changed)]
-        self._requeue(changed)
-        return outcomes
+        return self._jobs.apply(actions)
+
+    def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
+        """Act, and say only how many jobs ended in each way: what telling of each costs is saved."""
+        return self._jobs.act(actions)
+
+    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        return self._jobs.wish(jobs, urgency)
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         """Act on nodes, and say what became of each that an action names; see :class:`helios.ports.NodeCluster`."""
+        self._leave()
         return self._door.steer(actions, now=self.now_s)
 
     # What is counted.
@@ -240,6 +301,7 @@ class SimCluster:
         Misuse
             There is no such node.
         """
+        self._leave()
         number = self._door.number(node)
         self._door.hands_off.pop(number, None)
         if why is not None:
@@ -253,13 +315,7 @@ class SimCluster:
         Misuse
             It is not pending, or held already.
         """
-        job = self._pending_position(job_id)
-        if job is None or job in self._held:
-            raise Misuse(f"job {job_id} is not pending, or held already")
-        withdraw(self._state, np.array([job]))
-        self._held.add(job)
-        self._marks.priority[job] = 0.0
-        self._marks.hands_off[job] = why
+        self._jobs.hold(job_id, why=why)
 
     def release(self, job_id: str) -> None:
         """Release a held job.
@@ -269,124 +325,17 @@ class SimCluster:
         Misuse
             It is not held.
         """
-        job = self._pending_position(job_id)
-        if job is None or job not in self._held:
-            raise Misuse(f"job {job_id} is not held")
-        del self._marks.hands_off[job]
-        self._held.remove(job)
-        self._admit(np.array([job]))
-
-    # What comes of an action.
-
-    def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
-        if isinstance(action, Reorder):
-            for place in action.order:
-                yield self._written(_placed(place, steps=self._steps), changed)
-        elif isinstance(action, SoftLimit):
-            yield self._softened(action, changed)
-        else:
-            yield from self._restored(action, changed)
-
-    def _softened(self, limit: SoftLimit, changed: set[int]) -> Outcome:
-        bound_s = float(math.ceil(limit.run_time / timedelta(seconds=1)))
-        change = _Change(
-            action="SoftLimit", lever=Lever.SOFT_LIMIT, job_id=limit.job_id, reason=limit.reason, wanted=bound_s
-        )
-        job = self._pending_position(limit.job_id)
-        if job is not None and bound_s >= self._limit_s[job]:
-            return change.outcome(Result.REFUSED, remark="not below the time limit")
-        return self._written(change, changed)
-
-    def _restored(self, restore: Restore, changed: set[int]) -> Iterator[Outcome]:
-        levers = tuple(Lever) if restore.lever is None else (restore.lever,)
-        named = restore.job_ids is not None
-        ids = restore.job_ids if restore.job_ids is not None else [self._job_ids[job] for job in self._queue()]
-        for job_id in ids:
-            for lever in levers:
-                nothing = 0.0 if lever is Lever.ORDER else math.nan
-                change = _Change(action="Restore", lever=lever, job_id=job_id, reason=restore.reason, wanted=nothing)
-                if named or not _alike(self._values(lever)[self._position[job_id]], nothing):
-                    yield self._written(change, changed)
-
-    def _written(self, change: _Change, changed: set[int]) -> Outcome:
-        job = self._pending_position(change.job_id)
-        if job is None:
-            return change.outcome(Result.GONE, remark="no longer pending")
-        values = self._values(change.lever)
-        before = float(values[job])
-        if _alike(before, change.wanted):
-            return change.outcome(Result.UNCHANGED, before=before, after=before)
-        if job in self._marks.hands_off and change.action != "Restore":
-            return change.outcome(Result.REFUSED, before=before, remark=self._marks.hands_off[job])
-        values[job] = change.wanted
-        changed.add(job)
-        return change.outcome(Result.DONE, before=before, after=change.wanted)
-
-    def _requeue(self, changed: set[int]) -> None:
-        queued = np.array(sorted(changed - self._held), dtype=np.int64)
-        if len(queued):
-            withdraw(self._state, queued)
-            self._admit(queued)
-
-    def _admit(self, jobs: Jobs) -> None:
-        """Put ``jobs``, which are in no queue, into theirs, by what stands on them now."""
-        marks, pending = self._marks, self._state.pending
-        urgency, soft_s, plans_s = marks.urgency[jobs], marks.soft_limit_s[jobs], self._estimates_s[jobs]
-        marks.priority[jobs] = BASE_PRIORITY + np.rint(urgency * self._steps) * STEP + np.sign(urgency) * MARK
-        pending["key"][jobs] = -urgency
-        pending["estimate_s"][jobs] = np.where(np.isnan(soft_s), plans_s, np.fmin(soft_s, plans_s))
-        admit(self._state, jobs)
-
-    # What is asked of the tables.
-
-    def _values(self, lever: Lever) -> NDArray[np.float64]:
-        return self._marks.urgency if lever is Lever.ORDER else self._marks.soft_limit_s
-
-    def _pending_position(self, job_id: str) -> int | None:
-        job = self._position.get(job_id)
-        return job if job is not None and job < self.arrived and self._started_s[job] == NEVER else None
+        self._jobs.release(job_id)
 
     def _queue(self) -> Jobs:
         """Return the pending jobs in the cluster's order, held ones last."""
         jobs, marks = self._census.waiting(), self._marks
-        return jobs[np.lexsort((jobs, -marks.urgency[jobs], marks.priority[jobs] == 0))]
+        in_order = jobs[np.argsort(-marks.urgency[jobs], kind="stable")]
+        if not marks.held:
+            return in_order
+        held = np.array([job in marks.held for job in in_order.tolist()])
+        return np.concatenate((in_order[~held], in_order[held]))
 
 
-class _Change(NamedTuple):
-    action: str
-    lever: Lever
-    job_id: str
-    reason: str
-    wanted: float
-
-    def outcome(
-        self, result: Result, *, before: float | None = None, after: float | None = None, remark: str = ""
-    ) -> Outcome:
-        return Outcome(
-            action=self.action,
-            lever=self.lever,
-            job_id=self.job_id,
-            result=result,
-            reason=self.reason,
-            before=_worded(self.lever, before),
-            after=_worded(self.lever, after),
-            remark=remark,
-        )
-
-
-def _placed(place: Place, *, steps: int) -> _Change:
-    level = round(place.urgency * steps)
-    return _Change(action="Reorder", lever=Lever.ORDER, job_id=place.job_id, reason=place.reason, wanted=level / steps)
-
-
-def _alike(value: float, other: float) -> bool:
-    return value == other or (math.isnan(value) and math.isnan(other))
-
-
-@lru_cache(maxsize=4_096)
-def _worded(lever: Lever, value: float | None) -> str:
-    if value is None:
-        return ""
-    if lever is Lever.ORDER:
-        return f"urgency {value:.4g}"
-    return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"
+def _nothing() -> None:
+    """Be the scene that nobody has seen."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.simulate import guard, idle, passes, placement, power, queue, running, sets, tally
+from helios.simulate import guard, idle, passes, placement, power, queue, reserve, running, sets, tally
 from helios.simulate import state as state_tables
 from helios.simulate.guard import promote_overdue
 from helios.simulate.kernel import entry_point, fingerprint, kernel
@@ -17,7 +17,7 @@ from helios.simulate.queue import push, remove
 from helios.simulate.running import end
 from helios.simulate.state import NEVER, NOBODY, State
 
-PARTS = (guard, passes, placement, power, sets, idle, tally, queue, running, state_tables)
+PARTS = (guard, passes, placement, power, sets, idle, tally, queue, reserve, running, state_tables)
 """Where the kernels are that the core calls."""
 
 

@@ -16,7 +16,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OPTIONS: dict[str, Any] = {"_nrt": False}
 # Nor do kernels need doors for Python and C, which take half of the compilation. They are not cached one by one:
 # each would keep its callees' code with its own, and numba looks for changes in its own file only.
-_INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# They are copied into their callers: the state has some seventeen arrays of seven words each, which every call would
+# pass on the stack. That took four fifths of a replay's time, and fourteen fifteenths where nodes are counted.
+_INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
 
 
 def kernel(function: _Function) -> _Function:

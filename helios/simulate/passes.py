@@ -6,12 +6,15 @@ stays so, and the first of each size says all there is to know about it.
 
 from __future__ import annotations
 
+import numpy as np
+
 from helios.simulate.kernel import kernel
 from helios.simulate.placement import lift
 from helios.simulate.queue import before, first_within, push, remove
-from helios.simulate.running import extend_overdue, reservation, start, stop
-from helios.simulate.sets import room, room_awake
-from helios.simulate.state import EASY, NO_BACKFILL, NOBODY, State
+from helios.simulate.reserve import hold_back, reserve
+from helios.simulate.running import extend_overdue, plan_holds, reservation, set_overdue_apart, start, stop
+from helios.simulate.sets import room, room_awake, set_aside, with_reserved
+from helios.simulate.state import ASLEEP, AWAKE, EASY, NEVER, NO_BACKFILL, NOBODY, NODES, State
 
 
 @kernel
@@ -22,6 +25,8 @@ def schedule(state: State, partition: int, now: int) -> None:
         _shortest_remaining(state, partition, now)
     elif clock.backfill == EASY:
         _easy(state, partition, now)
+    elif clock.backfill == NODES:
+        _by_nodes(state, partition, now)
     else:
         _greedy(state, partition, now)
 
@@ -50,14 +55,15 @@ def _easy(state: State, partition: int, now: int) -> None:
     predictability, workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE
     TPDS 12(6), 2001.
     """
-    head = _first_up_to(state, partition, -1)
-    while head >= 0 and state.jobs[head].gpus <= room(state, partition):
-        _start_pending(state, head, now, False)
-        head = _first_up_to(state, partition, -1)
+    head = _start_in_order(state, partition, now)
     if head < 0 or room(state, partition) == 0:
         return
-    extend_overdue(state, partition, now)
-    shadow, extra = reservation(state, partition, state.jobs[head].gpus)
+    home = state.partitions[partition]
+    if not plan_holds(state, partition, head, now):
+        extend_overdue(state, partition, now)
+        home.shadow_s, home.extra = reservation(state, partition, state.jobs[head].gpus)
+        home.planned_for = head
+    shadow, extra = home.shadow_s, home.extra
     while True:
         job = _first_harmless(state, partition, shadow - now, extra)
         if job < 0:
@@ -65,6 +71,46 @@ def _easy(state: State, partition: int, now: int) -> None:
         if state.pending[job].estimate_s > _window_s(state, partition, state.jobs[job].gpus, shadow - now):
             extra -= state.jobs[job].gpus
         _start_pending(state, job, now, True)
+
+
+@kernel
+def _by_nodes(state: State, partition: int, now: int) -> None:
+    """Start in order until the head does not fit; then whoever leaves it the nodes that it is to get."""
+    head = _start_in_order(state, partition, now)
+    if head < 0 or room(state, partition) == 0:
+        return
+    clock, promoted = state.clock[0], state.pending[head].key == -np.inf
+    home = state.partitions[partition]
+    if home.overdue > 0 or clock.idle_gpus != NEVER or not plan_holds(state, partition, head, now):
+        set_overdue_apart(state, partition, now)
+        home.shadow_s = reserve(state, partition, head, now)
+        home.planned_for = head
+    window_s = home.shadow_s - now
+    if promoted and clock.closed:
+        window_s = -1
+    elif not promoted:
+        hold_back(state, partition, clock.idle_gpus)
+    set_aside(state, partition, -1)
+    job = _first_beside(state, partition, window_s)
+    while job >= 0:
+        in_time = state.pending[job].estimate_s <= _window_in_all_s(state, partition, state.jobs[job].gpus, window_s)
+        if in_time:
+            set_aside(state, partition, 1)
+        _start_pending(state, job, now, True)
+        if in_time:
+            set_aside(state, partition, -1)
+        job = _first_beside(state, partition, window_s)
+    set_aside(state, partition, 1)
+
+
+@kernel
+def _start_in_order(state: State, partition: int, now: int) -> int:
+    """Start jobs in order, and return the first that does not fit, or NOBODY."""
+    head = _first_up_to(state, partition, -1)
+    while head >= 0 and state.jobs[head].gpus <= room(state, partition):
+        _start_pending(state, head, now, False)
+        head = _first_up_to(state, partition, -1)
+    return head
 
 
 @kernel
@@ -119,6 +165,31 @@ def _first_harmless(state: State, partition: int, window_s: int, extra: int) -> 
         if job >= 0 and (best < 0 or before(state.pending, job, best)):
             best = job
     return best
+
+
+@kernel
+def _first_beside(state: State, partition: int, window_s: int) -> int:
+    """Return the first pending job that fits and ends within the window or fits beside what is set aside, or NOBODY."""
+    home, queues, best = state.partitions[partition], state.queues, NOBODY
+    beside = room(state, partition)
+    largest = with_reserved(state, partition, beside, ASLEEP)
+    for queue in range(home.first_queue, home.end_queue):
+        gpus, job = queues[queue].gpus, queues[queue].head
+        if gpus > largest:
+            break
+        if gpus > beside:
+            job = first_within(state.pending, queues[queue].root, _window_in_all_s(state, partition, gpus, window_s))
+        if job >= 0 and (best < 0 or before(state.pending, job, best)):
+            best = job
+    return best
+
+
+@kernel
+def _window_in_all_s(state: State, partition: int, gpus: int, window_s: int) -> int:
+    """Return the same as ``_window_s`` with the nodes that are set aside."""
+    if len(state.versatile) == 0 or gpus <= with_reserved(state, partition, room_awake(state, partition), AWAKE):
+        return window_s
+    return int(window_s - state.clock[0].boot_s)
 
 
 @kernel

@@ -20,10 +20,10 @@ def place(state: State, job: int, now: int) -> int:
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
     full, up_s = home.gpus_per_node, now
     for number in range(jobs[job].gpus // full):
-        up_s = max(up_s, _take(state, job, _choice(state, job, number, full), full, now))
+        up_s = max(up_s, _take(state, job, choice(state, job, number, full), full, now))
     rest = jobs[job].gpus % full
     if rest > 0:
-        up_s = max(up_s, _take(state, job, _choice(state, job, full, rest), rest, now))
+        up_s = max(up_s, _take(state, job, choice(state, job, full, rest), rest, now))
     return up_s
 
 
@@ -65,7 +65,7 @@ def _take(state: State, job: int, node: int, gpus: int, now: int) -> int:
 
 
 @kernel
-def _choice(state: State, job: int, number: int, least: int) -> int:
+def choice(state: State, job: int, number: int, least: int) -> int:
     """Return the node with ``least`` free GPUs or more that ``job`` gets; ``number`` tells its choices apart."""
     partition = state.jobs[job].partition
     home = state.partitions[partition]

@@ -51,12 +51,14 @@ def remove(state: State, job: int) -> None:
         depth += 1
         parent, leftwards = node, before(pending, job, node)
         node = pending[node].left if leftwards else pending[node].right
+    n_above = depth
     top, depth = _merge(pending, path, depth, pending[job].left, pending[job].right)
     if parent < 0:
         queue.root = top
     else:
         _attach(pending, parent, leftwards, top)
-    _refresh_path(pending, path, depth)
+    _refresh_path(pending, path, n_above, depth)
+    _refresh_above(pending, path, n_above)
     if queue.head == job:
         queue.head = _leftmost(pending, queue.root)
 
@@ -104,7 +106,7 @@ def _split(pending: NDArray[np.void], path: NDArray[np.int64], node: int, job: i
         pending[inner_left].right = NOBODY
     if inner_right != job:
         pending[inner_right].left = NOBODY
-    _refresh_path(pending, path, depth)
+    _refresh_path(pending, path, 0, depth)
     _refresh(pending, job)
 
 
@@ -132,9 +134,19 @@ def _merge(pending: NDArray[np.void], path: NDArray[np.int64], depth: int, left:
 
 
 @kernel
-def _refresh_path(pending: NDArray[np.void], path: NDArray[np.int64], depth: int) -> None:
-    for step in range(depth - 1, -1, -1):
+def _refresh_path(pending: NDArray[np.void], path: NDArray[np.int64], first: int, end: int) -> None:
+    for step in range(end - 1, first - 1, -1):
         _refresh(pending, path[step])
+
+
+@kernel
+def _refresh_above(pending: NDArray[np.void], path: NDArray[np.int64], n_above: int) -> None:
+    """Refresh a path from its end upwards as far as anything changes, which is seldom far."""
+    for step in range(n_above - 1, -1, -1):
+        least_s = pending[path[step]].least_s
+        _refresh(pending, path[step])
+        if pending[path[step]].least_s == least_s:
+            return
 
 
 @kernel

@@ -10,7 +10,7 @@ import numpy as np
 
 from helios.simulate.idle import enlist, strike
 from helios.simulate.kernel import kernel
-from helios.simulate.state import ASLEEP, AWAKE, WAKING, WORD_BITS, State
+from helios.simulate.state import ASLEEP, AWAKE, FALLING, WAKING, WORD_BITS, State
 from helios.simulate.tally import count_gpus, count_holding, count_power
 
 # A de Bruijn sequence tells the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
@@ -93,6 +93,56 @@ def _shift_and_count(state: State, partition: int, node: int, gpus: int) -> None
         its.idle_since_s = clock.now_s
         if its.power == AWAKE:
             enlist(state, node)
+
+
+@kernel
+def imagine(state: State, partition: int, node: int, gpus: int) -> None:
+    """Change the free GPUs of ``node`` by ``gpus`` in thought: nothing is counted, and it has to be undone."""
+    if len(state.versatile) == 0:
+        shift(state, partition, node, gpus)
+        return
+    its = state.nodes[node]
+    _flip(state, partition, node, its.free, -1)
+    its.free += gpus
+    _flip(state, partition, node, its.free, 1)
+    state.partitions[partition].free_gpus += gpus
+
+
+@kernel
+def imagine_power(state: State, partition: int, node: int, power: int) -> None:
+    """Let ``node``, which is idle, be asleep instead of falling asleep, or the reverse, in thought."""
+    its = state.nodes[node]
+    _flip(state, partition, node, its.free, -1)
+    its.power = power
+    _flip(state, partition, node, its.free, 1)
+    state.partitions[partition].free_gpus += -its.free if power == FALLING else its.free
+
+
+@kernel
+def set_aside(state: State, partition: int, by: int) -> None:
+    """Take the nodes that are reserved out of the sets (``by`` -1), for nobody to be placed there, or put them back."""
+    home = state.partitions[partition]
+    for place in range(home.reserved):
+        node = state.nodes[home.first_node + place].reserved
+        _flip(state, partition, node, state.nodes[node].free, by)
+
+
+@kernel
+def with_reserved(state: State, partition: int, size: int, deepest: int) -> int:
+    """Return what ``size``, the largest job that fits beside the nodes set aside, becomes with them.
+
+    Of those only the ones count that are up to ``deepest``: AWAKE, or ASLEEP.
+    """
+    home, nodes = state.partitions[partition], state.nodes
+    full = home.gpus_per_node
+    free, part = size // full, size % full
+    for place in range(home.reserved):
+        its = nodes[nodes[home.first_node + place].reserved]
+        if its.power <= deepest and its.free == full:
+            free += 1
+        elif its.power <= deepest:
+            part = max(part, its.free)
+    return int(free * full + part)
 
 
 @kernel

@@ -16,7 +16,7 @@ from helios.simulate.workload import ClusterShape, Workload
 
 NOBODY = -1
 NEVER = np.iinfo(np.int64).max
-NO_BACKFILL, SKIP, EASY = 0, 1, 2
+NO_BACKFILL, SKIP, EASY, NODES = 0, 1, 2, 3
 WORD_BITS = 64
 AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
 """What a node does; the nodes of a partition are kept in as many sets."""
@@ -88,6 +88,12 @@ PARTITION = np.dtype(
         ("row", np.int64),  # the last one in the log of holding nodes
         ("next_turn", np.int64),  # in the list of its jobs, the first that nobody has found overdue
         ("end_turn", np.int64),
+        ("overdue", np.int64),  # running jobs past their estimates, where these are kept apart
+        ("reserved", np.int64),  # nodes
+        # A reservation that still holds: for whom (NOBODY: none), from when on, and what is free beyond it then.
+        ("planned_for", np.int64),
+        ("shadow_s", np.int64),
+        ("extra", np.int64),
     ],
     align=True,
 )
@@ -108,6 +114,7 @@ NODE = np.dtype(
         ("ranked", np.int32),  # not of this node: the node of its partition that ranks as this one is numbered
         ("waking", np.int32),  # not of this node: a place in the ring of nodes by when they are awake
         ("falling", np.int32),  # the same, of nodes by when they are asleep
+        ("reserved", np.int32),  # not of this node: a place in the list of those that its partition's head is to get
     ],
     align=True,
 )
@@ -147,6 +154,8 @@ CLOCK = np.dtype(
         ("delays", np.int64),  # starts that waited for a node to get up
         ("delay_moments", np.int64),
         ("last_delay_s", np.int64),
+        ("closed", np.int64),  # whether nobody may use what is reserved for a promoted head
+        ("idle_gpus", np.int64),  # that may be held back for a head that was not promoted; NEVER: any number
     ],
     align=True,
 )
@@ -156,10 +165,11 @@ class State(NamedTuple):
     """Tables of a replay; see the record types of this module.
 
     ``versatile`` is empty where no node sleeps, differs from another or is counted: by its type the core is compiled
-    for such replays without all that, which would nearly halve their speed. ``holding`` is a log.
+    for such replays without all that, which would take a tenth of their speed. ``holding`` is a log.
     ``bits`` and ``level_nodes`` hold, for each partition, each of AWAKE, WAKING, ... and each number of free GPUs
     (level), the set of such nodes, as bits by rank, and their count. ``ends`` is a heap of running jobs by true
-    end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end;
+    end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end (for NODES
+    without those past their estimates, which stand before the next partition's, last started last);
     ``ended`` lists the jobs that have ended, in order; ``path`` is scratch. ``guard`` bounds the waiting, empty: not at
     all; ``turns`` are then the jobs of each partition, first submitted first.
     """
@@ -235,6 +245,7 @@ def _clock(backfill: int, preemptive: bool) -> NDArray[np.void]:
     clock = np.zeros(1, dtype=CLOCK)
     clock["backfill"], clock["preemptive"] = backfill, preemptive
     clock["suspend_s"], clock["idle_first"], clock["idle_last"] = NEVER, NOBODY, NOBODY
+    clock["idle_gpus"] = NEVER
     return clock
 
 
@@ -282,7 +293,7 @@ def _partitions(shape: ClusterShape) -> tuple[NDArray[np.void], NDArray[np.int64
     partitions["words"], partitions["first_word"] = words, _starts(words * levels * N_SETS)
     partitions["first_level"], partitions["first_node"] = _starts(levels * N_SETS), _starts(shape.nodes)
     partitions["first_running"], partitions["nodes"] = _starts(shape.capacity), shape.nodes
-    partitions["awake"], partitions["row"] = shape.nodes, NOBODY
+    partitions["awake"], partitions["row"], partitions["planned_for"] = shape.nodes, NOBODY, NOBODY
     return partitions, np.zeros(int(levels.sum()) * N_SETS, dtype=np.int64)
 
 

@@ -1,8 +1,4 @@
-"""Hands on a replay while it is under way: move its clock, and change what the queue goes by.
-
-At the moment the clock is moved to, jobs end and arrive, but the scheduling pass is left for the next call: whoever
-steers can look and decide between the two, as a policy asked at that very moment would.
-"""
+"""Hands on a replay while it is under way: change what the queue goes by, and what nodes do."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.simulate import engine
-from helios.simulate.engine import admit_due, end_due, next_moment, schedule_touched, touch
+from helios.simulate.engine import touch
 from helios.simulate.idle import enlist, strike
 from helios.simulate.kernel import entry_point, fingerprint
 from helios.simulate.power import fall, home_of, wake
 from helios.simulate.queue import push, remove
-from helios.simulate.state import AWAKE, FALLING, N_SETS, NEVER, WAKING, WORD_BITS, State
+from helios.simulate.state import AWAKE, FALLING, N_SETS, WAKING, WORD_BITS, State
 from helios.simulate.tally import bring_up
 
 _Jobs = NDArray[np.int64]
@@ -25,20 +21,6 @@ _Jobs = NDArray[np.int64]
 
 def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
     """Return the entries, which hold the ``revision`` of all they call."""
-
-    @entry_point
-    def carry(state: State, now: int, until: int) -> int:
-        state.clock[0].now_s = now
-        schedule_touched(state, now)
-        moment = next_moment(state)
-        while moment <= until and moment != NEVER:
-            end_due(state, moment)
-            admit_due(state, moment)
-            if moment == until:
-                return next_moment(state)
-            schedule_touched(state, moment)
-            moment = next_moment(state)
-        return moment if revision >= 0 else NEVER  # it must name the revision: see kernel.fingerprint
 
     @entry_point
     def withdraw(state: State, jobs: _Jobs) -> int:
@@ -53,25 +35,6 @@ def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
             push(state, jobs[place])
             touch(state, state.jobs[jobs[place]].partition)
         return revision
-
-    @entry_point
-    def census(state: State, waiting: _Jobs, tally: _Jobs, counts: _Jobs, now: int) -> bool:
-        n_known, n_seen, n_left = tally[0], tally[1], 0
-        counts[:] = 0
-        for place in range(n_known + state.clock[0].arrived - n_seen):
-            job = waiting[place] if place < n_known else n_seen + place - n_known
-            if state.jobs[job].started_s == NEVER:
-                waiting[n_left] = job
-                n_left += 1
-                counts[state.jobs[job].partition] += 1
-        tally[0], tally[1] = n_left, state.clock[0].arrived
-        for place in range(n_left):
-            job = state.jobs[waiting[place]]
-            if job.gpus <= state.partitions[job.partition].free_gpus and (
-                counts[job.partition] > 1 or job.submitted_s < now
-            ):
-                return True
-        return revision < 0
 
     @entry_point
     def steer(state: State, nodes: _Jobs, power: int, now: int) -> int:
@@ -100,20 +63,10 @@ def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
             bring_up(state, partition)
         return revision
 
-    return carry, withdraw, admit, census, steer, keep, count
+    return withdraw, admit, steer, keep, count
 
 
-_carry, _withdraw, _admit, _census, _steer, _keep, _count = _compiled(fingerprint(engine, *engine.PARTS))
-
-
-def carry_on(state: State, *, now: int, until: int) -> None:
-    """Make the passes due ``now``, and go on up to the ends and arrivals at ``until``; their pass stays due."""
-    _carry(state, now, until)
-
-
-def settle(state: State, *, now: int) -> int:
-    """Make the passes due ``now``, and return when the next job ends or arrives: perhaps now again, or NEVER."""
-    return _carry(state, now, now - 1)
+_withdraw, _admit, _steer, _keep, _count = _compiled(fingerprint(engine, *engine.PARTS))
 
 
 def withdraw(state: State, jobs: _Jobs) -> None:
@@ -169,28 +122,3 @@ def _shelve(state: State, home: np.void) -> None:
     state.bits[first : first + words * levels * N_SETS] = 0
     bit = np.uint64(1) << (rank % WORD_BITS).astype(np.uint64)
     np.bitwise_or.at(state.bits, first + shelf * words + rank // WORD_BITS, bit)
-
-
-class Census:
-    """Keeps the positions of the pending jobs while a replay goes on.
-
-    Parameters
-    ----------
-    state : State
-        A replay that nobody has submitted to yet.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._waiting = np.empty(len(state.jobs), dtype=np.int64)
-        self._tally = np.zeros(2, dtype=np.int64)  # jobs in _waiting, and jobs that had arrived when last looked
-        self._counts = np.empty(len(state.partitions), dtype=np.int64)
-
-    def waiting(self) -> _Jobs:
-        """Return the pending jobs by position."""
-        self.has_choice(NEVER)
-        return self._waiting[: self._tally[0]].copy()
-
-    def has_choice(self, now: int) -> bool:
-        """Say whether a job that fits by count waits since before ``now``, or beside another of its partition."""
-        return bool(_census(self._state, self._waiting, self._tally, self._counts, now))

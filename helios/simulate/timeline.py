@@ -14,14 +14,17 @@ from helios.errors import Misuse
 from helios.model import STEP_S
 from helios.ports import Order, ReplayPredictor
 from helios.simulate.asking import LONGEST_ESTIMATE_S, Questions, Scores
+from helios.simulate.backlog import Backlog, Keeper
 from helios.simulate.engine import run
 from helios.simulate.guard import Guard
 from helios.simulate.holding import Holding, holding_of
+from helios.simulate.reserve import Reservation
 from helios.simulate.state import (
     EASY,
     GUARD,
     NEVER,
     NO_BACKFILL,
+    NODES,
     PACKED,
     RANDOM,
     SKIP,
@@ -30,6 +33,7 @@ from helios.simulate.state import (
     State,
     new_state,
 )
+from helios.simulate.witness import Witness
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 QUANTILES = {0.1: 0, 0.5: 1, 0.9: 2}
@@ -43,6 +47,7 @@ class Backfill(StrEnum):
     NONE = "none"
     SKIP = "skip"
     EASY = "easy"
+    NODES = "nodes"
 
 
 class Placement(StrEnum):
@@ -54,7 +59,9 @@ class Placement(StrEnum):
     WEIGHTED = "weighted"
 
 
-MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY}
+MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY, Backfill.NODES: NODES}
+RESERVING = frozenset({Backfill.EASY, Backfill.NODES})
+"""What reserves, and so plans with estimates."""
 PLACES = {
     Placement.PACKED: PACKED,
     Placement.SPREAD: SPREAD,
@@ -120,11 +127,13 @@ def replay(
     predictor: ReplayPredictor | None = None,
     plan_quantile: float = 0.9,
     predict_again_s: int | None = None,
-    guard: Guard | None = None,
+    guard: Guard | Backlog | None = None,
+    reservation: Reservation | None = None,
     placement: Placement = Placement.PACKED,
     seed: int = 0,
     count_nodes: bool = False,
     progress: Callable[[int], None] | None = None,
+    watch: Witness | None = None,
 ) -> Replay:
     """Replay ``workload`` on ``shape`` from an empty cluster until every job has ended; see :mod:`helios.simulate`.
 
@@ -139,17 +148,19 @@ def replay(
     run_time_s : float64 array of shape (n_jobs,), optional
         Run time that the order believes, s, where known beforehand.
     estimate_s : int64 array of shape (n_jobs,), optional
-        Run time that EASY plans with, s, where known beforehand.
+        Run time that EASY and ``nodes`` plan with, s, where known beforehand.
     predictor : ReplayPredictor, optional
-        Says at each submission what is left None above: the order believes its p50, EASY plans with its
+        Says at each submission what is left None above: the order believes its p50, backfill plans with its
         ``plan_quantile``, rounded up.
     plan_quantile : float
         0.1, 0.5 or 0.9.
     predict_again_s : int, optional
         Ask the predictor about all that is still queued too, before the first moment that is at least so long after
         the last such question, s; None: never.
-    guard : Guard, optional
-        How long a job may wait before it goes to the front; None: for ever.
+    guard : Guard or Backlog, optional
+        How long a job may wait before it goes to the front, known beforehand or by what waits; None: for ever.
+    reservation : Reservation, optional
+        How strictly ``nodes`` keeps what it reserves; None: by its defaults.
     placement : Placement
         Which nodes a job gets.
     seed : int
@@ -158,6 +169,8 @@ def replay(
         Keep count of the nodes that hold jobs, for :meth:`Replay.busy_nodes`; it costs some speed.
     progress : callable, optional
         Called now and then with the number of jobs ended.
+    watch : Witness, optional
+        Takes notes of what holds one of the jobs; the outcome is the same.
 
     Raises
     ------
@@ -169,6 +182,7 @@ def replay(
     refuse_misfits(workload, shape)
     _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
     _refuse_idle_wishes(preemptive, predictor, predict_again_s, guard)
+    _refuse_idle_reservation(backfill, reservation)
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
     state = new_state(
@@ -181,6 +195,7 @@ def replay(
         versatile=count_nodes or placement is not Placement.PACKED,
         guard=_bounds(guard),
     )
+    _keep_reservations(state, reservation or Reservation())
     scores = Scores(
         workload=workload,
         order=order,
@@ -194,7 +209,10 @@ def replay(
     scores.plans[:] = _told(workload, estimate_s, 0).clip(max=LONGEST_ESTIMATE_S)
     if scores.ranked:
         scores.rank(slice(None))
-    _run_through(state, scores, predictor, predict_again_s, progress or _nobody)
+    carry = watch.run if watch else run
+    if isinstance(guard, Backlog):
+        carry = Keeper(state, guard, scores.believed_s, carry).run
+    _run_through(state, scores, predictor, predict_again_s, progress or _nobody, carry=carry)
     has_estimates = estimate_s is not None or predictor is not None
     return _outcome(state, scores, has_estimates=has_estimates)
 
@@ -208,21 +226,21 @@ def _refuse_contradictions(
 ) -> None:
     if plan_quantile not in QUANTILES:
         raise Misuse(f"plan_quantile is {plan_quantile}", remedy="Use 0.1, 0.5 or 0.9.")
-    if preemptive and backfill is Backfill.EASY:
+    if preemptive and backfill in RESERVING:
         raise Misuse(
-            "SRTF preempts instead of reserving, so EASY backfill has no meaning for it.",
+            f"SRTF preempts instead of reserving, so backfill {backfill} has no meaning for it.",
             remedy="Use backfill none or skip with SRTF.",
         )
     if preemptive and predictor is not None:
         raise Misuse("SRTF knows the true run times; a predictor has no part in it.", remedy="Leave it out.")
-    if backfill is Backfill.EASY and estimate_s is None and predictor is None:
-        raise Misuse("EASY backfill needs estimates to plan with.", remedy="Give estimate_s or a predictor.")
+    if backfill in RESERVING and estimate_s is None and predictor is None:
+        raise Misuse(f"backfill {backfill} needs estimates to plan with.", remedy="Give estimate_s or a predictor.")
     if estimate_s is not None and (estimate_s < 0).any():
         raise Misuse(f"{int((estimate_s < 0).sum()):,} estimates are negative.")
 
 
 def _refuse_idle_wishes(
-    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, guard: Guard | None
+    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, guard: Guard | Backlog | None
 ) -> None:
     if preemptive and guard is not None:
         raise Misuse(
@@ -238,9 +256,24 @@ def _refuse_idle_wishes(
         )
 
 
-def _bounds(guard: Guard | None) -> NDArray[np.void] | None:
+def _refuse_idle_reservation(backfill: Backfill, reservation: Reservation | None) -> None:
+    if reservation is not None and backfill is not Backfill.NODES:
+        raise Misuse(
+            f"Backfill {backfill} reserves no nodes, so that there is nothing to keep more or less strictly.",
+            remedy="Use backfill nodes, or leave the reservation out.",
+        )
+
+
+def _keep_reservations(state: State, reservation: Reservation) -> None:
+    state.clock["closed"] = reservation.closed
+    state.clock["idle_gpus"] = NEVER if reservation.idle_gpus is None else reservation.idle_gpus
+
+
+def _bounds(guard: Guard | Backlog | None) -> NDArray[np.void] | None:
     if guard is None:
         return None
+    if isinstance(guard, Backlog):
+        guard = Guard.constant(guard.patience_s(0))
     bounds = np.empty(len(guard.at_s), dtype=GUARD)
     bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
     return bounds
@@ -272,29 +305,33 @@ def _run_through(
     predictor: ReplayPredictor | None,
     predict_again_s: int | None,
     tell: Callable[[int], None],
+    *,
+    carry: Callable[..., bool],
 ) -> None:
     questions = None if predictor is None else Questions(state, scores, predictor, predict_again_s)
     if questions is not None:
-        _run_predicting(state, scores, questions, tell)
+        _run_predicting(state, scores, questions, tell, carry)
     next_s, clock = 0, state.clock[0]
     while next_s != NEVER:
         until_s = NEVER if questions is None else questions.due_s
-        if run(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
+        if carry(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
             next_s = int(clock["next_s"])
             if questions is not None and next_s != NEVER:
                 questions.ask_again(next_s)
         tell(int(clock["ended"]))
 
 
-def _run_predicting(state: State, scores: Scores, questions: Questions, tell: Callable[[int], None]) -> None:
+def _run_predicting(
+    state: State, scores: Scores, questions: Questions, tell: Callable[[int], None], carry: Callable[..., bool]
+) -> None:
     """Stop the timeline before every moment of submission and ask the predictor, up to the last of them."""
     clock = state.clock[0]
     for moment, these in enumerate(_moments(scores.workload.submitted_s)):
         now = int(scores.workload.submitted_s[these.start])
-        run(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
+        carry(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
         while clock["next_s"] < now:
             questions.ask_again(int(clock["next_s"]))
-            run(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
+            carry(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
         questions.ask(these, now)
         if moment % MOMENTS_PER_REPORT == 0:
             tell(int(clock["ended"]))

@@ -19,11 +19,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JOBS, NODE_STATES, QUEUE, Demand, JobState, PowerSettings, Snapshot, plain_values
+from helios.simulate.slurmlike.workload import SlurmWorkload
 from helios.simulate.state import State
 from helios.simulate.workload import ClusterShape, Workload
 
 BASE_PRIORITY = 100_000.0
 """Priority of a job that nobody moved; what of it Helios changes is the SiteFactor that Slurm would have."""
+STEP, MARK = 100, 37
+"""A SiteFactor of Helios is a multiple of the one plus the other: what an urgency is counted in."""
+EXACT_STEPS = 99
+"""Steps that a priority is shown in where urgencies are not rounded."""
 _FIXED = [name for name in JOBS.names if name in QUEUE.by_name and name not in ("state", "started_at", "node_list")]
 
 _TEXT = pd.StringDtype(storage="python", na_value=np.nan)
@@ -57,15 +62,19 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marks:
-    """What somebody set on the jobs; arrays of shape (n_jobs,), and why to leave a job alone, by position."""
+    """What somebody set on the jobs; arrays of shape (n_jobs,), and by position why to leave a job alone.
+
+    ``steps`` are those of the grid between 0 and 1 that urgencies lie on; 0: on none.
+    """
 
     urgency: NDArray[np.float64]
     soft_limit_s: NDArray[np.float64]
-    priority: NDArray[np.float64]
+    steps: int
     hands_off: dict[int, str]
+    held: set[int]
 
 
-def unique_ids(workload: Workload) -> list[str]:
+def unique_ids(workload: Workload | SlurmWorkload) -> list[str]:
     """Return a name for each job that no other has: the site's id, and -2, -3, ... where it was used again."""
     taken: set[str] = set()
     return [_fresh(str(job_id), taken) for job_id in workload.job_id]
@@ -100,18 +109,18 @@ class View:
 
     def pending(self, jobs: Jobs, marks: Marks, predictions: Predictions | None) -> Rows:
         """Return ``jobs``, which wait, in that order, as they are marked now."""
-        own: dict[str, Any] = {
-            "urgency": marks.urgency[jobs],
-            "soft_limit_s": marks.soft_limit_s[jobs],
-            "priority": marks.priority[jobs],
-        }
-        if marks.hands_off:
-            own["hands_off"] = pd.Categorical([marks.hands_off.get(job) for job in jobs.tolist()])
-        if predictions is not None:
-            quantiles_s = predictions.quantiles_s[jobs]
-            own["p10_s"], own["p50_s"], own["p90_s"] = quantiles_s[:, 0], quantiles_s[:, 1], quantiles_s[:, 2]
-            own["source"] = _coded(predictions.source[jobs], tuple(predictions.sources))
-        return Rows(facts=self._facts, jobs=jobs, own=own)
+        return Rows(
+            facts=self._facts,
+            jobs=jobs,
+            urgency=marks.urgency.take(jobs),
+            soft_limit_s=marks.soft_limit_s.take(jobs),
+            steps=marks.steps,
+            hands_off=[marks.hands_off.get(job) for job in jobs.tolist()] if marks.hands_off else None,
+            held=np.array([job in marks.held for job in jobs.tolist()], dtype=bool) if marks.held else None,
+            quantiles_s=None if predictions is None else predictions.quantiles_s.take(jobs, axis=0),
+            source=None if predictions is None else predictions.source.take(jobs),
+            sources=() if predictions is None else tuple(predictions.sources),
+        )
 
     def running(self, jobs: Jobs, tables: State) -> Callable[[], pd.DataFrame]:
         """Return what makes the frame of ``jobs``, which run, in that order, as of now."""
@@ -129,6 +138,11 @@ class View:
             return self._facts.frame(jobs, own | {"reason": _coded(first - 1, ())})
 
         return made
+
+    @property
+    def facts(self) -> Facts:
+        """What no event changes of all jobs."""
+        return self._facts
 
     @property
     def names(self) -> list[str]:
@@ -183,25 +197,84 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Some jobs of a replay at one moment: a frame, or a column of it, when somebody asks."""
+    """Some jobs of a replay at one moment: a frame, or a column of it, when somebody asks.
+
+    What may change while they are kept is as it was at that moment; None: all of it is missing.
+    """
 
     facts: Facts
     jobs: Jobs
-    own: Mapping[str, Any]
+    urgency: NDArray[np.float64]
+    soft_limit_s: NDArray[np.float64]
+    steps: int
+    hands_off: list[str | None] | None
+    held: NDArray[np.bool_] | None
+    quantiles_s: NDArray[np.float64] | None
+    source: NDArray[np.int16] | None
+    sources: tuple[str, ...]
 
     def frame(self) -> pd.DataFrame:
         """Return columns of ``QUEUE``."""
-        return self.facts.frame(self.jobs, self.own)
+        own = {name: column for name, make in _OWN.items() if (column := make(self)) is not None}
+        return self.facts.frame(self.jobs, own)
 
     def values(self, name: str) -> NDArray[Any]:
         """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
-        if name in self.own:
-            return (
-                plain_values(pd.Series(self.own[name]))
-                if isinstance(self.own[name], pd.Categorical)
-                else self.own[name]
-            )
-        return self.facts.values(name, self.jobs)
+        column = _OWN[name](self) if name in _OWN else None
+        if column is None:
+            return self.facts.values(name, self.jobs)
+        return plain_values(pd.Series(column)) if isinstance(column, pd.Categorical) else column
+
+    @property
+    def priority(self) -> NDArray[np.float64]:
+        """The priority that the SiteFactor of its urgency would give each job."""
+        steps = np.rint(self.urgency * (self.steps or EXACT_STEPS))
+        priority: NDArray[np.float64] = BASE_PRIORITY + steps * STEP + np.sign(self.urgency) * MARK
+        return priority if self.held is None else np.where(self.held, 0.0, priority)
+
+
+def _quantile(column: int) -> Callable[[Rows], Any]:
+    return lambda rows: None if rows.quantiles_s is None else rows.quantiles_s[:, column]
+
+
+_OWN: dict[str, Callable[[Rows], Any]] = {
+    "urgency": lambda rows: rows.urgency,
+    "soft_limit_s": lambda rows: rows.soft_limit_s,
+    "priority": lambda rows: rows.priority,
+    "hands_off": lambda rows: None if rows.hands_off is None else pd.Categorical(rows.hands_off),
+    "p10_s": _quantile(0),
+    "p50_s": _quantile(1),
+    "p90_s": _quantile(2),
+    "source": lambda rows: None if rows.source is None else _coded(rows.source, rows.sources),
+}
+"""Columns that are not the same for good; one that says None is missing as a whole."""
+
+
+class Scene:
+    """Who runs and what the nodes do at one moment, read from the tables when somebody looks.
+
+    Before time goes on, whoever moves it has a scene that somebody still holds :meth:`kept`.
+    """
+
+    __slots__ = ("__weakref__", "_frames", "_read")
+
+    def __init__(self, read: Callable[[], dict[str, Callable[[], pd.DataFrame]]]) -> None:
+        self._read = read
+        self._frames: dict[str, Callable[[], pd.DataFrame]] | None = None
+
+    def kept(self) -> dict[str, Callable[[], pd.DataFrame]]:
+        """Return what makes the frames, which from now on says what is so now."""
+        if self._frames is None:
+            self._frames = self._read()
+        return self._frames
+
+    def running(self) -> pd.DataFrame:
+        """Return columns of ``QUEUE``."""
+        return self.kept()["running"]()
+
+    def nodes(self) -> pd.DataFrame:
+        """Return columns of ``NODE_STATES``."""
+        return self.kept()["nodes"]()
 
 
 class Glance(Snapshot):
@@ -218,13 +291,12 @@ class Glance(Snapshot):
         *,
         cluster: str,
         pending: Rows,
-        running: Callable[[], pd.DataFrame],
-        nodes: Callable[[], pd.DataFrame],
+        scene: Scene,
         power: PowerSettings | None = None,
     ) -> Glance:
         """Return what is to be seen ``now_s``."""
         seen = cls.__new__(cls)
-        frames = {"pending": pending.frame, "running": running, "nodes": nodes}
+        frames = {"pending": pending.frame, "running": scene.running, "nodes": scene.nodes}
         plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
         for name, value in (plain | {"_pending": pending, "_frames": frames}).items():
             object.__setattr__(seen, name, value)
@@ -238,6 +310,11 @@ class Glance(Snapshot):
                 continue
             object.__setattr__(seen, name, demand if name == "demand" else getattr(self, name))
         return seen
+
+    def positions(self, rows: Jobs, facts: Facts) -> Jobs | None:
+        """Return which jobs of a replay, known by its ``facts``, these rows of ``pending`` are; None: of another."""
+        pending = getattr(self, "_pending", None)
+        return pending.jobs.take(rows) if pending is not None and pending.facts is facts else None
 
     def _made(self) -> list[str]:
         """Return the names of the frames that are there already."""

@@ -59,13 +59,17 @@ class Workload:
     def _check_order(self) -> None:
         step = np.diff(self.submitted_s)
         _refuse_where("submit time is before that of the job above it", step < 0, self.job_id[1:])
-        for position in np.flatnonzero(step == 0):
-            earlier, later = self.job_id[position], self.job_id[position + 1]
-            if (len(later), later) < (len(earlier), earlier):
-                raise WorkloadInvalid(
-                    f"jobs {earlier} and {later}, submitted in the same second, are not in the order of their ids",
-                    remedy="Order the jobs with helios.model.in_submission_order.",
-                )
+        same = np.flatnonzero(step == 0)
+        earlier, later = self.job_id[same], self.job_id[same + 1]
+        longer = _lengths(later) - _lengths(earlier)
+        wrong = (longer < 0) | ((longer == 0) & (later < earlier))
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            raise WorkloadInvalid(
+                f"jobs {earlier[first]} and {later[first]}, submitted in the same second, are not in the order of "
+                "their ids",
+                remedy="Order the jobs with helios.model.in_submission_order.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -141,6 +145,10 @@ def _too_large(workload: Workload, shape: ClusterShape, excess: NDArray[np.int64
         f"{shape.capacity[home]:,} ({shape.nodes[home]} nodes x {shape.gpus_per_node[home]})",
         remedy="Give the partition more nodes with --nodes, or leave such jobs out with --oversized skip.",
     )
+
+
+def _lengths(words: NDArray[np.object_]) -> NDArray[np.int64]:
+    return np.fromiter(map(len, words), dtype=np.int64, count=len(words))
 
 
 def _check_column(name: str, column: NDArray[Any], dtype: type[np.integer[Any]]) -> None:

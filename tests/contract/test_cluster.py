@@ -13,6 +13,7 @@ from helios.slurm.sprio import Sprio
 from helios.testing import FakeCluster
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.unit.simulate.builders import a_sim_cluster
+from tests.unit.simulate.slurmlike.doors import a_busy_door
 from tests.unit.slurm.recorded import recorded
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 
@@ -35,6 +36,19 @@ def simulated() -> World:
     cluster = a_sim_cluster([(0, 5000, 8), *((second, 3600, 8) for second in range(1, 6))])
     cluster.advance(10)
     return World(cluster=cluster, hold=cluster.hold)
+
+
+def simulated_slurm() -> World:
+    return world_of_a_door(soft=True)
+
+
+def simulated_slurm_without_soft_limits() -> World:
+    return world_of_a_door(soft=False)
+
+
+def world_of_a_door(*, soft: bool) -> World:
+    door = a_busy_door(soft=soft)
+    return World(cluster=door, hold=door.hold, set_site_factor=door.set_site_factor, set_time_min=door.set_time_min)
 
 
 def slurm_in_memory() -> World:
@@ -78,7 +92,17 @@ def world_of(slurm: MemorySlurm) -> World:
     )
 
 
-@pytest.fixture(params=[fake, simulated, slurm_in_memory, slurm_as_recorded], ids=lambda make: make.__name__)
+@pytest.fixture(
+    params=[
+        fake,
+        simulated,
+        simulated_slurm,
+        simulated_slurm_without_soft_limits,
+        slurm_in_memory,
+        slurm_as_recorded,
+    ],
+    ids=lambda make: make.__name__,
+)
 def world(request: pytest.FixtureRequest) -> World:
     make: Callable[[], World] = request.param
     return make()

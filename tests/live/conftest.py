@@ -12,7 +12,12 @@ from tests.live.chroot import Chroot, NotToBeHad, chroot_folder
 from tests.live.rig import SLEEPY, Rig, missing, roomy_folder
 
 HERE = Path(__file__).parent
-OWN = {"test_proof": "proof", "test_pyslurm": "pyslurm", "test_nodes_pyslurm": "pyslurm"} | dict.fromkeys(
+OWN = {
+    "test_proof": "proof",
+    "test_fidelity": "fidelity",
+    "test_pyslurm": "pyslurm",
+    "test_nodes_pyslurm": "pyslurm",
+} | dict.fromkeys(
     ("test_power", "test_power_daemon", "test_power_rig", "test_nodes_commands", "test_release_nodes"), "power"
 )
 """Tests with clusters of their own, and the groups that they are kept in."""

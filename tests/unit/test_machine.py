@@ -40,6 +40,17 @@ def test_one_name_that_no_job_uses_pools_every_partition_and_says_so() -> None:
     assert "pooled" in machine.notes[0]
 
 
+def test_a_name_that_no_partition_has_is_said_to_be_why_all_are_pooled() -> None:
+    machine = placed(a_job(partition="a"), a_job(partition="b"), nodes={"gpuu": 2})
+    assert "none is called gpuu" in machine.notes[0]
+
+
+@pytest.mark.parametrize("nodes", [{"all": 99_999_999_999}, None])
+def test_a_cluster_larger_than_a_replay_can_have_is_refused(nodes: dict[str, int] | None) -> None:
+    with pytest.raises(Misuse, match="10,000,000"):
+        placed(a_job(), nodes=nodes, gpus_per_node=8 if nodes else 99_999_999_999)
+
+
 def test_jobs_without_a_partition_can_be_pooled() -> None:
     assert len(placed(a_job(partition=None), nodes={"gpu": 1}).jobs) == 1
 

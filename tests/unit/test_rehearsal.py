@@ -19,7 +19,8 @@ from helios.cli.rehearse import services_asked_for
 from helios.config import Settings
 from helios.errors import Misuse, ServiceInvalid, ServiceUnknown
 from helios.model import Snapshot
-from helios.services.qssf import Qssf, shortest_service_first
+from helios.services.orders import shortest_service_first
+from helios.services.qssf import Qssf
 from helios.services.soft_limits import SoftLimits
 from helios.simulate import Backfill, SimCluster, Workload, replay
 from helios.simulate.policies import first_in_first_out

@@ -49,6 +49,13 @@ def test_where_nobody_waits_no_curve_is_drawn() -> None:
     assert figures.waits(a_what_if(a_run([0, 0]))) is None
 
 
+def test_an_axis_of_waits_that_are_much_alike_still_has_a_scale() -> None:
+    drawn = figures.waits(a_what_if(a_run([70, 110, 205]), qssf([80, 90, 200])))
+    assert drawn is not None
+    assert "1 min" in drawn
+    assert "10 min" in drawn
+
+
 def test_preempted_jobs_have_no_line_over_time() -> None:
     srtf = a_run([5, 5], policy="srtf", run_times="true", backfill="none", estimates=None)
     assert figures.over_time(a_what_if(srtf)) is None

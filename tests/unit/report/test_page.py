@@ -5,6 +5,8 @@ from helios.report.describe import describe
 from helios.report.page import render_description, render_whatif
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.replays import a_run, a_what_if, fewest_gpus, qssf
+from tests.unit.report.test_gain_figures import a_result
+from tests.unit.report.test_gains import named
 
 GPUS = [1, 4, 16] * 20
 EVALUATION = {
@@ -103,3 +105,52 @@ def test_where_nobody_waits_nothing_is_compared() -> None:
     page = render_whatif(a_what_if(a_run([0, 0]), qssf([0, 0])))
     assert "Who gains and who pays" not in page
     assert "no order of the queue can change anything" in page
+
+
+@cache
+def the_page_with_names() -> str:
+    return render_whatif(a_result())
+
+
+def test_who_gains_and_who_loses_is_told_by_size_user_and_job() -> None:
+    page = the_page_with_names()
+    for title in ("Wait by size of job", "Wait by user", "The jobs that wait longer most", "Waiting saved"):
+        assert f"<h2>{title}</h2>" in page
+    assert "<h2>The queue of each partition</h2>" in page
+    assert "5 users: 1 wait longer on average, 4 shorter" in page
+    assert "helios whatif explain 55 --policy qssf --backfill easy --estimates limit" in page
+
+
+def test_a_user_s_name_cannot_become_markup_in_a_what_if() -> None:
+    page = the_page_with_names()
+    assert "&lt;dee&gt;" in page
+    assert "<dee>" not in page
+
+
+def test_names_within_the_figures_of_users_and_partitions_are_not_used_twice() -> None:
+    names = re.findall(r' id="([^"]+)"', the_page_with_names())
+    assert len(names) == len(set(names)) > 0
+
+
+def test_where_no_user_is_known_no_user_is_told_of() -> None:
+    assert "Wait by user" not in the_page()
+    assert "Wait by size of job" in the_page()
+
+
+def test_a_single_replay_says_how_sure_its_differences_are() -> None:
+    assert "<h2>How sure that is</h2>" in the_page_with_names()
+    assert "<h2>How sure that is</h2>" not in render_whatif(a_what_if(a_run([500, 700])))
+
+
+def test_a_page_does_not_grow_with_the_number_of_jobs() -> None:
+    def length(n: int) -> int:
+        _, result = named([n % 977 * 10 for n in range(n)], [n % 877 * 10 for n in range(n)], users="ab" * (n // 2))
+        return len(render_whatif(result))
+
+    assert length(40_000) < 1.2 * length(4_000)
+
+
+def test_figures_follow_a_dark_screen() -> None:
+    page = the_page()
+    assert "prefers-color-scheme: dark" in page
+    assert not re.search(r"(?:fill|stroke): #(?:202124|000000|5f6368|eceef1)", page)

@@ -1,7 +1,11 @@
+import numpy as np
+import pytest
+
+from helios.report.differences import Over, of_one_replay, over_repeats
 from helios.report.verdict import verdict
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
-HOUR = 3600
+HOUR, DAY = 3600, 86_400
 
 
 def said(*runs: object) -> str:
@@ -89,19 +93,70 @@ def test_a_size_that_begins_to_wait_is_told_without_a_ratio() -> None:
     assert "waited 1 h on average instead of 0 s." in text
 
 
-def test_a_gain_made_by_one_odd_day_may_be_chance() -> None:
-    today = a_run([HOUR] * 9 + [20 * HOUR], every_s=86_400)
-    assert "may be chance" in said(today, qssf([HOUR] * 10, every_s=86_400))
+def test_a_gain_made_by_one_odd_day_is_no_difference() -> None:
+    today = a_run([HOUR] * 9 + [20 * HOUR], every_s=DAY)
+    text = said(today, qssf([HOUR] * 10, every_s=DAY))
+    assert "no difference to the mean wait that chance does not explain: 1 h instead of 2 h 54 min (-66 %)" in text
+    assert "Replay a longer window" in text
 
 
 def test_a_gain_made_on_every_day_is_not_called_chance() -> None:
-    assert "chance" not in said(a_run([2 * HOUR] * 10, every_s=86_400), qssf([HOUR] * 10, every_s=86_400))
+    assert "chance" not in said(a_run([2 * HOUR] * 10, every_s=DAY), qssf([HOUR] * 10, every_s=DAY))
+
+
+def test_large_jobs_that_wait_longer_by_chance_are_not_said_to_pay() -> None:
+    gpus = [1, 16] * 10
+    today = a_run([9 * HOUR, HOUR] * 10, gpus=gpus, every_s=DAY // 2)
+    text = said(today, qssf([HOUR, HOUR] * 9 + [HOUR, 9 * HOUR], gpus=gpus, every_s=DAY // 2))
+    assert "cut the mean wait" in text
+    assert "Large jobs: no difference that chance does not explain; jobs above 8 GPUs would have waited" in text
+    assert "pay" not in text
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_verdict_and_the_table_of_differences_never_disagree(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    gpus, n = [1, 4, 16] * 20, 60
+    waits = rng.exponential(HOUR, n)
+    longer = waits * rng.choice([0.5, 1, 1.5]) + rng.normal(0, rng.choice([60, HOUR]), n)
+    result = a_what_if(
+        a_run(waits.astype(int).tolist(), gpus=gpus, every_s=DAY // 3),
+        qssf(longer.clip(0).astype(int).tolist(), gpus=gpus, every_s=DAY // 3),
+    )
+    found, text = of_one_replay(result).others[0].differences, " ".join(verdict(result))
+    mean, large = found["mean_wait_s"], found["mean_wait_large_s"]
+    assert mean is not None and large is not None
+    assert ("no difference to the mean wait" in text) == mean.is_none
+    assert ("Large jobs pay" in text) == (not large.is_none and large.value > 0)
+
+
+def test_over_repeats_the_verdict_is_theirs() -> None:
+    result = a_what_if(a_run([2 * HOUR] * 10, every_s=DAY), qssf([HOUR] * 10, every_s=DAY))
+    today, ours = (run.label for run in result.runs)
+    figures = [{"mean_wait_s": wait, "max_wait_s": wait, "p99_wait_s": wait} for wait in (5e3, 6e3, 9e3)]
+    missing = {"mean_wait_large_s": None}
+    differences = over_repeats(
+        {today: [each | missing for each in figures], ours: [each | missing for each in reversed(figures)]},
+        baseline=today,
+        over=Over.SEEDS,
+        blocks=0,
+    )
+    text = " ".join(verdict(result, differences))
+    assert "no difference to the mean wait." in text
+    assert "cut" not in text
+    assert "means over 3 repeats" in text
+
+
+def test_a_sure_difference_of_figures_that_read_alike_is_told_by_itself() -> None:
+    text = said(a_run([17 * 60 + 20] * 10, every_s=DAY), qssf([16 * 60 + 40] * 10, every_s=DAY))
+    assert "would have cut the mean wait of 17 min by 40 s (-4 %)" in text
 
 
 def test_a_lead_over_the_control_that_may_be_chance_is_not_claimed() -> None:
-    today, ours = a_run([9 * HOUR] * 10, every_s=86_400), qssf([HOUR] * 10, every_s=86_400)
-    text = said(today, ours, fewest_gpus([HOUR] * 9 + [8 * HOUR], every_s=86_400))
-    assert "Prediction may earn its keep" in text
+    today, ours = a_run([9 * HOUR] * 10, every_s=DAY), qssf([HOUR] * 10, every_s=DAY)
+    text = said(today, ours, fewest_gpus([HOUR] * 9 + [8 * HOUR], every_s=DAY))
+    assert "needs no model, does as well, chance aside" in text
+    assert "earns its keep" not in text
 
 
 def test_a_control_worse_than_a_loss_earns_prediction_nothing() -> None:

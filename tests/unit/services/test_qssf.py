@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
-from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, shortest_service_first
+from helios.services.orders import balanced, shortest_service_first
+from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
 
 HOUR = timedelta(hours=1)
@@ -25,8 +26,8 @@ gpu_counts = st.integers(0, 512)
 
 
 def qssf(**options: Any) -> Qssf:
-    """Return the service as it is tested here: it promotes after three hours."""
-    return Qssf(Qssf.Options(**({"promote_after_s": 10_800.0} | options)))
+    """Return the service as it is tested here: by the paper's rule, and it promotes after three hours."""
+    return Qssf(Qssf.Options(**({"order": "service", "promote_after_s": 10_800.0} | options)))
 
 
 def places(*jobs: dict[str, Any], service: Qssf | None = None) -> dict[str, Place]:
@@ -50,6 +51,31 @@ def waiting(time: timedelta, **job: Any) -> dict[str, Any]:
 @given(run_time_s=run_times_s, longer=st.floats(1, 1e4), gpus=gpu_counts, more=st.integers(0, 512))
 def test_more_service_is_never_more_urgent(run_time_s: float, longer: float, gpus: int, more: int) -> None:
     assert urgency(p50_s=run_time_s * longer, gpus=gpus + more) <= urgency(p50_s=run_time_s, gpus=gpus)
+
+
+def test_a_balanced_queue_puts_a_large_job_before_small_ones_of_less_service() -> None:
+    small, large = a_pending_job(job_id="1", p50_s=3_600, gpus=8), a_pending_job(job_id="2", p50_s=3_600, gpus=64)
+    by_service = places(small, large)
+    by_balance = places(small, large, service=Qssf(Qssf.Options()))
+    assert by_service["1"].urgency > by_service["2"].urgency
+    assert by_balance["1"].urgency < by_balance["2"].urgency
+
+
+@settings(max_examples=40)
+@given(
+    jobs=st.lists(st.tuples(run_times_s, st.integers(1, 512)), min_size=1, max_size=6),
+    order=st.sampled_from(["balanced", "service"]),
+)
+def test_without_a_grid_the_service_orders_as_its_formula_does(jobs: list[tuple[float, int]], order: str) -> None:
+    run_time_s, gpus = np.array([job[0] for job in jobs]), np.array([job[1] for job in jobs], dtype=np.int32)
+    formula = balanced if order == "balanced" else shortest_service_first
+    keys = formula(submitted_s=np.zeros(len(jobs), dtype=np.int64), gpus=gpus, run_time_s=run_time_s)
+    chosen = places(
+        *(a_pending_job(job_id=str(n), p50_s=run_s, gpus=size) for n, (run_s, size) in enumerate(jobs)),
+        service=Qssf(Qssf.Options(order=order, levels=0)),
+    )
+    urgencies = np.array([chosen[str(n)].urgency for n in range(len(jobs))])
+    np.testing.assert_array_equal(np.argsort(-urgencies, kind="stable"), np.argsort(keys, kind="stable"))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +359,14 @@ def test_a_quiet_queue_is_written_once() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"every_s": 0}, {"gpu_exponent": 3.0}, {"promote_after_s": 0.0}, {"promote_factor": -1.0}, {"levels": 0}],
+    [
+        {"every_s": 0},
+        {"order": "fifo"},
+        {"gpu_exponent": 3.0},
+        {"promote_after_s": 0.0},
+        {"promote_factor": -1.0},
+        {"levels": -1},
+    ],
     ids=str,
 )
 def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:

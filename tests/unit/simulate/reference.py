@@ -32,15 +32,16 @@ class Partition:
         self.pending = []
         self.running = []
 
-    def placement(self, gpus):
-        """Return {node: gpus} or None."""
-        empty = [node for node, free in enumerate(self.free) if free == self.full]
+    def placement(self, gpus, without=()):
+        """Return {node: gpus} or None; none of the nodes ``without``."""
+        empty = [node for node, free in enumerate(self.free) if free == self.full and node not in without]
         whole, rest = divmod(gpus, self.full)
         if whole > len(empty):
             return None
         chosen = dict.fromkeys(empty[:whole], self.full)
         if rest:
-            fitting = [(free, node) for node, free in enumerate(self.free) if free >= rest and node not in chosen]
+            barred = {*chosen, *without}
+            fitting = [(free, node) for node, free in enumerate(self.free) if free >= rest and node not in barred]
             if not fitting:
                 return None
             chosen[min(fitting)[1]] = rest
@@ -60,7 +61,8 @@ class Partition:
 
 
 class ReferenceSimulator:
-    def __init__(self, workload, shape, *, backfill, preemptive, patience=None):
+    def __init__(self, workload, shape, *, backfill, preemptive, patience=None, closed=False, idle_gpus=None):
+        self.closed, self.idle_gpus = closed, idle_gpus
         self.backfill = backfill
         self.patience = patience
         self.preemptive = preemptive
@@ -117,11 +119,13 @@ class ReferenceSimulator:
             self.shortest_remaining(partition, now)
         elif self.backfill == "easy":
             self.easy(partition, now)
+        elif self.backfill == "nodes":
+            self.by_nodes(partition, now)
         else:
             self.greedy(partition, now)
 
-    def try_start(self, partition, job, now):
-        holds = partition.placement(job.gpus)
+    def try_start(self, partition, job, now, without=()):
+        holds = partition.placement(job.gpus, without)
         if holds is None:
             return False
         partition.occupy(holds)
@@ -166,6 +170,38 @@ class ReferenceSimulator:
                 self.n_backfilled += 1
                 extra -= 0 if harmless else job.gpus
 
+    def by_nodes(self, partition, now):
+        queue = partition.in_order()
+        while queue and self.try_start(partition, queue[0], now):
+            queue.pop(0)
+        if not queue:
+            return
+        head, *others = queue
+        promoted = head.key == -math.inf
+        shadow, kept = self.reservation(partition, head, now)
+        if self.idle_gpus is not None and not promoted:
+            while sum(partition.free[node] for node in kept) > self.idle_gpus:
+                kept.pop()
+        for job in others:
+            in_time = now + job.estimate <= shadow and not (promoted and self.closed)
+            self.n_backfilled += self.try_start(partition, job, now, without=() if in_time else kept)
+
+    def reservation(self, partition, head, now):
+        """Return when the head is expected to be placed, and its nodes in the order in which it takes them."""
+        ends = {}
+        for job in partition.running:
+            end = job.start + job.estimate
+            ends.setdefault(end if end > now else now + max(1, (now - job.start) * 3 // 10), []).append(job)
+        free_now = list(partition.free)
+        for shadow in sorted(ends):
+            for job in ends[shadow]:
+                partition.vacate(job.holds)
+            holds = partition.placement(head.gpus)
+            if holds is not None:
+                break
+        partition.free = free_now
+        return shadow, list(holds)
+
     def shortest_remaining(self, partition, now):
         reached, blocked = (-math.inf, 0), False
         while True:
@@ -207,6 +243,8 @@ def reference_replay(
     estimates=None,
     preemptive=False,
     patience=None,
+    closed=False,
+    idle_gpus=None,
     score=None,
     again=None,
     again_s=None,
@@ -215,7 +253,15 @@ def reference_replay(
 
     ``score`` and ``again`` set ``key`` and ``estimate`` in the timeline; ``patience(now)`` is how long a job may wait.
     """
-    simulator = ReferenceSimulator(workload, shape, backfill=str(backfill), preemptive=preemptive, patience=patience)
+    simulator = ReferenceSimulator(
+        workload,
+        shape,
+        backfill=str(backfill),
+        preemptive=preemptive,
+        patience=patience,
+        closed=closed,
+        idle_gpus=idle_gpus,
+    )
     for job in simulator.jobs:
         job.key = float(keys[job.position]) if keys is not None else 0.0
         job.estimate = int(estimates[job.position]) if estimates is not None else 0

@@ -128,11 +128,11 @@ class Sleepers:
         node.power, node.until = "waking", now + self.boot
         self.wakes += 1
 
-    def choice(self, partition, job, number, *, least, taken, powers):
+    def choice(self, partition, job, number, *, least, taken, powers, without=()):
         fits = [
             node
             for node in self.nodes[partition]
-            if node.power in powers and node.free >= least and node.number not in taken
+            if node.power in powers and node.free >= least and node.number not in (*taken, *without)
         ]
         if not fits:
             return None
@@ -144,19 +144,19 @@ class Sleepers:
         sign = {"packed": 1, "spread": -1, "weighted": 0}[self.placement]
         return min(alike, key=lambda node: (sign * node.free, node.number))
 
-    def room_for(self, partition, job, powers=tuple(ORDER)):
+    def room_for(self, partition, job, powers=tuple(ORDER), without=()):
         """Return {node: gpus} or None."""
         full, holds = self.nodes[partition][0].size, {}
         whole, rest = divmod(job.gpus, full)
         for number, least in [*((turn, full) for turn in range(whole)), *([(full, rest)] if rest else [])]:
-            node = self.choice(partition, job, number, least=least, taken=holds, powers=powers)
+            node = self.choice(partition, job, number, least=least, taken=holds, powers=powers, without=without)
             if node is None:
                 return None
             holds[node.number] = least
         return holds
 
-    def try_start(self, partition, job, now):
-        holds = self.room_for(partition, job)
+    def try_start(self, partition, job, now, without=()):
+        holds = self.room_for(partition, job, without=without)
         if holds is None:
             return False
         job.holds, job.given, job.start = holds, now, now
@@ -181,8 +181,41 @@ class Sleepers:
         if self.backfill == "skip":
             for job in queue[1:]:
                 self.try_start(partition, job, now)
+        elif self.backfill == "nodes":
+            self.by_nodes(partition, queue, now)
         else:
             self.easy(partition, queue, now)
+
+    def by_nodes(self, partition, queue, now):
+        head, *others = queue
+        shadow, kept = self.reservation(partition, head, now)
+        for job in others:
+            delay = 0 if self.room_for(partition, job, ("awake",)) else self.boot
+            in_time = now + delay + job.estimate <= shadow
+            self.try_start(partition, job, now, without=() if in_time else kept)
+
+    def reservation(self, partition, head, now):
+        nodes, releases = self.nodes[partition], {}
+        for job in self.running[partition]:
+            end = job.start + job.estimate
+            releases.setdefault(end if end > now else now + max(1, (now - job.start) * 3 // 10), []).append(job)
+        for node in nodes:
+            if node.power == "falling":
+                releases.setdefault(node.until, []).append(node)
+        as_it_is = [(node.free, node.power) for node in nodes]
+        for shadow in sorted(releases):
+            for released in releases[shadow]:
+                if isinstance(released, Node):
+                    released.power = "asleep"
+                else:
+                    for number, gpus in released.holds.items():
+                        nodes[number].free += gpus
+            holds = self.room_for(partition, head)
+            if holds is not None:
+                break
+        for node, (free, power) in zip(nodes, as_it_is, strict=True):
+            node.free, node.power = free, power
+        return shadow, list(holds)
 
     def easy(self, partition, queue, now):
         head, *others = queue

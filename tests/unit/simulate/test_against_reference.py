@@ -5,14 +5,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.services.qssf import shortest_service_first
-from helios.simulate import ORDERS, Backfill, ClusterShape, Guard, Workload, replay
+from helios.services.orders import shortest_service_first
+from helios.simulate import ORDERS, Backfill, ClusterShape, Guard, Reservation, Workload, replay
 from helios.simulate.policies import shortest_job_first
 
 from .reference import reference_replay
 
 ALL_ORDERS = {**ORDERS, "qssf": shortest_service_first}
-thorough = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -101,6 +101,33 @@ def test_who_has_waited_too_long_goes_first_as_in_the_reference(backfill, case, 
     keys = workload.gpus * believed
     simulator = reference_replay(
         workload, shape, backfill=backfill, keys=keys, estimates=estimate, patience=patience_of(guard)
+    )
+    assert_alike(ours, simulator)
+
+
+@given(case=clusters_with_jobs(), guard=guards(), closed=st.booleans(), idle_gpus=st.none() | st.integers(0, 20))
+@thorough
+def test_what_is_reserved_is_kept_as_strictly_as_in_the_reference(case, guard, closed, idle_gpus):
+    shape, workload, estimate = case
+    ours = replay(
+        workload,
+        shape,
+        backfill=Backfill.NODES,
+        order=shortest_service_first,
+        run_time_s=estimate.astype(np.float64),
+        estimate_s=estimate,
+        guard=guard,
+        reservation=Reservation(closed=closed, idle_gpus=idle_gpus),
+    )
+    simulator = reference_replay(
+        workload,
+        shape,
+        backfill=Backfill.NODES,
+        keys=workload.gpus * estimate.astype(np.float64),
+        estimates=estimate,
+        patience=patience_of(guard),
+        closed=closed,
+        idle_gpus=idle_gpus,
     )
     assert_alike(ours, simulator)
 

@@ -323,9 +323,10 @@ def test_a_snapshot_with_other_jobs_in_it_shows_those():
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows=workloads)
-def test_a_choice_and_the_jobs_that_wait_are_what_counting_them_says(rows):
-    cluster = a_sim_cluster(rows, a_shape((1, 8), (2, 4)))
+@given(rows=workloads, backfill=st.sampled_from([Backfill.SKIP, Backfill.EASY, Backfill.NODES]))
+def test_a_choice_and_the_jobs_that_wait_are_what_counting_them_says(rows, backfill):
+    estimates_s = [row[1] // 2 for row in rows]
+    cluster = a_sim_cluster(rows, a_shape((1, 8), (2, 4)), backfill=backfill, estimates_s=estimates_s)
     while (moment := cluster.next_event_s()) is not None:
         cluster.advance(moment)
         snapshot = cluster.snapshot()
@@ -370,6 +371,61 @@ def test_one_job_that_has_waited_is_a_choice_too_since_its_soft_limit_may_be():
         cluster.advance(moment)
         run.append(cluster.has_choice())
     assert run == [False, False, True, False]
+
+
+def halts(cluster, **stops):
+    """Let time go on until all is over, and return where it stopped."""
+    seen = []
+    while (halt := cluster.go_on(**stops)) is not None:
+        seen.append((halt.moment_s, halt.before, halt.choice))
+    return seen
+
+
+def test_time_goes_on_by_itself_from_one_arrival_to_the_next():
+    cluster = a_sim_cluster([(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)])
+    assert [moment for moment, *_ in halts(cluster)] == [0, 1, 2, 30]
+    assert cluster.ended_s.tolist() == [10, 20, 20, 40]
+
+
+def test_time_stops_where_there_is_a_choice_and_somebody_wants_to_be_asked():
+    rows = [(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)]
+    assert (10, False, True) in halts(a_sim_cluster(rows), asks_from_s=10)
+    assert (10, False, True) not in halts(a_sim_cluster(rows), asks_from_s=11)
+
+
+def test_an_alarm_rings_only_after_a_moment_at_which_there_was_a_choice():
+    # At 10 one job starts and another, which would fit but for the reservation, goes on waiting.
+    rows = [(0, 10, 8), (1, 100, 7), (2, 50, 8), (3, 500, 1)]
+    rung = halts(a_sim_cluster(rows, estimates_s=[10, 100, 50, 500]), asks_from_s=25, alarm_from_s=25)
+    assert (25, False, True) in rung
+    assert all(moment != 25 for moment, *_ in halts(a_sim_cluster(rows[:1]), asks_from_s=25, alarm_from_s=25))
+
+
+def test_before_a_moment_nothing_of_it_has_happened():
+    cluster = a_sim_cluster([(0, 10, 8), (20, 10, 8)])
+    cluster.go_on()
+    halt = cluster.go_on(before_s=7)
+    assert (halt.moment_s, halt.before, len(cluster.ended), cluster.now_s) == (10, True, 0, 0)
+    halt = cluster.go_on()
+    assert (halt.moment_s, halt.before, len(cluster.ended), cluster.arrived) == (20, False, 1, 2)
+
+
+def test_acting_without_telling_says_how_many_jobs_ended_in_each_way():
+    orders = [an_order(job1=0.5, job2=0.25, job77=0.1), a_soft_limit("2", 660), an_order(job1=0.5)]
+    told, counted = a_busy_cluster(), a_busy_cluster()
+    outcomes = told.apply(orders)
+    assert counted.act(orders) == Counter(outcome.result for outcome in outcomes)
+    assert pending_ids(counted) == pending_ids(told)
+
+
+def test_urgencies_are_not_rounded_where_the_site_factor_has_no_bound():
+    cluster = a_busy_cluster(resolution=None)
+    cluster.apply([an_order(job1=0.123456789012345, job2=-1e-12)])
+    assert cluster.snapshot().pending.set_index("job_id")["urgency"].loc[["1", "2"]].tolist() == [
+        0.123456789012345,
+        -1e-12,
+    ]
+    assert pending_ids(cluster)[-1] == "2"
 
 
 def test_the_clock_does_not_go_back():

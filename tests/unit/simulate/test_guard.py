@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import Misuse
-from helios.services.qssf import shortest_service_first
-from helios.simulate import Backfill, Guard, replay
+from helios.services.orders import shortest_service_first
+from helios.simulate import Backfill, Backlog, Guard, Reservation, replay
+from helios.simulate.backlog import backlogs_s
 from helios.simulate.policies import first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
@@ -175,3 +176,120 @@ def test_a_first_come_first_served_queue_is_left_as_it_is():
         for guard in (None, Guard.constant(50))
     )
     np.testing.assert_array_equal(free.started_s, guarded.started_s)
+
+
+def test_the_backlog_is_the_work_before_a_newcomer_and_nothing_where_nobody_waits():
+    longest = backlogs_s(
+        capacity=np.array([8, 8, 4]),
+        waiting=(np.array([0, 0, 2]), np.array([8, 4, 4]), np.array([10.0, 20.0, np.nan])),
+        running=(np.array([0, 1]), np.array([4, 8]), np.array([100, 1_000])),
+        ended=(np.array([4.0, 8.0, 2.0]), np.array([4_000.0, 8_000.0, 60.0])),
+    )
+    # In the first, 160 GPU seconds are expected and 400 done; nobody waits in the second; nothing is said of the third.
+    assert longest.tolist() == [(160 + 400) / 8, 0.0, 4 * 30 / 4]
+
+
+@pytest.mark.parametrize("believed", [1e12, np.inf])
+def test_what_is_believed_very_long_counts_as_what_has_ended(believed):
+    longest = backlogs_s(
+        capacity=np.array([8]),
+        waiting=(np.array([0]), np.array([8]), np.array([believed])),
+        running=(np.array([0]), np.array([8]), np.array([100])),
+        ended=(np.array([8.0]), np.array([2_400.0])),
+    )
+    assert longest.tolist() == [(8 * (2_400 + 800) / 8 + 800) / 8]
+
+
+@pytest.mark.parametrize("wrong", [{"least_s": -1}, {"share": -0.1}, {"known_s": -1}, {"every_s": 0}], ids=str)
+def test_a_bound_by_the_backlog_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(Misuse, match="backlog"):
+        Backlog(**wrong)
+
+
+def test_who_is_believed_long_goes_first_after_a_share_of_the_backlog():
+    rows = [(second, 10, 8) for second in range(0, 4_000, 8)]
+    lies = [1.0] * len(rows)
+    lies[20] = 1e9
+    unguarded, guarded = (
+        starts(rows, believed=lies, guard=guard) for guard in (None, Backlog(least_s=100, share=0.5, every_s=50))
+    )
+    assert unguarded[20] == 10 * (len(rows) - 1)
+    # The queue grows by 2 s in 8 s; 1 s believed for each of them is little beside the 10 s that runs have taken.
+    assert 160 + 100 <= guarded[20] < 1_000
+
+
+def test_a_longest_wait_known_from_before_counts_as_a_backlog():
+    rows = [(second, 10, 8) for second in range(0, 4_000, 10)]
+    rows.insert(1, (1, 10, 8))
+    lies = [1.0] * len(rows)
+    lies[1] = 1e12
+    guard = Backlog(least_s=100, share=0.5, known_s=2_000, every_s=50)
+    assert starts(rows, believed=lies, guard=guard)[1] == 1_010
+
+
+def a_backlog_in_plain_words(workload, result, predicted_s, moments, gpus):
+    """Return the longest backlog at ``moments`` as the replay has them, counted job by job."""
+    longest = 0.0
+    for now in moments:
+        waiting = (workload.submitted_s < now) & (result.started_s >= now)
+        running = (result.started_s < now) & (result.ended_s >= now)
+        ended = result.ended_s < now
+        ran = sum(workload.gpus[job] * (now - result.started_s[job]) for job in np.flatnonzero(running))
+        took = sum(workload.gpus[job] * workload.run_time_s[job] for job in np.flatnonzero(ended))
+        mean = (took + ran) / workload.gpus[ended].sum() if ended.any() else 0.0
+        work = min(
+            sum(workload.gpus[job] * mean for job in np.flatnonzero(waiting)),
+            sum(workload.gpus[job] * predicted_s[job] for job in np.flatnonzero(waiting)),
+        )
+        longest = max(longest, (work + ran) / gpus if waiting.any() else 0.0)
+    return longest
+
+
+JOBS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(1, 16)), min_size=1, max_size=40)
+
+
+@given(rows=JOBS, share=st.floats(0, 1.5), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_the_bound_by_the_backlog_needs_nothing_that_comes_later(rows, share, seed):
+    """A job starts first after ``share`` x the backlog: no sooner than the least, no later than the longest allows."""
+    workload = a_workload(sorted(rows))
+    predicted = np.exp(np.random.default_rng(seed).normal(0, 10, len(workload)))
+    result = replay(
+        workload,
+        a_shape((2, 8)),
+        backfill=Backfill.NONE,
+        order=shortest_service_first,
+        run_time_s=predicted,
+        guard=Backlog(least_s=20, share=share, every_s=1),
+    )
+    moments = np.unique(np.concatenate((workload.submitted_s, result.ended_s)))
+    for job in range(len(workload)):
+        past = moments[moments <= result.started_s[job]]
+        backlog_s = a_backlog_in_plain_words(workload, result, predicted, past, gpus=16)
+        turn_s = workload.submitted_s[job] + max(20, share * backlog_s)
+        running = (result.started_s <= turn_s) & (result.ended_s > turn_s)
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
+        assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()
+
+
+@given(rows=JOBS, slack=st.lists(st.integers(0, 60), min_size=40, max_size=40), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_predicted(rows, slack, seed):
+    workload = a_workload(sorted(rows))
+    limit_s = workload.run_time_s + np.array(slack[: len(workload)])
+    patience_s, longest_s = 30, int(limit_s.max())
+    result = replay(
+        workload,
+        a_shape((3, 8)),
+        backfill=Backfill.NODES,
+        order=shortest_service_first,
+        predictor=Absurd(seed),
+        estimate_s=limit_s,
+        predict_again_s=7,
+        guard=Guard.constant(patience_s),
+        reservation=Reservation(closed=True),
+    )
+    for job in range(len(workload)):
+        turn_s = workload.submitted_s[job] + patience_s
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
+        assert result.started_s[job] <= turn_s + (int(ahead.sum()) + 2) * longest_s

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import Misuse
-from helios.services.qssf import shortest_service_first
-from helios.simulate import ORDERS, Backfill, replay
+from helios.services.orders import shortest_service_first
+from helios.simulate import ORDERS, Backfill, Guard, Reservation, replay
 from helios.simulate.policies import fewest_gpus_first, first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
 
-NONE, SKIP, EASY = Backfill
+NONE, SKIP, EASY, NODES = Backfill
 
 
 def starts(rows, shape, *, backfill=NONE, order=first_in_first_out, estimates=None, **options):
@@ -54,6 +54,49 @@ def test_easy_extends_an_estimate_that_proved_too_small():
     # The running job, expected to end at 2, is there at 10: it was granted 3, 4, 5, 6, 7, 9, and now 11 s.
     rows = [(0, 50, 6), (1, 9, 8), (10, 1, 1), (10, 4, 1)]
     assert starts(rows, a_shape((1, 8)), backfill=EASY, estimates=[2, 9, 1, 4]) == [0, 50, 10, 59]
+
+
+# Two nodes, three GPUs free on each; the first node is free at 9, the second at 50, and the head needs a whole one.
+DRAINING = [(0, 9, 5), (0, 50, 5), (1, 9, 8)]
+
+
+def test_easy_counts_gpus_so_that_a_long_job_may_take_one_on_the_node_that_the_head_needs():
+    assert starts([*DRAINING, (2, 99, 1)], a_shape((2, 8)), backfill=EASY)[2:] == [50, 2]
+
+
+def test_nodes_puts_a_long_job_beside_the_node_that_the_head_needs():
+    assert starts([*DRAINING, (2, 99, 1)], a_shape((2, 8)), backfill=NODES)[2:] == [9, 2]
+
+
+def test_nodes_holds_a_long_job_back_that_has_no_other_place():
+    assert starts([*DRAINING, (2, 99, 3), (2, 99, 2)], a_shape((2, 8)), backfill=NODES)[2:] == [9, 2, 18]
+
+
+def test_nodes_lets_a_job_that_ends_in_time_use_what_is_reserved():
+    assert starts([*DRAINING, (2, 99, 3), (2, 7, 3)], a_shape((2, 8)), backfill=NODES)[2:] == [9, 2, 2]
+
+
+@pytest.mark.parametrize(("closed", "second"), [(False, 2), (True, 5)])
+def test_nodes_that_are_closed_for_a_promoted_head_are_closed_to_short_jobs_too(closed, second):
+    rows = [*DRAINING, (2, 3, 3), (2, 3, 3)]
+    options = {"guard": Guard.constant(0), "reservation": Reservation(closed=closed)}
+    assert starts(rows, a_shape((2, 8)), backfill=NODES, **options)[3:] == [2, second]
+
+
+@pytest.mark.parametrize(("idle_gpus", "head"), [(2, 50), (3, 9), (None, 9)])
+def test_no_more_gpus_are_held_idle_for_a_head_than_may_be(idle_gpus, head):
+    reservation = Reservation(idle_gpus=idle_gpus)
+    assert starts([*DRAINING, (2, 99, 1)], a_shape((2, 8)), backfill=NODES, reservation=reservation)[2] == head
+
+
+def test_nodes_expects_a_job_past_its_estimate_to_last_three_tenths_longer_than_it_has():
+    rows = [(0, 50, 6), (1, 9, 8), (10, 3, 1), (10, 4, 1)]
+    assert starts(rows, a_shape((1, 8)), backfill=NODES, estimates=[2, 9, 3, 4]) == [0, 50, 10, 59]
+
+
+def test_a_negative_number_of_idle_gpus_is_refused():
+    with pytest.raises(Misuse, match="idle_gpus is -1"):
+        Reservation(idle_gpus=-1)
 
 
 def test_a_job_goes_to_the_fullest_node_that_fits():
@@ -170,7 +213,10 @@ def test_a_prediction_that_is_no_number_is_refused():
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        ({"backfill": EASY, "estimate_s": None}, "EASY backfill needs estimates"),
+        ({"backfill": EASY, "estimate_s": None}, "backfill easy needs estimates"),
+        ({"backfill": NODES, "estimate_s": None}, "backfill nodes needs estimates"),
+        ({"backfill": EASY, "reservation": Reservation()}, "reserves no nodes"),
+        ({"order": shortest_job_first, "preemptive": True, "backfill": NODES}, "SRTF preempts"),
         ({"order": shortest_job_first, "run_time_s": None}, "goes by run time, and some jobs have none"),
         ({"order": shortest_job_first, "preemptive": True, "backfill": EASY}, "SRTF preempts"),
         ({"order": first_in_first_out, "preemptive": True}, "SRTF goes by remaining"),

@@ -1,0 +1,270 @@
+"""What keeps QSSF's mean wait and bounds the longest: the policy `balanced` beside its controls and what was tried.
+
+    python -m benchmarks.bounded TRACE --nodes 100 [--since D --until D] [--runs 1,2,3] [--only ROWS] [--timezone Z]
+
+Every run is the trace perturbed by a seed: whole weeks in another order (the first and last ``--keep`` stay), submit
+times moved by N(0, 10 min), run times by a factor e^N(0, 0.2); run 0 is the trace as it is. Run times are predicted
+causally by the model that `helios whatif` uses, once for each run, along its QSSF + EASY timeline; the answers stand
+for all rows, so that rows differ by the policy alone. Printed: mean wait against QSSF + EASY's, the longest wait and
+the mean of jobs of more than 8 GPUs against FIFO + EASY's (time limits; 7 days where none); ratios of means over runs,
+and in brackets the worst run. Rows that say `bad` replace the predictions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helios.app.history import read_file
+from helios.app.machine import parse_nodes
+from helios.app.whatif import Question, Stage, set_the_stage
+from helios.errors import NotEnoughHistory
+from helios.model import in_submission_order
+from helios.predict import OnlinePredictor, train
+from helios.services.orders import balanced, shortest_service_first
+from helios.simulate import ORDERS, Backfill, Backlog, Guard, Reservation, Workload, replay
+
+DAY_S, WEEK_S = 86_400, 7 * 86_400
+LARGE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PerturbedRun:
+    """One workload, what was predicted of it, and the longest waits that the bounds are to be measured by."""
+
+    stage: Stage
+    workload: Workload
+    limit_s: np.ndarray
+    quantiles_s: np.ndarray
+    seed: int
+
+    def replayed(self, order: Any, backfill: Backfill, **options: Any) -> Any:
+        """Replay by what was predicted and by limits, unless told otherwise."""
+        options = {"run_time_s": self.quantiles_s[:, 1], "estimate_s": self.limit_s} | options
+        return replay(self.workload, self.stage.machine.shape, backfill=backfill, order=order, **options)
+
+
+class Noting:
+    """A predictor whose answers are kept."""
+
+    def __init__(self, predictor: OnlinePredictor, n_jobs: int) -> None:
+        self._predictor = predictor
+        self.ended, self.waiting = predictor.ended, predictor.waiting
+        self.quantiles_s = np.full((n_jobs, 3), np.nan)
+
+    def submitted(self, jobs: np.ndarray, now_s: int) -> np.ndarray:
+        """Answer as the predictor does."""
+        self.quantiles_s[jobs] = self._predictor.submitted(jobs, now_s)
+        return self.quantiles_s[jobs]
+
+
+def a_run(stage: Stage, model: Any, seed: int, keep: int) -> PerturbedRun:
+    """Perturb, predict."""
+    jobs, size, partition, limit_s = perturbed(stage, seed, keep) if seed else as_recorded(stage)
+    workload = Workload(
+        job_id=jobs["job_id"].to_numpy(dtype=object),
+        submitted_s=jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
+        run_time_s=jobs["run_time_s"].to_numpy().astype(np.int64),
+        gpus=size,
+        partition=partition,
+    )
+    predictor = Noting(
+        OnlinePredictor(jobs, history=stage.before, model=model, refit_every_s=WEEK_S, timezone=stage.timezone),
+        len(jobs),
+    )
+    replay(
+        workload,
+        stage.machine.shape,
+        backfill=Backfill.EASY,
+        order=shortest_service_first,
+        estimate_s=limit_s,
+        predictor=predictor,
+    )
+    return PerturbedRun(stage=stage, workload=workload, limit_s=limit_s, quantiles_s=predictor.quantiles_s, seed=seed)
+
+
+def as_recorded(stage: Stage) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
+    """Return jobs, sizes, partitions and limits as they are."""
+    return stage.machine.jobs, stage.workload.gpus, stage.workload.partition, stage.limit_s
+
+
+def perturbed(stage: Stage, seed: int, keep: int) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the same with weeks in another order, moved submissions and longer or shorter runs."""
+    rng, jobs = np.random.default_rng(seed), stage.machine.jobs.copy()
+    first = jobs["submitted_at"].iloc[0].floor("D")
+    week = ((jobs["submitted_at"] - first) // pd.Timedelta(days=7)).to_numpy()
+    place = np.arange(week.max() + 1)
+    inner = slice(keep, len(place) - keep)
+    place[inner] = rng.permutation(place[inner])
+    moved_s = (place[week] - week) * WEEK_S + np.clip(rng.normal(0, 600, len(jobs)), -7_200, 7_200).astype(int)
+    moved = jobs["submitted_at"] + pd.to_timedelta(moved_s, unit="s")
+    jobs["submitted_at"] = moved.clip(lower=jobs["submitted_at"].iloc[0]).astype(jobs["submitted_at"].dtype)
+    jobs["run_time_s"] = np.round(jobs["run_time_s"] * np.exp(rng.normal(0, 0.2, len(jobs))))
+    for column in ("started_at", "ended_at"):
+        jobs[column] = pd.Series(pd.NaT, index=jobs.index, dtype=jobs[column].dtype)
+    jobs["_row"] = np.arange(len(jobs))
+    jobs = in_submission_order(jobs).reset_index(drop=True)
+    rows = jobs.pop("_row").to_numpy()
+    return jobs, stage.workload.gpus[rows], stage.workload.partition[rows], stage.limit_s[rows]
+
+
+def whole(values: np.ndarray) -> np.ndarray:
+    """Return run times as estimates."""
+    return np.minimum(np.ceil(values), 2**40).astype(np.int64)
+
+
+def by_size(exponent: float, favour: float) -> Callable[..., np.ndarray]:
+    """Return the order run time x GPUs^``exponent``, of large jobs divided by e^``favour``."""
+
+    def order(*, submitted_s: np.ndarray, gpus: np.ndarray, run_time_s: np.ndarray) -> np.ndarray:  # noqa: ARG001
+        return run_time_s * gpus.astype(float) ** exponent * np.where(gpus > LARGE, np.exp(-favour), 1)
+
+    return order
+
+
+def beside(run: PerturbedRun, share: float, backfill: Backfill) -> Guard:
+    """Return the yardstick that knows the future: a shadow queue run with true run times."""
+    shadow = run.replayed(ORDERS["fifo"], backfill)
+    return Guard.beside(started_s=shadow.started_s, wait_s=shadow.wait_s, least_s=3 * 3_600, share=share)
+
+
+BAD: dict[str, Callable[[PerturbedRun], np.ndarray]] = {
+    "log error sd 2.5": lambda run: (
+        run.workload.run_time_s * np.exp(np.random.default_rng(run.seed).normal(0, 2.5, len(run.workload)))
+    ),
+    "anti-correlated": lambda run: 1e9 / np.maximum(run.workload.run_time_s, 1),
+    "constant": lambda run: np.full(len(run.workload), 3_600.0),
+}
+EASY, NODES, CLOSED = Backfill.EASY, Backfill.NODES, Reservation(closed=True)
+FIFO, QSSF = "FIFO + EASY", "QSSF + EASY"
+
+
+def by_nodes(run: PerturbedRun, share: float, **options: Any) -> Any:
+    """Replay `balanced` with reservations of nodes that plan with medians, closed for who was promoted."""
+    options = {"estimate_s": whole(run.quantiles_s[:, 1])} | options
+    return run.replayed(balanced, NODES, guard=Backlog(share=share), reservation=CLOSED, **options)
+
+
+TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
+    FIFO: lambda run: run.replayed(ORDERS["fifo"], EASY),
+    QSSF: lambda run: run.replayed(shortest_service_first, EASY),
+    "QSSF strict": lambda run: run.replayed(shortest_service_first, Backfill.NONE),
+    "QSSF + nodes": lambda run: run.replayed(shortest_service_first, NODES),
+    "FIFO + nodes": lambda run: run.replayed(ORDERS["fifo"], NODES),
+    "FIFO + nodes p50": lambda run: run.replayed(ORDERS["fifo"], NODES, estimate_s=whole(run.quantiles_s[:, 1])),
+    "QSSF + EASY, backlog 0.9": lambda run: run.replayed(shortest_service_first, EASY, guard=Backlog()),
+    "x gpus^-.5, large e^2 + EASY, no bound": lambda run: run.replayed(by_size(-0.5, 2), EASY),
+    "x gpus^-.5, large e^2 + nodes, shadow .7": lambda run: run.replayed(
+        by_size(-0.5, 2), NODES, guard=beside(run, 0.7, Backfill.NONE)
+    ),
+    **{
+        f"x gpus, large e^{favour} + EASY, no bound": lambda run, c=favour: run.replayed(by_size(1, c), EASY)
+        for favour in (2, 3, 5)
+    },
+    "balanced + EASY, no bound": lambda run: run.replayed(balanced, EASY),
+    "balanced + EASY, 12 h": lambda run: run.replayed(balanced, EASY, guard=Guard.constant(DAY_S // 2)),
+    "balanced + EASY, 7 days": lambda run: run.replayed(balanced, EASY, guard=Guard.constant(7 * DAY_S)),
+    "balanced + EASY, shadow FIFO+EASY 1": lambda run: run.replayed(balanced, EASY, guard=beside(run, 1, EASY)),
+    **{
+        f"balanced + EASY, backlog {share}": lambda run, s=share: run.replayed(balanced, EASY, guard=Backlog(share=s))
+        for share in (0.6, 0.75, 0.9)
+    },
+    "balanced + nodes, backlog 0.9": lambda run: run.replayed(balanced, NODES, guard=Backlog(), reservation=CLOSED),
+    "balanced + nodes, 32 idle, backlog 0.9": lambda run: run.replayed(
+        balanced, NODES, guard=Backlog(), reservation=Reservation(closed=True, idle_gpus=32)
+    ),
+    "balanced + nodes p90, backlog 0.9": lambda run: by_nodes(run, 0.9, estimate_s=whole(run.quantiles_s[:, 2])),
+    **{f"balanced + nodes p50, backlog {share}": lambda run, s=share: by_nodes(run, s) for share in (0.6, 0.75, 0.9)},
+    **{
+        f"bad, {name}: QSSF + EASY": lambda run, bad=bad: run.replayed(
+            shortest_service_first, EASY, run_time_s=bad(run).astype(float)
+        )
+        for name, bad in BAD.items()
+    },
+    **{
+        f"bad, {name}: balanced + EASY, backlog 0.9": lambda run, bad=bad: run.replayed(
+            balanced, EASY, guard=Backlog(), run_time_s=bad(run).astype(float)
+        )
+        for name, bad in BAD.items()
+    },
+    **{
+        f"bad, {name}: balanced + nodes p50, backlog 0.6": lambda run, bad=bad: by_nodes(
+            run, 0.6, run_time_s=bad(run).astype(float), estimate_s=whole(bad(run))
+        )
+        for name, bad in BAD.items()
+    },
+}
+
+
+def figures(result: Any, run: PerturbedRun) -> np.ndarray:
+    """Return mean wait, longest wait, and mean wait of large jobs (0 where there is none), s."""
+    large = run.workload.gpus > LARGE
+    return np.array([result.wait_s.mean(), result.wait_s.max(), result.wait_s[large].mean() if large.any() else 0.0])
+
+
+def staged(given: argparse.Namespace) -> tuple[Stage, Any]:
+    """Return the stage, and a model of what came before it if there is enough."""
+    history = read_file(given.trace, timezone=given.timezone)
+    question = Question(
+        plans=[],
+        since=given.since,
+        until=given.until,
+        nodes=parse_nodes(given.nodes),
+        gpus_per_node=given.gpus_per_node,
+        skip_oversized=True,
+    )
+    stage = set_the_stage(history, question)
+    try:
+        opening = stage.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
+        return stage, train(stage.before, cluster=history.cluster, until=opening, timezone=history.timezone)
+    except NotEnoughHistory:
+        return stage, None
+
+
+def a_day(text: str) -> datetime:
+    """Read a day."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--nodes", required=True)
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--timezone")
+    parser.add_argument("--since", type=a_day)
+    parser.add_argument("--until", type=a_day)
+    parser.add_argument("--runs", default="1,2,3,4,5")
+    parser.add_argument("--keep", type=int, default=0, help="Weeks that stay first, and last")
+    parser.add_argument("--only", help="Names of rows by semicolons; else all")
+    given = parser.parse_args()
+    stage, model = staged(given)
+    runs = [a_run(stage, model, seed, given.keep) for seed in map(int, given.runs.split(","))]
+    fifo, qssf = (np.array([figures(TRIED[name](run), run) for run in runs]) for name in (FIFO, QSSF))
+    print(f"{len(stage.workload):,} jobs, {len(runs)} runs; mean/QSSF, longest/FIFO, >8/FIFO (worst run each)")
+    for name, tried in TRIED.items():
+        if given.only and name not in given.only.split(";"):
+            continue
+        began = time.process_time()
+        rows = np.array([figures(tried(run), run) for run in runs])
+        against = np.column_stack((qssf[:, 0], fifo[:, 1:]))
+        ratio = rows.mean(axis=0) / np.maximum(against.mean(axis=0), 1)
+        worst = (rows / np.maximum(against, 1)).max(axis=0)
+        shown = "  ".join(f"{one:5.2f} ({most:5.2f})" for one, most in zip(ratio, worst, strict=True))
+        print(f"{name:<46}{shown}{(time.process_time() - began) / len(runs):7.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

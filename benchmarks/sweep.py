@@ -1,0 +1,172 @@
+"""What a sweep costs on Dask beside one process, how often intervals hold, what drawing a week twice gives away.
+
+    python -m benchmarks.sweep [TRACE] [--nodes 100] [--from 2020-04-01] [--to 2020-05-06] [--workers 2] [--repeats 10]
+
+Three tables. The first replays the same cells here and in processes and compares the lines, which must be the same. The
+second draws weeks from a made-up site whose weeks differ by a known law, and counts how often the 95 % interval holds
+the true difference, beside 1.96 standard deviations of the draws, and beside the standard error of their mean. The
+third compares how well jobs are predicted in drawn timelines the first time that their week is drawn and later times,
+beside the history as it was, and beside a predictor that would learn from copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helios.app.cells import Engine, here
+from helios.app.dask_engine import Processes
+from helios.app.draws import predictor_of, redrawn, urn_of
+from helios.app.history import History, read_file
+from helios.app.machine import parse_nodes
+from helios.app.plans import Plan, Policy, RunTimes
+from helios.app.sweep import sweep
+from helios.app.sweep_plan import SweepPlan, cross
+from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
+from helios.ports import ReplayPredictor
+from helios.predict.judging import spearman
+from helios.report.differences import Over, interval_of
+from helios.simulate import Backfill
+
+TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
+SITES = 1_000
+FIFO = Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+
+
+def main() -> None:
+    """Print all three."""
+    options = parsed()
+    if not options.trace.exists():
+        print(f"skipped: no trace at {options.trace}; set HELIOS_TRACES to their folder")
+        return
+    history = read_file(options.trace, timezone="Asia/Shanghai")
+    question = Question(
+        plans=(),
+        nodes=parse_nodes(options.nodes),
+        since=pd.Timestamp(options.since, tz=history.timezone),
+        until=pd.Timestamp(options.until, tz=history.timezone),
+    )
+    costs(history, question, options.workers, options.repeats)
+    coverage()
+    given_away(history, question)
+
+
+def costs(history: History, question: Question, workers: int, times: int) -> None:
+    """Print seconds of the same sweep in one process and several."""
+    plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
+    asked = cross(plan, base=question, timezone=history.timezone)
+    engines: dict[str, Engine] = {"one process": here, f"Dask, {workers} processes": Processes(workers=workers)}
+    print(f"{len(asked.cells)} cells of {history.cluster}, run times true; {os.getloadavg()[0]:.0f} programs were busy")
+    written = []
+    for name, engine in engines.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out.jsonl"
+            began = time.perf_counter()
+            sweep(history, asked, out=out, engine=engine)
+            print(f"  {name:24s} {time.perf_counter() - began:7.1f} s")
+            written.append(sorted(out.read_bytes().splitlines()))
+    print(f"  lines {'are the same, to the byte' if written[0] == written[1] else 'DIFFER'}\n")
+
+
+def coverage() -> None:
+    """Print how often intervals from drawn weeks hold the truth, for weeks that are normal and that are skewed."""
+    print(f"share of {SITES:,} made-up sites whose 95 % interval from 20 draws holds the true difference")
+    print("  weeks  law        this interval  1.96 sd of draws  1.96 se of their mean")
+    rng = np.random.default_rng(0)
+    for weeks in (4, 8, 26):
+        for law, draw, truth in (
+            ("normal", lambda n: rng.normal(100, 50, n), 100.0),
+            ("lognormal", lambda n: rng.lognormal(0, 1, n), float(np.exp(0.5))),
+        ):
+            ours = plain = naive = 0
+            for _ in range(SITES):
+                site = draw(weeks)
+                draws = site[rng.integers(0, weeks, size=(20, weeks))].mean(axis=1)
+                low, high = interval_of(draws, value=float(draws.mean()), independent=weeks)
+                ours += low is not None and high is not None and low <= truth <= high
+                half, off = 1.96 * float(np.std(draws, ddof=1)), abs(float(draws.mean()) - truth)
+                plain += off <= half
+                naive += off <= half / sqrt(len(draws))
+            print(f"  {weeks:5d}  {law:10s} {ours / SITES:13.1%} {plain / SITES:17.1%} {naive / SITES:22.1%}")
+    print()
+
+
+def given_away(history: History, question: Question) -> None:
+    """Print how well jobs are predicted in the history and in draws, whether copies teach or not."""
+    stage = set_the_stage(history, replace(question, plans=(FIFO,)))
+    urn = urn_of(stage, Over.WEEKS)
+    found: dict[str, list[tuple[float, float]]] = {
+        "history as it was": [judged(stage, predictor_of(stage, None, question), stage.counted)]
+    }
+    for repeat in range(1, 6):
+        drawn = redrawn(stage, urn, repeat=repeat, seed=0)
+        assert drawn.first is not None
+        again = drawn.first != np.arange(len(drawn.first))
+        for taught, predictor in (
+            ("", predictor_of(drawn, None, question)),
+            (", were copies learned from", predictor_for(drawn, None, question)),
+        ):
+            medians = predicted(predictor, drawn)
+            for name, rows in (("drawn first", ~again), ("drawn again", again)):
+                if (rows & drawn.counted).any():
+                    found.setdefault(name + taught, []).append(errors(medians, drawn, rows & drawn.counted))
+    print(f"predictions when drawing {urn.blocks} weeks anew, 5 draws, every job started at once")
+    print("  jobs of weeks                          rank correlation  median log error")
+    for name, figures in found.items():
+        rank, error = np.mean(figures, axis=0)
+        print(f"  {name:38s} {rank:16.3f} {error:17.3f}")
+
+
+def judged(stage: Stage, predictor: ReplayPredictor, rows: np.ndarray) -> tuple[float, float]:
+    """Return the errors of the medians predicted for ``rows``."""
+    return errors(predicted(predictor, stage), stage, rows)
+
+
+def errors(medians: np.ndarray, stage: Stage, rows: np.ndarray) -> tuple[float, float]:
+    """Return rank correlation and median log error of ``rows``."""
+    p50, true = medians[rows], stage.workload.run_time_s[rows]
+    error = float(np.median(np.abs(np.log1p(p50) - np.log1p(true))))
+    return spearman(p50, true.astype(np.float64)) or 0.0, error
+
+
+def predicted(predictor: ReplayPredictor, stage: Stage) -> np.ndarray:
+    """Return the predicted medians, s, when every job starts at its submission."""
+    work = stage.workload
+    ends_s = work.submitted_s + work.run_time_s
+    order = np.lexsort((np.arange(len(work)), ends_s))
+    medians, told = np.empty(len(work)), 0
+    for now_s, first in zip(*np.unique(work.submitted_s, return_index=True), strict=True):
+        until = int(np.searchsorted(ends_s[order], now_s))
+        if until > told:
+            predictor.ended(order[told:until], ends_s[order[told:until]])
+            told = until
+        these = np.arange(first, np.searchsorted(work.submitted_s, now_s, side="right"))
+        medians[these] = predictor.submitted(these, int(now_s))[:, 1]
+    return medians
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", nargs="?", type=Path, default=TRACES / "helios_venus_mar-aug2020.csv.gz")
+    parser.add_argument("--nodes", default="100")
+    parser.add_argument("--from", dest="since", default="2020-04-01")
+    parser.add_argument("--to", dest="until", default="2020-05-06")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=10)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

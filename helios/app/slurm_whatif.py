@@ -1,0 +1,277 @@
+"""What would have been under this site's own Slurm: as it is set up, with Helios' order, with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.history import History
+from helios.app.slurm_controls import capacity, pool_of, pooled_easy
+from helios.app.slurm_jobs import SlurmJobs, seconds_of, slurm_jobs
+from helios.app.slurm_order import learn_order
+from helios.app.slurm_rehearsal import rehearse_on_slurm
+from helios.errors import NotEnoughHistory
+from helios.metrics import summarize_queue
+from helios.model.site import SlurmSite
+from helios.ports import Progress, Service, in_silence
+from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
+from helios.report.whatif import Run, WhatIf
+from helios.services.qssf import Qssf
+from helios.simulate.slurmlike import SlurmReplay, replay_slurm
+
+TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
+AT_ONCE = "Everybody at once, in order of submission"
+TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmQuestion:
+    """What to replay under Slurm's own rules.
+
+    Attributes
+    ----------
+    site : SlurmSite
+        As it is set up today.
+    otherwise : SlurmSite, optional
+        With other settings; None: not asked for.
+    changed : str
+        The other settings, for a person.
+    since, until : datetime, optional
+        Jobs submitted in [since, until) are counted; earlier ones teach the predictor.
+    warm_up : timedelta
+        Stretch before ``since`` that is replayed too, but not counted.
+    site_factor_most : int
+        Bound of the SiteFactor that Helios sets (``slurm.site_factor_most``).
+    default_time_limit_s : int
+        Limit of jobs that have none, for the textbook control.
+    """
+
+    site: SlurmSite
+    otherwise: SlurmSite | None = None
+    changed: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    warm_up: timedelta = timedelta(0)
+    site_factor_most: int = 10_000
+    default_time_limit_s: int = 7 * 86_400
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmAnswer:
+    """The replays, and how faithful they are where starts were recorded.
+
+    Attributes
+    ----------
+    whatif : WhatIf
+    fidelity : tuple of Fidelity
+        The replay of today's setup first, then controls; empty where too few starts were recorded.
+    """
+
+    whatif: WhatIf
+    fidelity: tuple[Fidelity, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain values."""
+        return self.whatif.to_json() | {"fidelity": [row.to_json() for row in self.fidelity]}
+
+
+def slurm_whatif(
+    history: History,
+    question: SlurmQuestion,
+    *,
+    services: Mapping[str, Service] | None = None,
+    progress: Progress = in_silence,
+) -> SlurmAnswer:
+    """Replay a window of a site's history under its own Slurm, with Helios' order and with other settings.
+
+    Waits are counted from the time a job could start (its begin time, or when its dependencies were met).
+
+    Parameters
+    ----------
+    services : mapping of str to Service, optional
+        Services by name that act together in a replay of their own, in turns as they would live; None: there is none.
+
+    Raises
+    ------
+    NotEnoughHistory
+        No job in the window can be replayed.
+    JobLargerThanPartition
+        A job does not fit the site as described.
+    """
+    stage = _stage(history, question)
+    today = _replayed(stage, question.site, "Slurm as it is set up", progress)
+    learned = learn_order(
+        stage.jobs,
+        Qssf(Qssf.Options()),
+        ended_s=today.ended_s,
+        before=stage.before,
+        cluster=history.cluster,
+        timezone=history.timezone,
+        most=question.site_factor_most,
+        seed=question.seed,
+        progress=progress,
+    )
+    ordered = _replayed(stage, question.site, "Slurm, ordered by QSSF", progress, site_factor=learned.site_factor)
+    textbook_s = pooled_easy(
+        stage.jobs, question.site, resource=stage.resource, default_time_limit_s=question.default_time_limit_s
+    )
+    runs = [
+        _run(TODAY, stage, question.site, today.started_s, today.ended_s),
+        _run(WITH_QSSF, stage, question.site, ordered.started_s, ordered.ended_s, run_times="predicted"),
+    ]
+    said = list(learned.notes)
+    if services:
+        run, acted = _rehearsed(history, question, stage, services, progress)
+        runs.append(run)
+        said += acted
+    if question.otherwise is not None:
+        changed = _replayed(stage, question.otherwise, "other settings", progress)
+        runs.append(_run(OTHERWISE, stage, question.otherwise, changed.started_s, changed.ended_s))
+    textbook_ended_s = textbook_s + stage.jobs.workload.run_time_s
+    runs.append(_run(TEXTBOOK, stage, question.site, textbook_s, textbook_ended_s, estimates="limit"))
+    return SlurmAnswer(
+        whatif=_answered(history, question, stage, runs, said),
+        fidelity=_judged(stage, today.started_s, textbook_s),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """The jobs that are replayed, which of them count, and what came before them."""
+
+    jobs: SlurmJobs
+    counted: NDArray[np.bool_]
+    before: pd.DataFrame
+    resource: str
+
+
+def _stage(history: History, question: SlurmQuestion) -> _Stage:
+    submitted = history.jobs["submitted_at"]
+    since = pd.Timestamp(question.since) if question.since else submitted.min()
+    until = pd.Timestamp(question.until) if question.until else submitted.max() + timedelta(seconds=1)
+    opening = since - question.warm_up
+    window = history.jobs[(submitted >= opening) & (submitted < until)]
+    if window.empty:
+        raise NotEnoughHistory(
+            f"No job was submitted in the window; the history spans {submitted.min():%Y-%m-%d} to "
+            f"{submitted.max():%Y-%m-%d}.",
+            remedy="Choose --from and --to within it.",
+        )
+    jobs = slurm_jobs(window, question.site)
+    resource = "gpus" if bool((jobs.workload.column("gpus") > 0).any()) else "cpus"
+    counted = (jobs.jobs["submitted_at"] >= since).to_numpy() & (jobs.workload.column(resource) > 0)
+    if not counted.any():
+        raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(jobs.notes))
+    return _Stage(jobs=jobs, counted=counted, before=history.jobs[submitted < opening], resource=resource)
+
+
+def _replayed(
+    stage: _Stage, site: SlurmSite, name: str, progress: Progress, *, site_factor: NDArray[np.int64] | None = None
+) -> SlurmReplay:
+    progress(f"Replaying {name}", 0.0)
+    result = replay_slurm(stage.jobs.workload, site, site_factor=site_factor)
+    progress(f"Replaying {name}", 1.0)
+    return result
+
+
+def _rehearsed(
+    history: History, question: SlurmQuestion, stage: _Stage, services: Mapping[str, Service], progress: Progress
+) -> tuple[Run, tuple[str, ...]]:
+    """Replay today's setup with services acting in turns; return what is measured, and what they did."""
+    found = rehearse_on_slurm(
+        stage.jobs,
+        question.site,
+        services,
+        before=stage.before,
+        cluster=history.cluster,
+        timezone=history.timezone,
+        most=question.site_factor_most,
+        seed=question.seed,
+        progress=progress,
+    )
+    title = f"{' + '.join(services)}, in turns"
+    return _run(title, stage, question.site, found.replay.started_s, found.replay.ended_s), found.notes
+
+
+def _run(
+    policy: str,
+    stage: _Stage,
+    site: SlurmSite,
+    started_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    *,
+    run_times: str | None = None,
+    estimates: str | None = None,
+) -> Run:
+    counted, workload = stage.counted, stage.jobs.workload
+    submitted, started, ended = (
+        np.rint(times[counted]).astype(np.int64) for times in (workload.column("eligible_s"), started_s, ended_s)
+    )
+    size = workload.column(stage.resource)[counted].astype(np.int32)
+    return Run(
+        policy=policy,
+        run_times=run_times,
+        estimates=estimates,
+        backfill="none" if estimates is None else "easy",
+        summary=summarize_queue(
+            submitted_s=submitted,
+            ended_s=ended,
+            run_time_s=ended - started,
+            gpus=size,
+            total_gpus=capacity(site, stage.resource),
+        ),
+        submitted_s=submitted,
+        started_s=started,
+        ended_s=ended,
+        wait_s=started - submitted,
+        gpus=size,
+        users=stage.jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+    )
+
+
+def _answered(
+    history: History, question: SlurmQuestion, stage: _Stage, runs: Sequence[Run], said: Sequence[str]
+) -> WhatIf:
+    counted = stage.jobs.jobs["submitted_at"][stage.counted]
+    pool, site = pool_of(question.site, stage.resource), question.site
+    notes = [
+        *history.notes,
+        *(f"The site's files: {note}" for note in site.notes),
+        *stage.jobs.notes,
+        *said,
+        f"{TEXTBOOK_NAME}: {int(pool.nodes[0])} nodes of {int(pool.gpus_per_node[0])}, whatever the partition.",
+    ]
+    if question.changed:
+        notes.append(f"Other settings: {question.changed}.")
+    if not question.warm_up:
+        notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
+    return WhatIf(
+        cluster=history.cluster,
+        partitions={", ".join(partition.name for partition in site.partitions): int(pool.nodes[0])},
+        gpus_per_node=int(pool.gpus_per_node[0]),
+        resource=stage.resource,
+        window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
+        runs=tuple(runs),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _judged(stage: _Stage, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]) -> tuple[Fidelity, ...]:
+    """Compare with the recorded starts, where the history has them."""
+    recorded_s = seconds_of(stage.jobs.jobs["started_at"])
+    known = stage.counted & ~np.isnan(recorded_s)
+    if known.sum() < FEWEST_JOBS:
+        return ()
+    eligible_s = stage.jobs.workload.column("eligible_s")
+    replays = {"Slurm as it is set up": today_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
+    return tuple(
+        fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])
+        for name, replayed_s in replays.items()
+    )

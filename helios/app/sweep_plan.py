@@ -1,0 +1,216 @@
+"""What a sweep is to replay, as a person writes it: every list of a TOML file crossed with every other."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from helios.app.cells import Cell
+from helios.app.machine import parse_nodes
+from helios.app.plans import Estimates, Plan, Policy, RunTimes, plans
+from helios.app.repeats import FEWEST_REPEATS
+from helios.app.whatif import Question
+from helios.config import zone
+from helios.errors import Misuse
+from helios.report.differences import Over
+from helios.simulate import Backfill, Placement
+
+UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Window(_Table):
+    """A stretch of the history."""
+
+    since: datetime | date | str | None = Field(default=None, alias="from", description="Jobs submitted from then on")
+    until: datetime | date | str | None = Field(default=None, alias="to", description="Jobs submitted before then")
+    warm_up: str | None = Field(default=None, description="Replayed before it, uncounted: 7d")
+
+
+class Settings(_Table):
+    """The machine and how it is used; each a list, crossed with the others."""
+
+    nodes: list[str] = Field(default=[], description="As --nodes: gpu=16, or 16 to pool all jobs")
+    gpus_per_node: list[int] = Field(default=[], description="GPUs of a node")
+    placement: list[Placement] = Field(default=[], description="packed, spread, random")
+    plan_quantile: list[float] = Field(default=[], description="What backfill plans with: 0.1, 0.5, 0.9")
+    predict_again: list[str] = Field(default=[], description="Predict what waits again after so long: 1h; never")
+    default_time_limit: list[str] = Field(default=[], description="Assumed for jobs that have none: 7d")
+
+
+class SweepPlan(_Table):
+    """A sweep; every key may be left out."""
+
+    policies: list[Policy] = Field(default=[], description="Queue orders; else the controls of a what-if")
+    backfills: list[Backfill] = Field(default=[], description="What may pass a blocked head")
+    estimates: list[RunTimes | int] = Field(default=[], description="Run times that backfill plans with")
+    run_times: list[RunTimes] = Field(default=[], description="Run times that orders believe in")
+    controls: bool = Field(default=True, description="Add what a site has today, and fewest GPUs first")
+    windows: list[Window] = Field(default=[], description="Stretches of the history; else all of it")
+    settings: Settings = Settings()
+    repeats: int = Field(default=0, ge=0, description="Draws of weeks of each; 0: the window as it was")
+    over: Over | None = Field(default=None, description="What is drawn: weeks, days, seeds")
+    seeds: list[int] = Field(default=[], description="Of training, random placement and draws")
+    slurm: dict[str, Any] = Field(default={}, description="Workers as Slurm jobs: jobs, cores, memory, queue, ...")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cross:
+    """The cells of a sweep, those that are compared with each other side by side, and what was left out."""
+
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...]
+
+
+def read_plan(path: Path) -> SweepPlan:
+    """Read a plan.
+
+    Raises
+    ------
+    Misuse
+        It cannot be read, or a key is unknown or of the wrong type; the keys there are are named.
+    """
+    try:
+        plan = SweepPlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as reason:
+        raise Misuse(f"{path}: {reason.strerror}.", remedy="Give the path of a plan: --sweep PLAN.toml") from reason
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
+        raise Misuse(
+            f"{path} cannot be read as TOML: {reason}", remedy="See docs/sweeps.md for an example."
+        ) from reason
+    except ValidationError as reason:
+        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in reason.errors()[:5])
+        keys = ", ".join(SweepPlan.model_fields)
+        of_settings = ", ".join(Settings.model_fields)
+        raise Misuse(
+            f"{path} is not a plan of a sweep: {wrong}.",
+            remedy=f"The keys are: {keys}; of [settings]: {of_settings}. See docs/sweeps.md for an example.",
+        ) from reason
+    if 0 < plan.repeats < FEWEST_REPEATS:
+        raise Misuse(f"{plan.repeats} repeats say nothing of chance.", remedy=f"Write {FEWEST_REPEATS} or more, or 0.")
+    return plan
+
+
+def cross(plan: SweepPlan, *, base: Question, timezone: str) -> Cross:
+    """Return every cell of a plan.
+
+    Parameters
+    ----------
+    base : Question
+        What holds where the plan says nothing.
+    timezone : str
+        Of times that carry none.
+
+    Raises
+    ------
+    Misuse
+        No replay is left, or a value is not understood.
+    """
+    replays, notes = _replays(plan)
+    cells = [
+        Cell(question=replace(question, plans=(replay,)), repeat=repeat, over=plan.over)
+        for question in _questions(plan, base, timezone)
+        for repeat in (range(1, plan.repeats + 1) if plan.repeats else (0,))
+        for replay in replays
+    ]
+    return Cross(cells=tuple(cells), notes=tuple(notes))
+
+
+def _replays(plan: SweepPlan) -> tuple[list[Plan], list[str]]:
+    """Return the replays that make sense, and a note of each combination that does not."""
+    chosen, notes = [], []
+    for policies, backfills, run_times in product(
+        _one_by_one(plan.policies), _one_by_one(plan.backfills), _or_none(plan.run_times)
+    ):
+        try:
+            chosen += plans(
+                policies=policies, backfills=backfills, estimates=_as_asked(plan.estimates), run_times=run_times
+            )
+        except Misuse as reason:
+            notes.append(
+                f"Left out: {', '.join([*policies, *backfills, *([run_times] if run_times else [])])}. {reason.fact}"
+            )
+    if not chosen:
+        raise Misuse("Nothing of the plan can be replayed.", remedy="\n".join(notes))
+    if plan.controls:
+        limit = RunTimes.LIMIT
+        controls = plans(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
+        chosen = [*controls, *chosen]
+    return list(dict.fromkeys(chosen)), notes
+
+
+def _one_by_one(values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(value,) for value in values] or [()]
+
+
+def _or_none(values: Sequence[RunTimes]) -> Sequence[RunTimes | None]:
+    return values or (None,)
+
+
+def _as_asked(values: Sequence[Estimates]) -> Sequence[Estimates]:
+    if any(isinstance(value, int) and value < 1 for value in values):
+        raise Misuse("estimates holds a number of seconds below 1.", remedy="Write limit, predicted, true or seconds.")
+    return values
+
+
+def _questions(plan: SweepPlan, base: Question, timezone: str) -> Iterator[Question]:
+    asked = plan.settings
+    machines = product(
+        [{"nodes": parse_nodes(text)} for text in asked.nodes] or [{}],
+        [{"gpus_per_node": count} for count in asked.gpus_per_node] or [{}],
+        [{"placement": placement} for placement in asked.placement] or [{}],
+        [{"plan_quantile": quantile} for quantile in asked.plan_quantile] or [{}],
+        [{"predict_again_s": _again(text)} for text in asked.predict_again] or [{}],
+        [{"default_time_limit_s": int(length(text).total_seconds())} for text in asked.default_time_limit] or [{}],
+        [{"seed": seed} for seed in plan.seeds] or [{}],
+    )
+    settings: list[dict[str, Any]] = [{name: of for part in parts for name, of in part.items()} for parts in machines]
+    for window in plan.windows or [Window()]:
+        within: dict[str, Any] = {
+            "since": _moment(window.since, timezone) or base.since,
+            "until": _moment(window.until, timezone) or base.until,
+            "warm_up": base.warm_up if window.warm_up is None else length(window.warm_up),
+        }
+        for setting in settings:
+            yield replace(base, **within, **setting)
+
+
+def _again(text: str) -> int | None:
+    return None if text == "never" else int(length(text).total_seconds())
+
+
+def length(text: str) -> timedelta:
+    """Read a length of time, as ``7d``, ``12h`` or ``90min``.
+
+    Raises
+    ------
+    Misuse
+        It is none.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text)
+    if parts is None or not float(parts[1]):
+        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
+    return float(parts[1]) * UNITS[parts[2]]
+
+
+def _moment(value: datetime | date | str | None, timezone: str) -> datetime | None:
+    if value is None:
+        return None
+    read = pd.to_datetime(str(value), errors="coerce")
+    if pd.isna(read):
+        raise Misuse(f"{value!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
+    zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
+    moment: datetime = zoned.to_pydatetime().astimezone(UTC)
+    return moment

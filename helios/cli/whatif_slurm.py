@@ -1,0 +1,141 @@
+"""``helios whatif slurm``: the cluster's own jobs under its own Slurm, as it is set up and otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from helios.cli.options import (
+    AsJson,
+    Cluster,
+    Format,
+    Report,
+    Since,
+    Timezone,
+    Trace,
+    Until,
+    WarmUp,
+    configuration,
+    duration,
+    history_from,
+    moment,
+    refuse_misplaced,
+)
+from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.errors import FileUnreadable, Misuse
+
+
+def slurm(
+    context: typer.Context,
+    slurm_conf: Annotated[
+        Path, typer.Option("--slurm-conf", help="The site's slurm.conf, or what scontrol show config prints.")
+    ],
+    qos: Annotated[Path | None, typer.Option("--qos", help="What sacctmgr show qos -P prints.")] = None,
+    assoc: Annotated[
+        Path | None,
+        typer.Option("--assoc", help="What sacctmgr show assoc tree -P prints; or sshare -a -l -P, with usage."),
+    ] = None,
+    sinfo: Annotated[
+        Path | None,
+        typer.Option(
+            "--sinfo",
+            help="What scontrol show node; scontrol show partition print; or sinfo -N -o '%N|%P|%c|%m|%G|%w'.",
+        ),
+    ] = None,
+    cluster: Cluster = None,
+    trace: Trace = None,
+    trace_format: Format = None,
+    timezone: Timezone = None,
+    since: Since = None,
+    until: Until = None,
+    warm_up: WarmUp = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Also replay with this line of slurm.conf, as PriorityWeightFairshare=0; repeatable."
+        ),
+    ] = None,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--service", help="Also replay with this service acting in turns, as the configuration has it; repeatable."
+        ),
+    ] = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a site's jobs under its own Slurm: as it is set up, ordered by Helios, and with other settings.
+
+    Slurm's own rules are followed: multifactor priority and fair share, main and backfill passes, partitions that share
+    nodes, limits. Where the history has starts, the replay is held against them first: a replay that does not repeat
+    the past says nothing of what would have been. Nothing touches a cluster, and no Slurm is needed here.
+
+    Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
+    """
+    from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif  # noqa: PLC0415 - only this command needs it
+    from helios.cli.rehearse import services_asked_for  # noqa: PLC0415 - as above
+    from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
+    from helios.report.tables import whatif_table  # noqa: PLC0415 - as above
+    from helios.slurm.site_files import read_site  # noqa: PLC0415 - as above
+
+    refuse_misplaced(context, write="helios whatif slurm --slurm-conf FILE --trace FILE")
+    texts = {"sacctmgr_qos": _text(qos), "sacctmgr_assoc": _text(assoc), "sinfo": _text(sinfo)}
+    conf, changes = _text(slurm_conf) or "", [_setting(text) for text in settings or []]
+    chosen = configuration().settings
+    services = services_asked_for(chosen, names=service, options=[]) if service else None
+    with progress_bars() as progress:
+        history = history_from(
+            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
+        )
+        question = SlurmQuestion(
+            site=read_site(conf, **texts),
+            otherwise=read_site("\n".join([conf, *changes]), **texts) if changes else None,
+            changed=", ".join(changes),
+            since=moment(since, timezone=history.timezone),
+            until=moment(until, timezone=history.timezone),
+            warm_up=duration(warm_up),
+            site_factor_most=chosen.slurm.site_factor_most,
+            default_time_limit_s=chosen.whatif.default_time_limit_s,
+            seed=chosen.model.seed,
+        )
+        answer = slurm_whatif(history, question, services=services, progress=progress)
+    say_notes(answer.whatif.notes)
+    if report is not None:
+        from helios.report.describe import describe  # noqa: PLC0415 - drawing takes a second to import
+        from helios.report.page import render_whatif  # noqa: PLC0415 - as above
+
+        description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
+        write_page(report, render_whatif(answer.whatif, description=description))
+    if as_json:
+        show_json(answer.to_json())
+        return
+    show(whatif_table(answer.whatif, width=width()))
+    if answer.fidelity:
+        show("", fidelity_table(answer.fidelity))
+    else:
+        say("The history has no starts that this replay could be held against.")
+
+
+def add_to(commands: typer.Typer) -> None:
+    """Make it a subcommand of ``helios whatif``."""
+    commands.command("slurm")(slurm)
+
+
+def _text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as reason:
+        raise FileUnreadable(f"{path}: {reason.strerror}", remedy="Give the path of a text file.") from reason
+
+
+def _setting(text: str) -> str:
+    key, _, value = text.partition("=")
+    if not key.strip() or not value.strip():
+        raise Misuse(
+            f"--set {text!r} is not KEY=VALUE.", remedy="Write a line of slurm.conf: PriorityWeightFairshare=0"
+        )
+    return text

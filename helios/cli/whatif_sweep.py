@@ -1,0 +1,136 @@
+"""``helios whatif --sweep``, and where many replays are made: what ``helios whatif`` does in other processes."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from helios.app.cells import Engine, here
+from helios.app.dask_engine import Processes, Scheduler, SlurmJobs
+from helios.app.history import History
+from helios.app.sweep import sweep
+from helios.app.sweep_plan import SweepPlan, cross, read_plan
+from helios.app.whatif import Question
+from helios.cli.screen import say, say_notes, show, show_json
+from helios.errors import Misuse
+from helios.ports import Progress
+from helios.report.differences import Over
+from helios.report.sweep import Sweep, sweep_csv, sweep_tables
+
+SLURM = "slurm"
+
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        min=0,
+        help="Replay each plan on so many draws of whole weeks (days or arrivals in a short window), and say which "
+        "differences are more than chance; 20 do. 0: once, with intervals from the days of that one replay.",
+    ),
+]
+RepeatOver = Annotated[Over | None, typer.Option("--repeat-over", help="Draw weeks, days or seeds (arrivals).")]
+SweepFile = Annotated[
+    Path | None, typer.Option("--sweep", help="Replay all that this TOML file crosses; see docs/sweeps.md.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Results of the sweep; a run that was stopped goes on from there.")
+]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the sweep's cells as CSV here.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="Processes that replay, by Dask; 1: this one. Else all cores in a sweep, 1 otherwise."
+    ),
+]
+DaskAt = Annotated[
+    str | None, typer.Option("--dask", help="Replay on the workers of this Dask scheduler, or as jobs of: slurm.")
+]
+
+
+def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None) -> Engine:
+    """Return where cells are replayed.
+
+    Raises
+    ------
+    Misuse
+        Slurm's jobs are not described.
+    """
+    if dask != SLURM:
+        return Scheduler(address=dask) if dask else Processes(workers=workers) if workers > 1 else here
+    if plan is None or not plan.slurm:
+        raise Misuse(
+            "--dask slurm needs to know what to ask Slurm for.",
+            remedy="Write a table [slurm] into the plan of --sweep: jobs, cores, memory, walltime, queue, account.",
+        )
+    options = {name: value for name, value in plan.slurm.items() if name not in ("jobs", "wait")}
+    return SlurmJobs(jobs=int(plan.slurm.get("jobs", 1)), options=options)
+
+
+def all_cores() -> int:
+    """Return the cores that this process may use; 1 where Dask is not installed to use more, which is said."""
+    cores = len(os.sched_getaffinity(0))
+    if cores > 1 and find_spec("distributed") is None:
+        say("note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores.")
+        return 1
+    return cores
+
+
+def run_sweep(
+    path: Path,
+    history: History,
+    base: Question,
+    *,
+    out: Path | None,
+    dask: str | None,
+    workers: int | None,
+    progress: Progress,
+) -> Sweep:
+    """Replay what ``path`` crosses; what it does not say is as ``base`` has it.
+
+    Raises
+    ------
+    Misuse
+        The plan, or where results go, cannot be used.
+    """
+    plan = read_plan(path)
+    asked = cross(plan, base=base, timezone=history.timezone)
+    engine = engine_for(dask=dask, workers=workers or (1 if dask else all_cores()), plan=plan)
+    into = out or path.with_suffix(".results.jsonl")
+    try:
+        return sweep(history, asked, out=into, engine=engine, progress=progress)
+    except KeyboardInterrupt:
+        say(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
+        raise
+
+
+def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
+    """Show what a sweep found.
+
+    Raises
+    ------
+    Misuse
+        ``csv`` cannot be written.
+    typer.Exit
+        Cells failed.
+    """
+    say_notes(found.notes)
+    if csv is not None:
+        _write(csv, sweep_csv(found))
+    if as_json:
+        show_json(found.to_json())
+    else:
+        show(sweep_tables(found))
+        say(f"Results: {found.results}")
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as reason:
+        raise Misuse(f"The CSV cannot be written: {reason}", remedy="Choose another place: --csv FILE") from reason

@@ -1,0 +1,123 @@
+"""How faithful a replay is to what really happened: start by start, beside controls that anybody could have.
+
+Start order follows submissions whatever the rules are, so that its rank correlation is high for any replay: read it
+beside the control "in order of submission". The rank correlation of waits says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from helios.errors import NotEnoughHistory
+
+FEWEST_JOBS = 3
+"""Jobs below which a rank correlation means nothing."""
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """How near one replay's starts come to the recorded ones.
+
+    Attributes
+    ----------
+    name : str
+        What was replayed.
+    jobs : int
+    order_correlation, wait_correlation : float
+        Spearman's, of starts and of waits; NaN where all are equal.
+    median_error_s, p95_error_s : float
+        Of the absolute difference of starts, s.
+    mean_wait_s, recorded_wait_s : float
+        Mean from eligible to start, s.
+    """
+
+    name: str
+    jobs: int
+    order_correlation: float
+    wait_correlation: float
+    median_error_s: float
+    p95_error_s: float
+    mean_wait_s: float
+    recorded_wait_s: float
+
+    @property
+    def mean_wait_error(self) -> float:
+        """How far the mean wait is off, as a share of the recorded one; NaN where nobody waited."""
+        return self.mean_wait_s / self.recorded_wait_s - 1 if self.recorded_wait_s else float("nan")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain values; what has no value is None."""
+        figures = {name: getattr(self, name) for name in self.__slots__} | {"mean_wait_error": self.mean_wait_error}
+        return {
+            name: None if isinstance(value, float) and np.isnan(value) else value for name, value in figures.items()
+        }
+
+
+def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Times) -> Fidelity:
+    """Compare starts; all arrays of shape (jobs,), s since the same moment.
+
+    Raises
+    ------
+    NotEnoughHistory
+        Fewer than ``FEWEST_JOBS`` jobs.
+    """
+    if len(recorded_s) < FEWEST_JOBS:
+        raise NotEnoughHistory(
+            f"{len(recorded_s)} recorded starts are too few to judge a replay by.", remedy="Give a longer window."
+        )
+    error_s = np.abs(replayed_s - recorded_s)
+    return Fidelity(
+        name=name,
+        jobs=len(recorded_s),
+        order_correlation=_spearman(recorded_s, replayed_s),
+        wait_correlation=_spearman(recorded_s - eligible_s, replayed_s - eligible_s),
+        median_error_s=float(np.median(error_s)),
+        p95_error_s=float(np.percentile(error_s, 95)),
+        mean_wait_s=float(np.mean(replayed_s - eligible_s)),
+        recorded_wait_s=float(np.mean(recorded_s - eligible_s)),
+    )
+
+
+def fidelity_table(rows: Sequence[Fidelity]) -> RenderableType:
+    """Compare replays with what was recorded, the first in bold."""
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    heads = ("Beside the recorded starts", "Order", "Waits", "Median error", "p95", "Mean wait", "Error")
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left", no_wrap=bool(place))
+    for place, row in enumerate(rows):
+        table.add_row(
+            escape(row.name),
+            _figure(row.order_correlation),
+            _figure(row.wait_correlation),
+            f"{row.median_error_s:,.1f} s",
+            f"{row.p95_error_s:,.1f} s",
+            f"{row.mean_wait_s:,.1f} s",
+            "-" if np.isnan(row.mean_wait_error) else f"{100 * row.mean_wait_error:+.1f} %",
+            style="" if place else "bold",
+        )
+    legend = (
+        f"[dim]{rows[0].jobs:,} jobs; recorded mean wait {rows[0].recorded_wait_s:,.1f} s. Order, Waits: Spearman's "
+        "rank correlation of starts, of waits. Errors: of starts.[/]"
+    )
+    return Group(table, legend)
+
+
+def _spearman(one: Times, other: Times) -> float:
+    ranks = [pd.Series(values).rank().to_numpy() for values in (one, other)]
+    if any(np.ptp(of) == 0 for of in ranks):
+        return float("nan")
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _figure(correlation: float) -> str:
+    return "-" if np.isnan(correlation) else f"{correlation:.3f}"

@@ -1,0 +1,316 @@
+"""What a sweep found: every replay beside those it is compared with, the best of each criterion, the controls."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from helios.report.differences import CRITERIA, Differences, figures_of
+from helios.report.words import change, duration
+
+MOST_GROUPS_SHOWN = 12
+"""Tables that a person reads one after the other; of more, the summary is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One plan of a group.
+
+    Attributes
+    ----------
+    label : str
+        Of the replay; of one that always failed, policy and backfill.
+    figures : mapping of float or None
+        For each of ``CRITERIA``, s, the mean over the repeats; empty: it always failed.
+    failed : tuple of str
+        Reasons, each once.
+    """
+
+    label: str
+    figures: Mapping[str, float | None]
+    is_today: bool
+    is_oracle: bool
+    failed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, found: Sequence[Mapping[str, Any]], reasons: Sequence[str], *, named: str) -> Row:
+        """Return the row of a plan from the figures of its cells, and the reasons of those that failed."""
+        all_figures = [figures_of(figures) for figures in found]
+        first: Mapping[str, Any] = found[0] if found else {"label": named, "is_today": False, "is_oracle": False}
+        return cls(
+            label=first["label"],
+            figures={name: _mean([figures[name] for figures in all_figures]) for name in CRITERIA} if found else {},
+            is_today=first["is_today"],
+            is_oracle=first["is_oracle"],
+            failed=tuple(dict.fromkeys(reasons)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "label": self.label,
+            "is_today": self.is_today,
+            "is_oracle": self.is_oracle,
+            "figures": dict(self.figures),
+            "failed": list(self.failed),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Replays of one window on one machine: what is compared with each other.
+
+    Attributes
+    ----------
+    about : mapping
+        Window, machine and settings, as a cell's JSON has them.
+    rows : tuple of Row
+    differences : Differences, optional
+        Over the repeats; None: there are none.
+    """
+
+    about: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    differences: Differences | None
+
+    @property
+    def baseline(self) -> Row | None:
+        """What a site has today, where it was replayed; else the first that was."""
+        there = [row for row in self.rows if row.figures]
+        return next((row for row in there if row.is_today), there[0] if there else None)
+
+    def best(self, name: str) -> list[Row]:
+        """Return the plans that can be had with the smallest of a criterion; none where all are alike."""
+        values = {row.label: row.figures[name] for row in self.rows if row.figures and not row.is_oracle}
+        known = [value for value in values.values() if value is not None]
+        if not known or min(known) == max(known):
+            return []
+        return [row for row in self.rows if row.figures and not row.is_oracle and row.figures[name] == min(known)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "about": dict(self.about),
+            "replays": [row.to_json() for row in self.rows],
+            "best": {name: [row.label for row in self.best(name)] for name in CRITERIA},
+            "differences": self.differences.to_json() if self.differences else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """All replays of a sweep.
+
+    Attributes
+    ----------
+    timezone : str
+        In which windows are named.
+    results : str
+        The file that holds them.
+    cells, known_before : int
+        How many, and how many of them that file held already.
+    lines : tuple of mapping
+        Each cell with what became of it.
+    """
+
+    cluster: str
+    timezone: str
+    results: str
+    cells: int
+    known_before: int
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+    lines: tuple[Mapping[str, Any], ...]
+
+    @property
+    def failed(self) -> int:
+        """Cells that failed."""
+        return sum("failed" in line for line in self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "cluster": self.cluster,
+            "timezone": self.timezone,
+            "results": self.results,
+            "cells": self.cells,
+            "known_before": self.known_before,
+            "failed": self.failed,
+            "notes": list(self.notes),
+            "groups": [group.to_json() for group in self.groups],
+        }
+
+
+def sweep_csv(found: Sweep) -> str:
+    """Return one line for each cell: what it is, its figures, or why it failed."""
+    rows = [_flat(line) for line in found.lines]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def sweep_tables(found: Sweep) -> RenderableType:
+    """Show each group with its best figures bold, below them how the plans fare over all groups."""
+    parts: list[RenderableType] = [_head(found)]
+    if len(found.groups) <= MOST_GROUPS_SHOWN:
+        for group in found.groups:
+            parts += ["", _group_table(group, found)]
+    if len(found.groups) > 1:
+        parts += ["", _summary(found)]
+    return Lines(*parts, *_failures(found))
+
+
+def _head(found: Sweep) -> str:
+    known = f", {found.known_before:,} of them known before" if found.known_before else ""
+    return (
+        f"{escape(found.cluster)}: {found.cells:,} replays{known}. Best of those that can be had: bold; "
+        "(today): what a Slurm site has; ns: no difference to it beyond chance."
+    )
+
+
+def _group_table(group: Group, found: Sweep) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    table.add_column("Replayed", overflow="fold")
+    for name in ("Mean wait", "vs today", "p99", "Longest", "Mean, >8"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in sorted(group.rows, key=lambda row: (row.is_oracle, not row.figures)):
+        label = escape(f"{row.label} (today)" if row.is_today else row.label)
+        if not row.figures:
+            table.add_row(label, "failed", "", "", "", "")
+            continue
+        cells = {name: _marked(row, name, group) for name in CRITERIA}
+        mean, *rest = cells.values()
+        table.add_row(label, mean, _against(row, group), *rest, style="dim" if row.is_oracle else "")
+    return Lines(f"[bold]{escape(_named(group, found))}[/]", table)
+
+
+def _marked(row: Row, name: str, group: Group) -> str:
+    text = duration(row.figures[name])
+    return f"[bold green]{text}[/]" if row in group.best(name) else text
+
+
+def _against(row: Row, group: Group) -> str:
+    base = group.baseline
+    if base is None or row is base:
+        return ""
+    text = change(row.figures["mean_wait_s"], base.figures["mean_wait_s"])
+    told = (
+        next((other for other in group.differences.others if other.label == row.label), None)
+        if group.differences
+        else None
+    )
+    difference = told.differences["mean_wait_s"] if told else None
+    return f"{text} ns" if difference is not None and difference.is_none else text
+
+
+def _named(group: Group, found: Sweep) -> str:
+    """Say what is special about a group: what differs between groups, and the window."""
+    about = group.about
+    differing = {name for name in about if len({str(other.about[name]) for other in found.groups}) > 1}
+    begin, end = _day(about["since"], found.timezone), _day(about["until"], found.timezone)
+    window = f"{begin or 'from its begin'} to {end or 'its end'}"
+    settings = [
+        f"{name.removesuffix('_s').replace('_', ' ')} {_written(name, about[name])}"
+        for name in about
+        if name in differing - {"since", "until"}
+    ]
+    return ", ".join([window, *settings])
+
+
+def _day(moment: str | None, timezone: str) -> str:
+    """Return a moment as a person of the site writes it, midnight as its day."""
+    return pd.Timestamp(moment).tz_convert(timezone).strftime("%Y-%m-%d %H:%M").removesuffix(" 00:00") if moment else ""
+
+
+def _written(name: str, value: Any) -> str:
+    if value is None:
+        return "from the peak" if name == "nodes" else "never"
+    if isinstance(value, dict):
+        return ",".join(f"{partition}={count}" for partition, count in value.items())
+    return duration(value) if name.endswith("_s") or name == "warm_up" else str(value)
+
+
+def _summary(found: Sweep) -> RenderableType:
+    """Show for each plan its changes against the baseline over all groups, and how often it was the best."""
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    table.add_column(f"Over all {len(found.groups)} windows and settings", overflow="fold")
+    for name in ("Mean wait", "vs today", "worst", "Longest, worst", "Best mean in"):
+        table.add_column(name, justify="right", no_wrap=True)
+    labels = dict.fromkeys(row.label for group in found.groups for row in group.rows if row.figures)
+    for label in labels:
+        pairs = list(_pairs(label, found))
+        means = [row.figures["mean_wait_s"] or 0.0 for row, _ in pairs]
+        bases = [base.figures["mean_wait_s"] or 0.0 for _, base in pairs]
+        won = sum(any(row.label == label for row in group.best("mean_wait_s")) for group in found.groups)
+        worst = max(pairs, key=lambda pair: _ratio(pair, "mean_wait_s"))
+        longest = max(pairs, key=lambda pair: _ratio(pair, "max_wait_s"))
+        same = all(row is base for row, base in pairs)
+        table.add_row(
+            escape(label),
+            duration(fmean(means)),
+            "" if same else change(fmean(means), fmean(bases)),
+            "" if same else change(worst[0].figures["mean_wait_s"], worst[1].figures["mean_wait_s"]),
+            "" if same else change(longest[0].figures["max_wait_s"], longest[1].figures["max_wait_s"]),
+            f"{won} of {len(found.groups)}",
+        )
+    return table
+
+
+def _pairs(label: str, found: Sweep) -> Iterator[tuple[Row, Row]]:
+    for group in found.groups:
+        base = group.baseline
+        for row in group.rows:
+            if base is not None and row.label == label and row.figures:
+                yield row, base
+
+
+def _ratio(pair: tuple[Row, Row], name: str) -> float:
+    new, old = (row.figures[name] or 0.0 for row in pair)
+    return new / old if old else new
+
+
+def _failures(found: Sweep) -> list[RenderableType]:
+    if not found.failed:
+        return []
+    reasons = dict.fromkeys(reason for group in found.groups for row in group.rows for reason in row.failed)
+    return [
+        "",
+        f"{found.failed:,} replays failed, and are tried again the next time:",
+        *(escape(f"  {reason}") for reason in reasons),
+    ]
+
+
+def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {"key": line["key"]} | {name: _plain(value) for name, value in line["cell"].items()}
+    for name, value in line.get("figures", {}).items():
+        if name in ("mean_wait_s_by_size", "jobs_by_size"):
+            flat |= {f"{name.removesuffix('_by_size')}_{size}": of for size, of in value.items()}
+        elif name == "nodes":
+            flat["nodes"] = _plain(value)
+        else:
+            flat[name] = _plain(value)
+    return flat | {"failed": line.get("failed", "")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={of}" for name, of in value.items())
+    return value
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

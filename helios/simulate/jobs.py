@@ -1,0 +1,268 @@
+"""The door to the jobs of a simulated cluster: what comes of an action on one, and of holding it.
+
+Urgencies are written by one compiled call; each outcome is put into words only for whoever asks for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.actions import JobAction, Lever, Outcome, Ranking, Reorder, Restore, Result, SoftLimit
+from helios.errors import Misuse
+from helios.simulate.asked import BARRED, DONE, GONE, HELD, REFUSED, UNCHANGED, UNNAMED, Orders, order
+from helios.simulate.asking import LONGEST_ESTIMATE_S
+from helios.simulate.state import NEVER, NOBODY, State
+from helios.simulate.steering import admit, withdraw
+from helios.simulate.view import MARK, STEP, Facts, Glance, Jobs, Marks
+
+_RESULTS = {DONE: Result.DONE, UNCHANGED: Result.UNCHANGED, REFUSED: Result.REFUSED, GONE: Result.GONE}
+
+
+def steps_of(resolution: int | None) -> int:
+    """Return the steps between 0 and 1 that a SiteFactor of this bound has; 0: urgencies are not rounded.
+
+    Raises
+    ------
+    Misuse
+        It leaves no step.
+    """
+    steps = 0 if resolution is None else (resolution - MARK) // STEP
+    if resolution is not None and steps < 1:
+        raise Misuse(f"a resolution of {resolution} leaves no step", remedy=f"Use at least {STEP + MARK}.")
+    return steps
+
+
+class JobDoor:
+    """Acts on the pending jobs of a replay.
+
+    Parameters
+    ----------
+    marks : Marks
+        What is set on the jobs, which acting changes.
+    facts : Facts
+        By which an order says whose rows it means.
+    job_ids : list of str
+        Distinct.
+    limit_s : float64 array of shape (n_jobs,)
+        The users' time limits, s.
+    estimates_s : int64 array of shape (n_jobs,)
+        Run time that backfill plans with where no soft limit is set, s.
+    pending : callable
+        Returns the pending jobs in the cluster's order.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        marks: Marks,
+        facts: Facts,
+        *,
+        job_ids: list[str],
+        limit_s: NDArray[np.float64],
+        estimates_s: NDArray[np.int64],
+        pending: Callable[[], Jobs],
+    ) -> None:
+        self._state, self._marks, self._facts = state, marks, facts
+        self._job_ids, self._limit_s, self._pending = job_ids, limit_s, pending
+        self._estimates_s = estimates_s.clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
+        state.pending["estimate_s"] = self._estimates_s
+        self._position = {job_id: position for position, job_id in enumerate(job_ids)}
+        self._orders = Orders(urgency=marks.urgency, bar=np.zeros(len(job_ids), dtype=np.uint8))
+        self._orders.bar[list(marks.hands_off)] |= BARRED
+        # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
+        self._started_s: Jobs = state.jobs["started_s"]
+        self._n_arrived: Jobs = state.clock["arrived"]
+
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Act, and say what became of each job that an action names."""
+        changed: set[int] = set()
+        outcomes = [outcome for action in actions for outcome in self._carried_out(action, changed)]
+        self._requeue(changed)
+        return outcomes
+
+    def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
+        """Act, and say only how many jobs ended in each way: what telling of each costs is saved."""
+        first = next((n for n, action in enumerate(actions) if not isinstance(action, Reorder)), len(actions))
+        ranked = [self._ranked(action) for action in actions[:first] if isinstance(action, Reorder)]
+        if not ranked:
+            return Counter(outcome.result for outcome in self.apply(actions))
+        jobs, urgency = ranked[0] if len(ranked) == 1 else map(np.concatenate, zip(*ranked, strict=True))
+        counts = self.wish(jobs, urgency)
+        return counts if first == len(actions) else Counter(counts) + Counter(self.act(actions[first:]))
+
+    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        *_, counts = order(self._state, self._orders, jobs, urgency, steps=self._marks.steps)
+        return {_RESULTS[code]: n for code, n in enumerate(counts[:UNNAMED]) if n}
+
+    def hold(self, job_id: str, *, why: str = "held") -> None:
+        """Hold a pending job: it does not start, and is ``hands_off``.
+
+        Raises
+        ------
+        Misuse
+            It is not pending, or held already.
+        """
+        job = self._pending_position(job_id)
+        if job is None or job in self._marks.held:
+            raise Misuse(f"job {job_id} is not pending, or held already")
+        withdraw(self._state, np.array([job]))
+        self._marks.held.add(job)
+        self._marks.hands_off[job] = why
+        self._orders.bar[job] = BARRED | HELD
+
+    def release(self, job_id: str) -> None:
+        """Release a held job.
+
+        Raises
+        ------
+        Misuse
+            It is not held.
+        """
+        job = self._pending_position(job_id)
+        if job is None or job not in self._marks.held:
+            raise Misuse(f"job {job_id} is not held")
+        del self._marks.hands_off[job]
+        self._marks.held.remove(job)
+        self._orders.bar[job] = 0
+        self._admit(np.array([job]))
+
+    # What comes of an action.
+
+    def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
+        if isinstance(action, Reorder):
+            yield from self._reordered(action)
+        elif isinstance(action, SoftLimit):
+            yield self._softened(action, changed)
+        else:
+            yield from self._restored(action, changed)
+
+    def _reordered(self, reorder: Reorder) -> Iterator[Outcome]:
+        jobs = np.array([self._position.get(place.job_id, NOBODY) for place in reorder.order], dtype=np.int64)
+        wished = np.array([place.urgency for place in reorder.order], dtype=np.float64)
+        results, before, _ = order(self._state, self._orders, jobs, wished, steps=self._marks.steps)
+        for place, job, code, was in zip(reorder.order, jobs.tolist(), results.tolist(), before.tolist(), strict=True):
+            change = _Change(
+                action="Reorder", lever=Lever.ORDER, job_id=place.job_id, reason=place.reason, wanted=place.urgency
+            )
+            yield self._told(change, job, code, was)
+
+    def _told(self, change: _Change, job: int, code: int, was: float) -> Outcome:
+        if code == GONE:
+            return change.outcome(Result.GONE, remark="no longer pending")
+        if code == REFUSED:
+            return change.outcome(Result.REFUSED, before=was, remark=self._marks.hands_off[job])
+        return change.outcome(_RESULTS[code], before=was, after=float(self._marks.urgency[job]))
+
+    def _ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+        """Return the jobs that an order names by position, and their urgencies."""
+        if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, Glance):
+            jobs = reorder.snapshot.positions(reorder.rows, self._facts)
+            if jobs is not None:
+                return jobs, reorder.urgency
+        places = reorder.order
+        jobs = np.array([self._position.get(place.job_id, NOBODY) for place in places], dtype=np.int64)
+        return jobs, np.array([place.urgency for place in places], dtype=np.float64)
+
+    def _softened(self, limit: SoftLimit, changed: set[int]) -> Outcome:
+        bound_s = float(math.ceil(limit.run_time / timedelta(seconds=1)))
+        change = _Change(
+            action="SoftLimit", lever=Lever.SOFT_LIMIT, job_id=limit.job_id, reason=limit.reason, wanted=bound_s
+        )
+        job = self._pending_position(limit.job_id)
+        if job is not None and bound_s >= self._limit_s[job]:
+            return change.outcome(Result.REFUSED, remark="not below the time limit")
+        return self._written(change, changed)
+
+    def _restored(self, restore: Restore, changed: set[int]) -> Iterator[Outcome]:
+        levers = tuple(Lever) if restore.lever is None else (restore.lever,)
+        named = restore.job_ids is not None
+        ids = restore.job_ids if restore.job_ids is not None else [self._job_ids[job] for job in self._pending()]
+        for job_id in ids:
+            for lever in levers:
+                nothing = 0.0 if lever is Lever.ORDER else math.nan
+                change = _Change(action="Restore", lever=lever, job_id=job_id, reason=restore.reason, wanted=nothing)
+                if named or not _alike(self._values(lever)[self._position[job_id]], nothing):
+                    yield self._written(change, changed)
+
+    def _written(self, change: _Change, changed: set[int]) -> Outcome:
+        job = self._pending_position(change.job_id)
+        if job is None:
+            return change.outcome(Result.GONE, remark="no longer pending")
+        values = self._values(change.lever)
+        before = float(values[job])
+        if _alike(before, change.wanted):
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        if job in self._marks.hands_off and change.action != "Restore":
+            return change.outcome(Result.REFUSED, before=before, remark=self._marks.hands_off[job])
+        values[job] = change.wanted
+        changed.add(job)
+        return change.outcome(Result.DONE, before=before, after=change.wanted)
+
+    def _requeue(self, changed: set[int]) -> None:
+        queued = np.array(sorted(changed - self._marks.held), dtype=np.int64)
+        if len(queued):
+            withdraw(self._state, queued)
+            self._admit(queued)
+
+    def _admit(self, jobs: Jobs) -> None:
+        """Put ``jobs``, which are in no queue, into theirs, by what stands on them now."""
+        marks, pending = self._marks, self._state.pending
+        urgency, soft_s, plans_s = marks.urgency[jobs], marks.soft_limit_s[jobs], self._estimates_s[jobs]
+        pending["key"][jobs] = -urgency
+        pending["estimate_s"][jobs] = np.where(np.isnan(soft_s), plans_s, np.fmin(soft_s, plans_s))
+        admit(self._state, jobs)
+
+    # What is asked of the tables.
+
+    def _values(self, lever: Lever) -> NDArray[np.float64]:
+        return self._marks.urgency if lever is Lever.ORDER else self._marks.soft_limit_s
+
+    def _pending_position(self, job_id: str) -> int | None:
+        job = self._position.get(job_id)
+        return (
+            job if job is not None and job < self._state.clock["arrived"][0] and self._started_s[job] == NEVER else None
+        )
+
+
+class _Change(NamedTuple):
+    action: str
+    lever: Lever
+    job_id: str
+    reason: str
+    wanted: float
+
+    def outcome(
+        self, result: Result, *, before: float | None = None, after: float | None = None, remark: str = ""
+    ) -> Outcome:
+        return Outcome(
+            action=self.action,
+            lever=self.lever,
+            job_id=self.job_id,
+            result=result,
+            reason=self.reason,
+            before=_worded(self.lever, before),
+            after=_worded(self.lever, after),
+            remark=remark,
+        )
+
+
+def _alike(value: float, other: float) -> bool:
+    return value == other or (math.isnan(value) and math.isnan(other))
+
+
+@lru_cache(maxsize=4_096)
+def _worded(lever: Lever, value: float | None) -> str:
+    if value is None:
+        return ""
+    if lever is Lever.ORDER:
+        return f"urgency {value:.4g}"
+    return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"

@@ -1,0 +1,316 @@
+"""When what happens: ends, submissions, and the rhythms of Slurm's controller.
+
+What is modelled of ``slurmctld`` 22.05 (its source, and what was seen on a live one): a background loop that looks each
+second makes a quick pass of the main scheduler when a submission or an end has asked for one and ``batch_sched_delay``
+has passed since its last pass, and a full one every ``sched_interval``. Where nodes have an epilog, its message makes a
+quick pass at once. A backfill pass begins ``bf_interval`` after the last, if anything waits or has changed, else its
+thread looks again every second. Priorities are made anew every ``PriorityCalcPeriod``. A job that becomes eligible
+later than it was submitted asks for nothing. At one moment: ends, submissions, priorities, main scheduler, backfill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.simulate.kernel import entry_point, fingerprint, kernel
+from helios.simulate.slurmlike import (
+    backfill,
+    fairshare,
+    limits,
+    main_pass,
+    order,
+    placing,
+    plain,
+    running,
+    slots,
+)
+from helios.simulate.slurmlike import state as state_tables
+from helios.simulate.slurmlike.backfill import backfill_pass
+from helios.simulate.slurmlike.fairshare import make_factors, settle_usage
+from helios.simulate.slurmlike.main_pass import main_pass as go_down_the_queue
+from helios.simulate.slurmlike.order import change, queue_up, reweigh, take_out, weigh
+from helios.simulate.slurmlike.placing import keep_those_that_fit
+from helios.simulate.slurmlike.running import end
+from helios.simulate.slurmlike.state import FUTURE, MS, NEVER, NOBODY, PENDING, SlurmState
+
+PARTS = (backfill, fairshare, limits, main_pass, order, placing, plain, running, slots, state_tables)
+"""Where the kernels are that the clock calls."""
+
+
+@kernel
+def next_event(state: SlurmState) -> int:
+    """Return when nodes are freed or a job enters the queue, in ms, or NEVER."""
+    clock, moment = state.clock[0], NEVER
+    if clock.running > 0:
+        moment = state.jobs[state.ends[0]].freed_ms
+    if clock.entered < len(state.entering):
+        moment = min(moment, state.jobs[state.entering[clock.entered]].enters_ms)
+    return int(moment)
+
+
+@kernel
+def next_moment(state: SlurmState) -> int:
+    """Return when anything at all is due, in ms, or NEVER."""
+    moment = min(next_event(state), _next_main(state))
+    moment = min(moment, _next_backfill(state))
+    return int(min(moment, _next_priority(state)))
+
+
+@kernel
+def _later(moment: int, of_ms: int, step_ms: int) -> int:
+    """Return the first moment from ``moment`` on that is a multiple of ``step_ms`` after ``of_ms``."""
+    return int(of_ms + (moment - of_ms + step_ms - 1) // step_ms * step_ms)
+
+
+@kernel
+def _next_tick(state: SlurmState, from_ms: int) -> int:
+    """Return the background loop's first look from then on."""
+    return _later(from_ms, state.clock[0].tick_origin_ms, state.clock[0].tick_ms)
+
+
+@kernel
+def _full_after_last(state: SlurmState) -> int:
+    # time_t is whole seconds: what counts as an interval can be up to a second less.
+    clock = state.clock[0]
+    return _next_tick(state, (clock.last_full_ms // MS + clock.sched_interval_s) * MS)
+
+
+@kernel
+def _next_full(state: SlurmState) -> int:
+    """Return when the next full pass is due that could change anything."""
+    clock = state.clock[0]
+    if clock.sched_interval_s <= 0 or clock.queued == 0 or clock.unseen == 0:
+        return NEVER
+    return int(max(_full_after_last(state), clock.now_ms))
+
+
+@kernel
+def _pass_over(state: SlurmState) -> None:
+    """Note the full passes before now that were not made here, as they could change nothing."""
+    clock = state.clock[0]
+    while clock.sched_interval_s > 0 and _full_after_last(state) < clock.now_ms:
+        clock.last_full_ms = _full_after_last(state)
+        clock.last_background_ms = clock.last_full_ms
+
+
+@kernel
+def _next_main(state: SlurmState) -> int:
+    clock = state.clock[0]
+    if clock.sched_interval_s < 0:
+        return NEVER
+    moment = NEVER
+    if clock.pass_due:
+        moment = max(clock.now_ms, clock.last_pass_ms + clock.min_interval_ms)
+    if clock.asked_ms != NEVER:
+        free_ms = (clock.last_background_ms // MS + clock.batch_delay_s) * MS
+        moment = min(moment, max(_next_tick(state, max(clock.asked_ms, free_ms)), clock.now_ms))
+    return int(min(moment, _next_full(state)))
+
+
+@kernel
+def _next_backfill(state: SlurmState) -> int:
+    clock = state.clock[0]
+    if clock.backfill_interval_ms <= 0:
+        return NEVER
+    due = clock.last_backfill_ms + clock.backfill_interval_ms
+    if clock.queued > 0:
+        return int(max(due, clock.now_ms)) if clock.moved_ms == NEVER or clock.moved_ms <= due else _polled(state, due)
+    return NEVER if clock.moved_ms == NEVER else _polled(state, due)
+
+
+@kernel
+def _polled(state: SlurmState, due: int) -> int:
+    """Return when the backfill thread, which looks each second from ``due`` on, sees what moved."""
+    clock = state.clock[0]
+    return int(due if clock.moved_ms <= due else _later(clock.moved_ms, due, clock.poll_ms))
+
+
+@kernel
+def _next_priority(state: SlurmState) -> int:
+    clock = state.clock[0]
+    if clock.multifactor == 0 or clock.calc_period_ms <= 0:
+        return NEVER
+    # While nothing runs usage decays, but as it does so for all alike nobody's factor changes.
+    idle = clock.queued == 0 and (clock.fair_weight == 0 or clock.running + clock.charged == 0)
+    if idle or (clock.fair_weight == 0 and clock.age_weight == 0):
+        return NEVER
+    return _later(max(clock.now_ms, clock.last_priority_ms + 1), clock.last_priority_ms, clock.calc_period_ms)
+
+
+@kernel
+def happen(state: SlurmState, moment: int) -> None:
+    """Let jobs end and enter the queue that do so at ``moment``, and priorities be made anew if that is due."""
+    clock = state.clock[0]
+    priorities = _next_priority(state) <= moment
+    clock.now_ms = moment
+    _pass_over(state)
+    while clock.running > 0 and state.jobs[state.ends[0]].freed_ms <= moment:
+        end(state, state.ends[0])
+        if clock.ends_ask:
+            _ask(state, moment)
+        else:
+            clock.pass_due = 1
+    while clock.entered < len(state.entering) and state.jobs[state.entering[clock.entered]].enters_ms <= moment:
+        clock.entered += 1
+        _enter(state, state.entering[clock.entered - 1])
+    if priorities:
+        make_priorities(state)
+
+
+@kernel
+def _ask(state: SlurmState, moment: int) -> None:
+    if state.clock[0].asked_ms == NEVER:
+        state.clock[0].asked_ms = moment
+
+
+@kernel
+def _enter(state: SlurmState, job: int) -> None:
+    """Let ``job`` be pending; the tasks of an array but the first wait behind it."""
+    clock, its = state.clock[0], state.jobs[job]
+    if its.previous_task != NOBODY and state.jobs[its.previous_task].status in (FUTURE, PENDING):
+        return
+    weigh(state, job)
+    queue_up(state, job)
+    change(state, clock.now_ms)
+    if its.asks:
+        _ask(state, clock.now_ms)
+
+
+@kernel
+def make_priorities(state: SlurmState) -> None:
+    """Recalculate usage, fair shares and priorities, as each PriorityCalcPeriod."""
+    clock = state.clock[0]
+    if clock.fair_weight > 0:
+        settle_usage(state)
+    clock.last_priority_ms = clock.now_ms
+    if reweigh(state):
+        clock.changed, clock.unseen = 1, 1
+    if clock.queued > 0 and clock.moved_ms == NEVER:
+        clock.moved_ms = clock.now_ms
+
+
+@kernel
+def schedule(state: SlurmState) -> None:
+    """Make the passes that are due now."""
+    clock = state.clock[0]
+    now = clock.now_ms
+    if _next_main(state) <= now:
+        full = _next_full(state) <= now
+        if full or clock.pass_due == 0:
+            clock.last_background_ms = now
+            clock.asked_ms = NEVER
+        if full:
+            clock.last_full_ms = now
+        if full or clock.queued > 0:
+            clock.unseen = 0 if full else clock.unseen
+            go_down_the_queue(state, full)
+        clock.pass_due = 0
+    if _next_backfill(state) <= now:
+        if clock.changed and clock.queued > 0:
+            backfill_pass(state)
+        else:
+            clock.last_backfill_ms, clock.moved_ms = now, NEVER
+
+
+@kernel
+def _is_stuck(state: SlurmState) -> bool:
+    """Say whether nothing will happen any more: what waits now waits for ever."""
+    clock = state.clock[0]
+    if next_event(state) != NEVER or _next_main(state) != NEVER:
+        return False
+    looked = clock.unseen == 0 or clock.sched_interval_s <= 0
+    return bool(looked and (clock.changed == 0 or clock.backfill_interval_ms <= 0))
+
+
+def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
+    """Return the entries to the clock, which hold the ``revision`` of all they call."""
+
+    @entry_point
+    def carry(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> int:
+        schedule(state)
+        while not _is_stuck(state):
+            moment = next_moment(state)
+            if moment > until_ms or moment == NEVER:
+                break
+            events = state.clock[0].ended + state.clock[0].entered
+            happen(state, moment)
+            if moment == until_ms and leave_due:
+                return revision
+            if first_event and state.clock[0].ended + state.clock[0].entered > events:
+                return revision
+            schedule(state)
+        if until_ms != NEVER and until_ms > state.clock[0].now_ms:
+            state.clock[0].now_ms = until_ms
+        return revision
+
+    @entry_point
+    def event(state: SlurmState) -> int:
+        return next_event(state) if revision >= 0 else NEVER
+
+    @entry_point
+    def stuck(state: SlurmState) -> bool:
+        return _is_stuck(state) if revision >= 0 else True
+
+    @entry_point
+    def rank_anew(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> int:
+        for place in range(len(jobs)):
+            take_out(state, jobs[place], 0)
+        for place in range(len(jobs)):
+            weigh(state, jobs[place])
+            queue_up(state, jobs[place])
+        if len(jobs) > 0:
+            _pass_over(state)
+            change(state, now_ms)
+        return revision
+
+    @entry_point
+    def begin(state: SlurmState) -> int:
+        make_factors(state)
+        return revision
+
+    @entry_point
+    def keep_choices(state: SlurmState) -> int:
+        keep_those_that_fit(state)
+        return revision
+
+    return carry, event, stuck, rank_anew, begin, keep_choices
+
+
+_carry, _event, _stuck, _rank_anew, _begin, _keep_choices = _compiled(fingerprint(*PARTS))
+
+
+def keep_choices(state: SlurmState) -> None:
+    """Take from all jobs, on an empty cluster, the partitions in which they could never start."""
+    _keep_choices(state)
+
+
+def begin(state: SlurmState) -> None:
+    """Work out the first fair shares."""
+    _begin(state)
+
+
+def carry_on(state: SlurmState, *, until_ms: int = NEVER, leave_due: bool = False, first_event: bool = False) -> None:
+    """Make what is due now and go on up to ``until_ms``, included, or until nothing is left that can happen.
+
+    With ``leave_due`` the passes due at ``until_ms`` wait for the next call, so that somebody can act before them. With
+    ``first_event`` it stops so where nodes are freed or a job enters the queue, if that is earlier.
+    """
+    _carry(state, until_ms, leave_due, first_event)
+
+
+def is_over(state: SlurmState) -> bool:
+    """Say whether nothing will happen any more by itself: what waits now waits for ever."""
+    return bool(_stuck(state))
+
+
+def next_event_ms(state: SlurmState) -> int:
+    """Return when nodes are freed or a job enters the queue next, ms, or NEVER."""
+    return _event(state)
+
+
+def rank_anew(state: SlurmState, jobs: NDArray[np.int64], *, now_ms: int) -> None:
+    """Give ``jobs``, which are queued, the priority that they have now."""
+    _rank_anew(state, jobs, now_ms)

@@ -1,0 +1,94 @@
+"""The main scheduler: down the queue, until a job that cannot start closes its partition.
+
+After ``_schedule`` of Slurm's ``job_scheduler.c`` (22.05). A job that finds its nodes busy closes its partition, and
+the nodes of it, to all that come after it in this pass, also to jobs of other partitions that share nodes. A job that a
+limit keeps from running closes nothing. The depth counts every record that is looked at, closed partition or not.
+"""
+
+from __future__ import annotations
+
+from helios.simulate.kernel import kernel
+from helios.simulate.slurmlike.limits import allowed
+from helios.simulate.slurmlike.placing import count_units, pick, units_wanted
+from helios.simulate.slurmlike.plain import plain
+from helios.simulate.slurmlike.running import start
+from helios.simulate.slurmlike.state import ALL, BY_MAIN, NOW, SlurmState
+
+
+@kernel
+def main_pass(state: SlurmState, full: bool) -> None:
+    """Go down the queue: all of it, or to the depth of a quick pass."""
+    clock, position, tested, started = state.clock[0], plain(0), 0, 0
+    clock.main_passes += 1
+    clock.last_pass_ms = clock.now_ms
+    _open_all(state)
+    n_open = len(state.partitions)
+    while position < clock.queued and n_open > 0:
+        choice = state.queue[position]
+        home = state.partitions[state.choices[choice].partition]
+        if state.jobs[state.choices[choice].job].is_held:
+            position += 1
+            continue
+        if clock.partition_depth > 0:
+            home.tested += 1
+            if home.tested > clock.partition_depth:
+                position += 1
+                continue
+        if not full and tested > clock.quick_depth:
+            return
+        tested += 1
+        if home.failed:
+            position += 1
+            continue
+        fits = _fits_open(state, choice)
+        if fits > 0:
+            pick(state, plain(NOW), choice, clock.words)
+            position -= start(state, choice, position, state.choices[choice].limit_min, plain(BY_MAIN))
+            started += 1
+            if 0 < clock.most_starts <= started:
+                return
+            continue
+        if fits == 0:
+            home.failed = 1
+            n_open -= 1
+            _close(state, state.choices[choice].partition)
+        position += 1
+
+
+@kernel
+def _open_all(state: SlurmState) -> None:
+    words = state.clock[0].words
+    for word in range(words):
+        state.words[word] = ALL
+    for partition in range(len(state.partitions)):
+        state.partitions[partition].failed, state.partitions[partition].tested = 0, 0
+
+
+@kernel
+def _close(state: SlurmState, partition: int) -> None:
+    words = state.clock[0].words
+    for word in range(words):
+        state.words[word] &= ~state.part_nodes[partition, word]
+
+
+@kernel
+def _fits_open(state: SlurmState, choice: int) -> int:
+    """Say whether the job fits on what is open of its partition: 1; its nodes are busy: 0; or it may not run: -1.
+
+    The nodes are then the second set of ``state.words``.
+    """
+    clock, asked = state.clock[0], state.choices[choice]
+    its = state.jobs[asked.job]
+    its.held_by_limit = 0 if allowed(state, choice) else 1
+    if its.held_by_limit:
+        return -1
+    n_open = 0
+    for word in range(clock.words):
+        bits = state.words[word] & state.part_nodes[asked.partition, word]
+        state.words[clock.words + word] = bits
+        while bits != 0:
+            bits &= bits - 1
+            n_open += 1
+    if n_open < max(its.nodes, 1):
+        return -1  # its nodes are reserved for another partition's job
+    return 1 if count_units(state, plain(NOW), choice, clock.words) >= units_wanted(state, asked.job) else 0

@@ -1,0 +1,203 @@
+"""QOS and shares of a site, from what ``sacctmgr show qos``, ``show assoc`` and ``sshare`` print with bars between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from helios.errors import ConfigurationInvalid
+from helios.model.site import QosRules, Share
+from helios.slurm.conf_text import amount
+
+_QOS_IDLE = frozenset({
+    "name", "priority", "usagefactor", "maxtrespu", "maxtresperuser", "maxjobspu", "maxjobsperuser", "grptres",
+    "description", "id", "gracetime", "preemptexempttime", "preemptmode", "flags", "usagethres", "usagethreshold",
+    "maxsubmitpu", "maxsubmitjobsperuser", "maxsubmitpa", "grpsubmit", "grpsubmitjobs", "maxwall", "maxtresmins",
+})  # fmt: skip
+"""Columns that are read, that limit what may be submitted, or that end jobs as the recorded run times show."""
+_ASSOC_IDLE = frozenset({
+    "cluster", "account", "parentname", "par_name", "user", "share", "fairshare", "rawshares", "rawusage", "partition",
+    "qos", "def_qos", "defaultqos", "id", "lft", "rgt", "normshares", "normusage", "effectvusage", "levelfs", "maxwall",
+    "maxsubmit", "maxsubmitjobs", "grpsubmit", "maxtresmins", "tresrunmins", "comment", "lineage", "flags",
+})  # fmt: skip
+_NOTHING = frozenset({"", "0", "00:00:00", "cluster", "none", "n/a", "(null)"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of a printed table, by its heads in lower case and without blanks."""
+
+    number: int
+    words: Mapping[str, str]
+
+    def text(self, *keys: str) -> str:
+        """Return the first column of ``keys`` that is there, without blanks around."""
+        return next((self.words[key].strip() for key in keys if key in self.words), "")
+
+    def number_of(self, *keys: str, otherwise: float = 0.0) -> float:
+        """Return a column as a number; raises :class:`ConfigurationInvalid`."""
+        value = self.text(*keys)
+        try:
+            return float(value) if value else otherwise
+        except ValueError:
+            raise self.wrong(f"{keys[0]} is {value!r}, which is not a number") from None
+
+    def wrong(self, what: str) -> ConfigurationInvalid:
+        """Return the error that this row is wrong."""
+        return ConfigurationInvalid(f"line {self.number}: {what}", remedy="Print it anew, with -P and with its heads.")
+
+
+def table(text: str, *, needed: Sequence[str], made_by: str) -> list[Row]:
+    """Read a table with bars between its columns.
+
+    Parameters
+    ----------
+    needed : sequence of str
+        Heads without which it is of no use, in lower case and without blanks.
+    made_by : str
+        The command that prints such a table, for the remedy.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        It is not such a table.
+    """
+    printed = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if not printed:
+        return []
+    heads = [head.strip().lower().replace(" ", "_").rstrip("+") for head in printed[0][1].split("|")]
+    if missing := [head for head in needed if head not in heads]:
+        raise ConfigurationInvalid(
+            f"line {printed[0][0]}: the table has no column {missing[0]!r}; it begins {printed[0][1].strip()[:60]!r}",
+            remedy=f"Make it with: {made_by}",
+        )
+    return [Row(number=number, words=dict(zip(heads, line.split("|"), strict=False))) for number, line in printed[1:]]
+
+
+def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
+    """Read ``sacctmgr show qos -P``; limits that are not simulated go to ``notes``.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        The text is not such a table, or a value not understood.
+    """
+    rows = table(text, needed=("name",), made_by="sacctmgr show qos -P")
+    for row in rows:
+        _say_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
+        _say_other_tres(row, ("maxtrespu", "maxtresperuser"), f"QOS {row.text('name')}", notes)
+        _say_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
+    return tuple(
+        QosRules(
+            name=row.text("name"),
+            priority=int(row.number_of("priority")),
+            usage_factor=row.number_of("usagefactor", otherwise=1.0),
+            max_gpus_per_user=_gpus(row, "maxtrespu", "maxtresperuser"),
+            max_gpus=_gpus(row, "grptres"),
+            max_jobs_per_user=_limit(row, "maxjobspu", "maxjobsperuser"),
+        )
+        for row in rows
+    )
+
+
+def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Share, ...]:
+    """Read ``sacctmgr show assoc tree -P``, or ``sshare -a -l -P``, which also knows the usage.
+
+    Parameters
+    ----------
+    cluster : str
+        Whose rows are taken where the table has those of several; empty: there must be one.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        The text is not such a table, a value is not understood, or clusters are mixed.
+    """
+    rows = _of_cluster(table(text, needed=("account",), made_by="sacctmgr show assoc tree -P"), cluster)
+    found: dict[tuple[str, str], Share] = {}
+    for row, parent in _with_parents(rows, notes):
+        share = _share(row, parent)
+        if row.text("partition"):
+            notes.append(f"Shares of {share.user or share.account} for one partition only are not simulated.")
+            continue
+        found[share.account, share.user] = share
+        _say_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _ASSOC_IDLE, notes)
+    return tuple(found.values())
+
+
+def _of_cluster(rows: list[Row], cluster: str) -> list[Row]:
+    names = {row.text("cluster") for row in rows}
+    if len(names) < 2:
+        return rows
+    if cluster not in names:
+        raise ConfigurationInvalid(
+            f"the associations are those of several clusters: {', '.join(sorted(names))}",
+            remedy="Print those of one: sacctmgr show assoc tree -P cluster=NAME",
+        )
+    return [row for row in rows if row.text("cluster") == cluster]
+
+
+def _with_parents(rows: Sequence[Row], notes: list[str]) -> Iterator[tuple[Row, str]]:
+    """Yield each row with the account above it, from its column, else from how far its account is indented."""
+    named = any(row.text("parentname", "par_name") for row in rows)
+    above: dict[int, str] = {}
+    flat = not named and not any(row.words["account"].startswith(" ") for row in rows)
+    if flat and len(rows) > 1:
+        notes.append("Who is above whom is not said in the associations: print them with: sacctmgr show assoc tree -P")
+    for row in rows:
+        account = row.words["account"]
+        depth = len(account) - len(account.lstrip())
+        if row.text("user"):
+            yield row, account.strip()
+            continue
+        above[depth] = account.strip()
+        indented = next((above[d] for d in range(depth - 1, -1, -1) if d in above), "")
+        told = row.text("parentname", "par_name")
+        yield row, told or indented or ("root" if flat and account != "root" else "")
+
+
+def _share(row: Row, parent: str) -> Share:
+    told = row.text("share", "fairshare", "rawshares").lower()
+    if told == "parent":
+        shares: int | None = None
+    else:
+        shares = int(row.number_of("share", "fairshare", "rawshares", otherwise=1.0))
+    account, user = row.text("account"), row.text("user")
+    return Share(
+        account=account,
+        parent="" if user or account == "root" else parent,
+        user=user,
+        shares=shares,
+        usage_s=row.number_of("rawusage"),
+    )
+
+
+def _gpus(row: Row, *keys: str) -> int | None:
+    for word in row.text(*keys).split(","):
+        name, _, value = word.partition("=")
+        if name.strip().lower() == "gres/gpu":
+            try:
+                return amount(value)
+            except ValueError:
+                raise row.wrong(f"{keys[0]} has {word!r}, which is not gres/gpu=N") from None
+    return None
+
+
+def _limit(row: Row, *keys: str) -> int | None:
+    return int(row.number_of(*keys)) if row.text(*keys) else None
+
+
+def _say_other_tres(row: Row, keys: tuple[str, ...], where: str, notes: list[str]) -> None:
+    other = [word for word in row.text(*keys).split(",") if word and not word.lower().startswith("gres/gpu=")]
+    if other:
+        notes.append(f"Of {where}, {keys[0]} is simulated for gres/gpu only: {', '.join(other)} is left out.")
+
+
+def _say_limits(row: Row, where: str, known: frozenset[str], notes: list[str]) -> None:
+    limits = [
+        f"{key}={value.strip()}"
+        for key, value in row.words.items()
+        if key not in known and value.strip().lower() not in _NOTHING
+    ]
+    if limits:
+        notes.append(f"Of {where}, not simulated: {', '.join(limits)}.")

@@ -1,0 +1,286 @@
+"""Nodes and partitions of a site, from the lines of ``slurm.conf`` or from what ``sinfo`` and ``scontrol`` print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from helios.errors import ConfigurationInvalid, HostlistInvalid
+from helios.hostlist import expand
+from helios.model.site import UNTYPED, NodeGroup, PartitionRules
+from helios.slurm.conf_text import Line, amount
+
+_DEFAULT = "default"
+_OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
+_NOT_THERE = ("future", "down", "drain", "fail")
+"""States of a ``NodeName`` line with which a node runs nothing."""
+_NODE_KEYS = frozenset({
+    "nodename", "cpus", "procs", "sockets", "socketsperboard", "corespersocket", "threadspercore", "boards",
+    "realmemory", "memspeclimit", "gres", "corespeccount", "cpuspeclist", "weight", "feature", "features", "state",
+    "nodeaddr", "nodehostname", "port", "bcastaddr", "tmpdisk", "reason", "restrictedcorespercpu",
+})  # fmt: skip
+_PARTITION_KEYS = frozenset({
+    "partitionname", "nodes", "maxtime", "defaulttime", "prioritytier", "priorityjobfactor", "priority", "default",
+    "state", "qos", "oversubscribe", "shared", "defmempercpu", "defmempergpu", "defmempernode", "hidden", "gracetime",
+    "disablerootjobs", "rootonly", "allocnodes", "allowgroups", "tresbillingweights", "exclusiveuser", "jobdefaults",
+})  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Machines:
+    """Nodes and partitions as they are read, line by line; what is said besides goes to ``notes``.
+
+    ``with_rules`` is False where of the partitions nothing but the nodes is known.
+    """
+
+    nodes: dict[str, NodeGroup] = field(default_factory=dict)
+    partitions: dict[str, PartitionRules] = field(default_factory=dict)
+    sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    with_rules: bool = True
+    _node_defaults: dict[str, str] = field(default_factory=dict)
+    _partition_defaults: dict[str, str] = field(default_factory=dict)
+    _waiting: list[Line] = field(default_factory=list)
+
+    def take(self, line: Line) -> None:
+        """Read a ``NodeName``, ``PartitionName`` or ``NodeSet`` line; partitions are read by :meth:`finish`.
+
+        Raises
+        ------
+        ConfigurationInvalid
+            A value is not understood.
+        """
+        if line.title == "nodename":
+            self._take_node(line)
+        else:
+            self._waiting.append(line)
+
+    def finish(self, settings: Mapping[str, str]) -> None:
+        """Read the partitions, now that all nodes are known; ``settings`` are those of the whole cluster."""
+        for line in self._waiting:
+            if line.title == "nodeset":
+                self.sets[line.text("nodeset")] = self._members(line)
+            else:
+                self._take_partition(line, settings)
+        self._waiting.clear()
+
+    def take_printed_partition(self, line: Line) -> None:
+        """Read a partition as ``scontrol show partition`` prints it."""
+        name = line.text("partitionname")
+        self.partitions[name] = _partition(line, name, self._members(line))
+
+    def take_members(self, members: Mapping[str, Sequence[str]]) -> None:
+        """Take the nodes of each partition, of which nothing else is known; ``*`` marks the default."""
+        self.with_rules = False
+        for name, nodes in members.items():
+            if name:
+                ordered = tuple(sorted(dict.fromkeys(nodes), key=_by_name))
+                plain = name.rstrip("*")
+                self.partitions[plain] = PartitionRules(name=plain, nodes=ordered, is_default=name.endswith("*"))
+
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """Return the nodes, those alike and next to each other together, in Slurm's order: by name."""
+        ordered = sorted(self.nodes, key=_by_name)
+        alike = groupby(ordered, key=lambda name: _description(self.nodes[name]))
+        return tuple(replace(self.nodes[names[0]], names=names) for names in (tuple(group) for _, group in alike))
+
+    def _take_node(self, line: Line) -> None:
+        if line.text("nodename").lower() == _DEFAULT:
+            self._node_defaults |= line.words
+            return
+        whole = Line(number=line.number, title=line.title, words={**self._node_defaults, **line.words})
+        names = _nodes_of(whole, "nodename")
+        self._say_strange(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
+        state = whole.text("state").lower()
+        if state.startswith(_NOT_THERE):
+            self.notes.append(f"Nodes {line.text('nodename')} are left out: State={whole.words['state']}.")
+            return
+        group = _node_group(whole, names)
+        self.nodes |= {name: replace(group, names=(name,)) for name in names}
+
+    def _take_partition(self, line: Line, settings: Mapping[str, str]) -> None:
+        name = line.text("partitionname")
+        if name.lower() == _DEFAULT:
+            self._partition_defaults |= line.words
+            return
+        whole = Line(number=line.number, title=line.title, words={**settings, **self._partition_defaults, **line.words})
+        self._say_strange(
+            Line(number=line.number, title=line.title, words={**self._partition_defaults, **line.words}),
+            _PARTITION_KEYS,
+            f"partition {name}",
+        )
+        self.partitions[name] = _partition(whole, name, self._members(whole))
+
+    def _members(self, line: Line) -> tuple[str, ...]:
+        """Return the nodes that a line names: a list, sets of nodes, ALL, or those with a feature."""
+        if feature := line.text("feature"):
+            return tuple(name for name, group in self.nodes.items() if feature in group.features)
+        members: list[str] = []
+        for word in _OUTSIDE_BRACKETS.split(line.text("nodes")):
+            if word.lower() == "all":
+                members += self.nodes
+            elif word in self.sets:
+                members += self.sets[word]
+            elif word:
+                members += _expanded(line, "nodes", word)
+        return self._known(line, tuple(dict.fromkeys(members)))
+
+    def _known(self, line: Line, members: tuple[str, ...]) -> tuple[str, ...]:
+        known = tuple(sorted((name for name in members if name in self.nodes), key=_by_name))
+        if missing := len(members) - len(known):
+            name = next(name for name in members if name not in self.nodes)
+            self.notes.append(
+                f"{line.words.get(line.title)} has {missing:,} nodes that are not described or left out, as {name}."
+            )
+        return known
+
+    def _say_strange(self, line: Line, known: frozenset[str], where: str) -> None:
+        strange = [f"{key}={value}" for key, value in line.words.items() if key not in known and _says_something(value)]
+        if strange:
+            self.notes.append(f"Of {where}, not simulated: {', '.join(sorted(strange))}.")
+
+
+def machines_of_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> Machines:
+    """Read ``sinfo -N``: a row for each node and partition of it; keys in capitals, as sinfo's heads are.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A column that is needed is missing, or a value not understood.
+    """
+    found = Machines()
+    members: dict[str, list[str]] = {}
+    for number, row in zip(numbers, rows, strict=True):
+        words = {key.lower(): value for key, value in row.items()}
+        line = Line(number=number, title="nodelist", words=words)
+        names = _nodes_of(line, "nodelist")
+        translated = {
+            "cpus": words.get("cpus", ""),
+            "realmemory": re.sub(r"\D.*", "", words.get("memory", "")),
+            "gres": words.get("gres", ""),
+            "weight": words.get("weight", ""),
+            "features": words.get("avail_features", words.get("features", words.get("active_features", ""))),
+        }
+        group = _node_group(Line(number=number, title="nodelist", words=translated), names)
+        found.nodes |= {name: replace(group, names=(name,)) for name in names}
+        members.setdefault(words.get("partition", ""), []).extend(names)
+    found.take_members(members)
+    return found
+
+
+def machines_of_records(nodes: Iterable[Line], partitions: Iterable[Line]) -> Machines:
+    """Read what ``scontrol show node`` and ``scontrol show partition`` print."""
+    found = Machines()
+    members: dict[str, list[str]] = {}
+    unwell = 0
+    for line in nodes:
+        names = _nodes_of(line, "nodename")
+        translated = {
+            **{key: line.text(key) for key in ("gres", "weight", "realmemory", "memspeclimit")},
+            "cpus": line.text("cpuefctv") or line.text("cputot"),
+            "features": line.text("availablefeatures"),
+        }
+        group = _node_group(Line(number=line.number, title=line.title, words=translated), names)
+        found.nodes |= {name: replace(group, names=(name,)) for name in names}
+        for name in filter(None, line.text("partitions").split(",")):
+            members.setdefault(name, []).extend(names)
+        unwell += bool(re.search(r"DOWN\b|DRAIN|FAIL|FUTURE", line.text("state")))
+    if unwell:
+        found.notes.append(f"{unwell:,} nodes were down or drained when this was printed; they run jobs in the replay.")
+    for line in partitions:
+        found.take_printed_partition(line)
+    if not found.partitions:
+        found.take_members(members)
+    return found
+
+
+def _partition(line: Line, name: str, nodes: tuple[str, ...]) -> PartitionRules:
+    both = line.whole("priority", 1)  # up to 15.08 one word for the tier and the factor
+    return PartitionRules(
+        name=name,
+        nodes=nodes,
+        max_time_s=line.length_s("maxtime", None),
+        default_time_s=line.length_s("defaulttime", None),
+        priority_tier=line.whole("prioritytier", both),
+        priority_job_factor=line.whole("priorityjobfactor", both),
+        is_default=line.text("default").lower() == "yes",
+        is_up=line.text("state", "up").lower() == "up",
+        qos=line.text("qos"),
+        exclusive="exclusive" in (line.text("oversubscribe").lower(), line.text("shared").lower()),
+        def_mem_per_cpu_mib=_mib(line, "defmempercpu"),
+        def_mem_per_gpu_mib=_mib(line, "defmempergpu"),
+        def_mem_per_node_mib=_mib(line, "defmempernode"),
+        tres_billing=line.weights("tresbillingweights"),
+    )
+
+
+def _mib(line: Line, key: str) -> int:
+    return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
+
+
+def _node_group(line: Line, names: tuple[str, ...]) -> NodeGroup:
+    threads = line.whole("threadspercore", 1)
+    cpus = line.whole("cpus", line.whole("procs", 0)) or _product(line) * threads
+    kept_back = line.whole("corespeccount", 0) * threads or len(_numbers(line.text("cpuspeclist")))
+    features = line.text("features") or line.text("feature")
+    return NodeGroup(
+        names=names,
+        cpus=max(1, cpus - kept_back),
+        memory_mib=max(1, line.whole("realmemory", 1) - line.whole("memspeclimit", 0)),
+        gpus=_gpus(line),
+        weight=line.whole("weight", 1),
+        features=tuple(re.split(r"[,&|]", features)) if features else (),
+    )
+
+
+def _product(line: Line) -> int:
+    boards = line.whole("boards", 1)
+    sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
+    return sockets * line.whole("corespersocket", 1)
+
+
+def _gpus(line: Line) -> dict[str, int]:
+    """Return the GPUs of each type of ``gpu:a100:4(S:0-1),gpu:8``."""
+    found: dict[str, int] = {}
+    for part in _OUTSIDE_BRACKETS.split(line.text("gres")):
+        words = [word for word in re.sub(r"\(.*\)", "", part.strip()).split(":") if word.lower() != "no_consume"]
+        if words[0].lower() != "gpu":
+            continue
+        try:
+            kind, count = (words[1] if len(words) > 2 else UNTYPED), amount(words[-1]) if len(words) > 1 else 1
+        except ValueError:
+            raise line.wrong("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
+        found[kind] = found.get(kind, 0) + count
+    return found
+
+
+def _numbers(text: str) -> set[int]:
+    """Return the numbers of ``0,2-4``."""
+    spans = (part.partition("-") for part in text.split(",") if part)
+    return {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
+
+
+def _nodes_of(line: Line, key: str) -> tuple[str, ...]:
+    return _expanded(line, key, line.text(key))
+
+
+def _expanded(line: Line, key: str, text: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except HostlistInvalid as reason:
+        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.fact}", remedy=reason.remedy) from reason
+
+
+def _description(group: NodeGroup) -> tuple[object, ...]:
+    return group.cpus, group.memory_mib, tuple(sorted(group.gpus.items())), group.weight, group.features
+
+
+def _by_name(name: str) -> list[tuple[int, str]]:
+    # Slurm keeps its nodes sorted by name, digits by value (strnatcmp in read_config.c, 22.05 and later).
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _says_something(value: str) -> bool:
+    return value.lower() not in {"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"}

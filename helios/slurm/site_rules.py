@@ -1,0 +1,256 @@
+"""A site's rules of priority and scheduling, from the settings of ``slurm.conf``, and what of them is not simulated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from helios.errors import ConfigurationInvalid
+from helios.model.site import PriorityRules, SchedulingRules, SlurmSite
+from helios.slurm.conf_text import MINUTE_S, Line
+
+_NO_NORMAL = ("NO_NORMAL_PART", "NO_NORMAL_QOS", "NO_NORMAL_TRES")
+FLAGS_SIMULATED = frozenset(
+    {"NO_FAIR_TREE", "FAIR_TREE", "ACCRUE_ALWAYS", "SMALL_RELATIVE_TO_TIME", "MAX_TRES", *_NO_NORMAL}
+)
+_UNITS = {
+    "default_queue_depth": "default_queue_depth",
+    "sched_interval": "sched_interval_s",
+    "partition_job_depth": "partition_job_depth",
+    "batch_sched_delay": "batch_sched_delay_s",
+    "bf_interval": "bf_interval_s",
+    "bf_resolution": "bf_resolution_s",
+    "bf_max_job_test": "bf_max_job_test",
+    "max_job_bf": "bf_max_job_test",
+    "bf_max_job_part": "bf_max_job_part",
+    "bf_max_job_user": "bf_max_job_user",
+    "bf_max_job_start": "bf_max_job_start",
+    "sched_max_job_start": "sched_max_job_start",
+    "bf_max_job_array_resv": "bf_max_job_array_resv",
+    "bf_node_space_size": "bf_node_space_size",
+}
+"""Whole numbers of ``SchedulerParameters``, and the rule that each is."""
+_SWITCHES = {
+    "defer": "defer",
+    "bf_continue": "bf_continue",
+    "bf_busy_nodes": "bf_busy_nodes",
+    "time_min_as_soft_limit": "time_min_is_soft",
+}
+_NO_BEARING = frozenset({
+    "bf_yield_interval", "bf_yield_sleep", "bf_yield_rpc_cnt", "bf_max_time", "max_rpc_cnt",
+    "nohold_on_prolog_fail", "max_script_size", "disable_job_shrink", "disable_hetjob_steps", "bf_node_space_size",
+    "bf_job_part_count_reserve", "build_queue_timeout", "max_depend_depth", "salloc_wait_nodes", "sbatch_wait_nodes",
+    "kill_invalid_depend", "allow_zero_lic", "default_gbytes", "spec_cores_first", "step_retry_count",
+    "step_retry_time", "enable_hetero_jobs", "bf_window_linear", "preempt_reorder_count", "preempt_strict_order",
+    "preempt_youngest_first", "bf_topopt_enable", "ignore_numa", "requeue_setup_env_fail", "requeue_setup_env_requeue",
+    "batch_step_launch_retry",
+})  # fmt: skip
+"""Words of ``SchedulerParameters`` that do not decide who starts when, or do so only on a controller under stress."""
+_IDLE_SETTINGS = (
+    "accountingsto", "acctgather", "allow", "auth", "auto", "backup", "batchstart", "bcast", "boot", "cache",
+    "certgen", "certmgr", "cgroup", "clifilter", "cloudreg", "clustername", "communication", "constrain", "control",
+    "corespec", "cpufreq", "cred", "crypto", "data", "debug", "defmem", "dependency", "disableroot", "eio",
+    "enable", "enforcepart", "epilog", "extsensors", "fastschedule", "federation", "firstjob", "getenv", "gpufreq",
+    "grestypes", "group", "hash", "healthcheck", "http", "ignore", "inactive", "interactive", "jobacct", "jobcomp",
+    "jobcontainer", "jobcredential", "jobdefaults", "jobfile", "jobrequeue", "keepalive", "killon", "killwait",
+    "launch", "log", "mail", "maxarray", "maxbatch", "maxdbd", "maxjob", "maxmem", "maxnode", "maxstep", "maxtasks",
+    "mcs", "memory", "message", "metrics", "minjobage", "mpi", "msgaggr", "multiple_slurmd", "namespace",
+    "next_job", "nodefeatures", "oci", "plug", "pmix", "power", "prep", "private", "proctrack", "prolog",
+    "propagate", "reboot", "reconfig", "requeue", "resume", "resv", "returnto", "route", "sacctmgr", "salloc",
+    "sbcast", "schedlog", "schedulertimeslice", "schedulerport", "schedulerrootfilter", "scron", "slurm", "srun",
+    "statesave", "suspendexc", "suspendprogram", "suspendrate", "suspendtimeout", "switch", "sysroot", "systemd",
+    "task", "tcp", "tls", "tmpfs", "topologyparam", "track", "tree", "unkillable", "url", "usepam", "version",
+    "vsize", "wait", "x11",
+)  # fmt: skip
+"""How settings begin that do not decide who starts when, or are read elsewhere here."""
+_MATTERS = {
+    "preempttype": "jobs are never preempted in the replay",
+    "preemptmode": "jobs are never preempted in the replay",
+    "licenses": "licences are not counted in the replay",
+    "overtimelimit": "in the replay a job ends at its limit",
+    "fairsharedampeningfactor": "fair share is not dampened in the replay",
+    "priorityusageresetperiod": "usage decays in the replay, and is never reset",
+    "prioritysitefactorplugin": "the plugin's factors are not known to the replay",
+    "prioritysitefactorparameters": "the plugin's factors are not known to the replay",
+    "priorityparameters": "it is not simulated",
+    "topologyplugin": "nodes are filled without regard to switches in the replay",
+    "jobsubmitplugins": "what it changes at submission is in the recorded jobs, or not in the replay",
+    "burstbuffertype": "burst buffers are not simulated",
+    "suspendtime": "nodes are always awake in this replay",
+    "preemptexempttime": "jobs are never preempted in the replay",
+    "preemptparameters": "jobs are never preempted in the replay",
+    "completewait": "in the replay nobody waits for nodes to be cleaned up",
+}
+_WAYS_TO_PLACE = frozenset({"CR_PACK_NODES", "CR_ONE_TASK_PER_CORE", "LL_SHARED_GRES", "MULTIPLE_SHARING_GRES_PJ"})
+_HARMLESS = frozenset(
+    {
+        "",
+        "(null)",
+        "none",
+        "no",
+        "off",
+        "0",
+        "1",
+        "n/a",
+        "infinite",
+        "-1",
+        "0 sec",
+        "0 min",
+        "00:00:00",
+        "topology/none",
+    }
+)
+_HARMLESS_ENDS = ("/none", "/default", "/flat")
+
+
+@dataclass(slots=True, kw_only=True)
+class Settings:
+    """The settings of a whole cluster, with the line of each; the last of several counts, as with Slurm."""
+
+    lines: dict[str, Line] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, line: Line) -> None:
+        """Take note of one setting."""
+        earlier = self.lines.get(line.title)
+        if earlier is not None and earlier.words != line.words and line.title in _READ | _MATTERS.keys():
+            self.notes.append(
+                f"{line.spelled} is set on line {earlier.number} and again on line {line.number}: the last counts."
+            )
+        self.lines[line.title] = line
+
+    def text(self, key: str, otherwise: str = "") -> str:
+        """Return a setting, or ``otherwise``."""
+        return self.lines[key].text(key, otherwise) if key in self.lines else otherwise
+
+    def plain(self, *keys: str) -> dict[str, str]:
+        """Return those of ``keys`` that are set."""
+        return {key: self.text(key) for key in keys if self.text(key)}
+
+    def whole(self, key: str, otherwise: int) -> int:
+        """Return a setting that is a whole number; raises :class:`ConfigurationInvalid`."""
+        return self.lines[key].whole(key, otherwise) if key in self.lines else otherwise
+
+    def minutes_s(self, key: str, otherwise: int) -> int:
+        """Return a length that Slurm keeps in whole minutes, rounded up, in s; raises as above."""
+        length = self.lines[key].length_s(key, otherwise) if key in self.lines else otherwise
+        return 0 if length is None else -(-length // MINUTE_S) * MINUTE_S
+
+
+def priority_rules(settings: Settings) -> PriorityRules:
+    """Return how priorities are made.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A value is not understood.
+    """
+    flags = tuple(flag.strip().upper() for flag in settings.text("priorityflags").split(",") if flag.strip())
+    if "NO_NORMAL_ALL" in flags:
+        flags = (*(flag for flag in flags if flag != "NO_NORMAL_ALL"), *_NO_NORMAL)
+    strange = sorted(set(flags) - FLAGS_SIMULATED)
+    if strange:
+        settings.notes.append(f"Of PriorityFlags, not simulated: {', '.join(strange)}.")
+    usual = PriorityRules()
+    return PriorityRules(
+        multifactor=settings.text("prioritytype", "priority/multifactor").lower() != "priority/basic",
+        age=settings.whole("priorityweightage", 0),
+        fairshare=settings.whole("priorityweightfairshare", 0),
+        job_size=settings.whole("priorityweightjobsize", 0),
+        partition=settings.whole("priorityweightpartition", 0),
+        qos=settings.whole("priorityweightqos", 0),
+        association=settings.whole("priorityweightassoc", 0),
+        tres=_tres_weights(settings),
+        max_age_s=settings.minutes_s("prioritymaxage", usual.max_age_s),
+        decay_half_life_s=settings.minutes_s("prioritydecayhalflife", usual.decay_half_life_s),
+        calc_period_s=settings.minutes_s("prioritycalcperiod", usual.calc_period_s) or usual.calc_period_s,
+        favor_small=settings.text("priorityfavorsmall").lower() in {"yes", "1", "true"},
+        fair_tree=not {"NO_FAIR_TREE", "DEPTH_OBLIVIOUS"} & set(flags),
+        flags=flags,
+    )
+
+
+def scheduling_rules(settings: Settings) -> SchedulingRules:
+    """Return how the main scheduler and backfill go through the queue; raises as :func:`priority_rules`."""
+    values: dict[str, int | float | bool] = {}
+    strange: list[str] = []
+    for word in re.split(r"[,\s]+", settings.text("schedulerparameters")):
+        key, _, value = word.partition("=")
+        _take_parameter(key.lower(), value, settings, values, strange)
+    if strange:
+        settings.notes.append(f"Of SchedulerParameters, not simulated: {', '.join(sorted(strange))}.")
+    kind = settings.text("schedulertype", "sched/backfill").lower()
+    return SchedulingRules(
+        backfill=kind == "sched/backfill",
+        epilog=bool(settings.text("epilog") or settings.text("epilog[0]")),
+        **values,  # type: ignore[arg-type]  # because each is of its rule's type by the tables above
+    )
+
+
+def selection(settings: Settings) -> tuple[str, bool, bool]:
+    """Return how nodes are chosen: ``select``, ``least_loaded`` and ``holds_memory`` of :class:`SlurmSite`."""
+    kind = settings.text("selecttype", "select/cons_tres").lower().removeprefix("select/")
+    parameters = {word.strip().upper() for word in settings.text("selecttypeparameters").split(",")}
+    if kind not in {"cons_tres", "cons_res", "linear"}:
+        settings.notes.append(f"SelectType={settings.text('selecttype')} is not simulated: cons_tres is taken instead.")
+        kind = SlurmSite().select
+    if strange := sorted(parameters & _WAYS_TO_PLACE):
+        settings.notes.append(f"Of SelectTypeParameters, not simulated: {', '.join(strange)}.")
+    holds_memory = any(word.endswith("MEMORY") for word in parameters)
+    return kind, "CR_LLN" in parameters, holds_memory
+
+
+def say_the_rest(settings: Settings) -> None:
+    """Add a note of each setting that the replay does not follow, or that nobody here knows."""
+    unknown = []
+    for key, line in settings.lines.items():
+        value = line.text(key)
+        if key in _MATTERS:
+            if value.lower() not in _HARMLESS and not value.lower().endswith(_HARMLESS_ENDS):
+                settings.notes.append(f"Line {line.number}, {line.spelled}={value}: {_MATTERS[key]}.")
+        elif key not in _READ and not key.startswith(_IDLE_SETTINGS):
+            unknown.append(f"{line.spelled} (line {line.number})")
+    if unknown:
+        settings.notes.append(f"Not known here, and not followed: {', '.join(unknown)}.")
+
+
+_READ = frozenset({
+    "clustername", "prioritytype", "priorityweightage", "priorityweightfairshare", "priorityweightjobsize",
+    "priorityweightpartition", "priorityweightqos", "priorityweightassoc", "priorityweighttres", "prioritymaxage",
+    "prioritydecayhalflife", "prioritycalcperiod", "priorityfavorsmall", "priorityflags", "schedulertype",
+    "schedulerparameters", "selecttype", "selecttypeparameters", "include",
+})  # fmt: skip
+
+
+def _take_parameter(
+    key: str, value: str, settings: Settings, values: dict[str, int | float | bool], strange: list[str]
+) -> None:
+    if not key or key in _NO_BEARING:
+        return
+    if key in _SWITCHES:
+        values[_SWITCHES[key]] = True
+    elif key in _UNITS:
+        values[_UNITS[key]] = _number(settings, key, value, int)
+    elif key == "bf_window":
+        values["bf_window_s"] = _number(settings, key, value, int) * MINUTE_S
+    elif key == "sched_min_interval":
+        values["sched_min_interval_s"] = _number(settings, key, value, int) / 1e6
+    else:
+        strange.append(f"{key}={value}" if value else key)
+
+
+def _number(settings: Settings, key: str, value: str, read: Callable[[str], int]) -> int:
+    try:
+        return read(value)
+    except ValueError:
+        line = settings.lines["schedulerparameters"]
+        raise ConfigurationInvalid(
+            f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
+            remedy=f"Write {key}=N.",
+        ) from None
+
+
+def _tres_weights(settings: Settings) -> Mapping[str, float]:
+    line = settings.lines.get("priorityweighttres")
+    return line.weights("priorityweighttres") if line is not None else {}

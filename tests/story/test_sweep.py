@@ -1,0 +1,258 @@
+"""Sweeps on real Dask workers: processes of this machine, a scheduler elsewhere, and what becomes of losing one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from helios.app.cells import Cell, Done, here
+from helios.app.dask_engine import COMPARED, Processes, Scheduler, SlurmJobs, _refuse_other_releases
+from helios.app.history import History
+from helios.app.sweep import sweep
+from helios.app.sweep_plan import Cross, Settings, SweepPlan, cross, read_plan
+from helios.app.whatif import Question
+from helios.cli.whatif import commands
+from helios.errors import DaskMismatch, DaskUnavailable, Misuse
+from helios.ingest import write_helios_csv
+from tests.story.shell import Helios, shell
+from tests.unit.app.test_draws import a_site
+
+distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+pytestmark = pytest.mark.xdist_group("dask")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sweeps.md"
+PLAN = """
+policies = ["fifo", "sjf", "qssf"]
+backfills = ["none"]
+run_times = ["predicted"]
+over = "seeds"
+repeats = 5
+[settings]
+nodes = ["gpu=1", "nowhere=1,gpu2=1"]
+"""
+
+
+def a_cluster(workers: int) -> Any:
+    return distributed.LocalCluster(
+        n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=0
+    )
+
+
+@pytest.fixture(scope="module")
+def doomed() -> Iterator[Any]:
+    """A scheduler with three workers, of which tests may kill some: their nannies start others."""
+    with a_cluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return a_site(1.0, jobs=300)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Cross:
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    path.write_text(PLAN)
+    return cross(read_plan(path), base=Question(plans=(), gpus_per_node=4), timezone="UTC")
+
+
+@pytest.fixture(scope="module")
+def truth(history: History, asked: Cross, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The lines that one process writes."""
+    folder = tmp_path_factory.mktemp("here")
+    sweep(history, asked, out=folder / "out.jsonl", engine=here)
+    return lines(folder)
+
+
+def lines(folder: Path) -> list[bytes]:
+    return sorted((folder / "out.jsonl").read_bytes().splitlines())
+
+
+def test_processes_write_the_same_lines_as_one(
+    history: History, asked: Cross, truth: list[bytes], tmp_path: Path
+) -> None:
+    sweep(history, asked, out=tmp_path / "out.jsonl", engine=Processes(workers=2))
+    assert lines(tmp_path) == truth
+    assert len(truth) == len(asked.cells) == 50
+    assert sum(b'"failed"' in line for line in truth) == 25
+
+
+def test_a_worker_killed_amid_the_sweep_costs_no_line(
+    doomed: Any, history: History, asked: Cross, truth: list[bytes], tmp_path: Path
+) -> None:
+    killed: list[int] = []
+
+    def engine(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+        for number, done in enumerate(Scheduler(address=doomed.scheduler_address)(history, cells)):
+            if number == 5:
+                killed.append(kill_a_busy_worker(doomed))
+            yield done
+
+    sweep(history, asked, out=tmp_path / "out.jsonl", engine=engine)
+    assert len(killed) == 1
+    assert lines(tmp_path) == truth
+
+
+def kill_a_busy_worker(cluster: Any) -> int:
+    """Kill the process of a worker that has cells to replay, and return its id."""
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        busy = next(worker for worker, keys in client.processing().items() if keys)
+        (process,) = client.run(os.getpid, workers=[busy]).values()
+        os.kill(process, signal.SIGKILL)
+        return int(process)
+
+
+def test_a_sweep_that_was_killed_goes_on_elsewhere(
+    doomed: Any, history: History, asked: Cross, truth: list[bytes], tmp_path: Path
+) -> None:
+    def dying(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+        for number, done in enumerate(Scheduler(address=doomed.scheduler_address)(history, cells)):
+            if number == 30:
+                raise KeyboardInterrupt
+            yield done
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(history, asked, out=tmp_path / "out.jsonl", engine=dying)
+    assert len(lines(tmp_path)) == 30
+    again = sweep(history, asked, out=tmp_path / "out.jsonl", engine=here)
+    assert 0 < again.known_before <= 30
+    assert sorted({*lines(tmp_path)}) == truth, "but for failures, which were tried twice"
+
+
+def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: Any, history: History) -> None:
+    """What is sent with a cell is small, whatever the history: it is the question, not the jobs."""
+    pickle = pytest.importorskip("cloudpickle")
+    cell = Cell(question=Question(plans=(), nodes={"gpu": 1}))
+    assert len(pickle.dumps(cell)) < 3_000 < len(pickle.dumps(history))
+    with distributed.Client(doomed.scheduler_address, set_as_default=False) as client:
+        doomed.scale(4)
+        client.wait_for_workers(4)
+        named = client.run(lambda dask_worker: [name for name in dask_worker.plugins if "helios-history" in name])
+        assert len(named) == 4
+        assert all(len(names) >= 1 for names in named.values())
+        doomed.scale(3)
+
+
+def test_an_address_where_nobody_answers_is_named(history: History, asked: Cross, tmp_path: Path) -> None:
+    with pytest.raises(DaskUnavailable, match=r"No Dask scheduler answers at nowhere.*(?s:.)*tcp://HOST:8786"):
+        sweep(history, asked, out=tmp_path / "out.jsonl", engine=Scheduler(address="nowhere"))
+
+
+def test_workers_of_other_releases_are_refused_by_name(doomed: Any) -> None:
+    with distributed.Client(doomed.scheduler_address, set_as_default=False) as client:
+        versions = client.get_versions(packages=COMPARED[1:])
+    _refuse_other_releases(versions)
+    odd = sorted(versions["workers"])[0]
+    versions["workers"][odd]["packages"]["helios-slurm"] = None
+    with pytest.raises(DaskMismatch, match=f"{odd} has helios-slurm not installed, here it is"):
+        _refuse_other_releases(versions)
+
+
+def test_without_dask_the_extra_to_install_is_named(
+    history: History, asked: Cross, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, engine, extra in (
+        ("distributed", Processes(workers=2), "dask"),
+        ("dask_jobqueue", SlurmJobs(jobs=1), "jobqueue"),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(DaskUnavailable, match=rf"pip install 'helios-slurm\[{extra}\]'"):
+            next(iter(engine(history, asked.cells)))
+
+
+def test_slurm_s_table_is_refused_where_dask_jobqueue_does_not_understand_it(history: History, asked: Cross) -> None:
+    pytest.importorskip("dask_jobqueue", reason="the extra [jobqueue] is not installed")
+    with pytest.raises(DaskUnavailable, match=r"refuses the table \[slurm\]"):
+        next(iter(SlurmJobs(jobs=1, options={"cores": 1, "memory": "1GB", "quue": "gpu"})(history, asked.cells)))
+
+
+@pytest.fixture
+def site(tmp_path: Path, history: History) -> Helios:
+    write_helios_csv(history.jobs, tmp_path / "lab.csv")
+    (tmp_path / "plan.toml").write_text(PLAN.replace("repeats = 5", "repeats = 0"))
+    return shell(tmp_path)
+
+
+def options(*more: object) -> tuple[object, ...]:
+    return ("whatif", "--trace", "lab.csv", "--gpus-per-node", 4, *more)
+
+
+def test_the_command_sweeps_says_what_failed_and_goes_on(site: Helios, tmp_path: Path) -> None:
+    first = site(*options("--sweep", "plan.toml", "--workers", 1, "--csv", "cells.csv", "--json"), code=1).json
+    assert (first["cells"], first["known_before"], first["failed"]) == (10, 0, 5)
+    assert len((tmp_path / "cells.csv").read_text().splitlines()) == 11
+    assert len((tmp_path / "plan.results.jsonl").read_text().splitlines()) == 10
+    again = site(*options("--sweep", "plan.toml", "--workers", 1), code=1)
+    assert "10 replays, 5 of them known before" in again.out
+    assert "5 replays failed" in again.out
+    assert "QSSF predicted" in again.out
+
+
+def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path: Path, history: History) -> None:
+    write_helios_csv(history.jobs, tmp_path / "lab.csv")
+    (tmp_path / "plan.toml").write_text(PLAN.replace("repeats = 5", "repeats = 400"))
+    command = [sys.executable, "-m", "helios", *map(str, options("--sweep", "plan.toml", "--workers", 1))]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+        results = tmp_path / "plan.results.jsonl"
+        while run.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") > 2):
+            with suppress(subprocess.TimeoutExpired):
+                run.wait(timeout=0.1)
+        run.send_signal(signal.SIGINT)
+        said = run.communicate(timeout=60)[1]
+    assert run.returncode == 130
+    assert "the same command goes on from there" in said
+    for line in results.read_text().splitlines():
+        assert {"key", "cell"} < set(json.loads(line))
+
+
+def test_repeats_say_how_sure_the_differences_are(site: Helios) -> None:
+    asked = options("--nodes", "gpu=1", "--policy", "fifo,sjf", "--backfill", "none", "--estimates", "true")
+    found = site(*asked, "--repeat", 5, "--json").json["differences"]
+    assert (found["repeats"], found["over"]) == (5, "seeds")
+    sure = found["others"][0]["differences"]["mean_wait_s"]
+    assert sure["low"] < sure["value"] < sure["high"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--sweep", "plan.toml", "--policy", "fifo"), "--policy has no part in a sweep"),
+        (("--out", "x"), "--out belongs to a sweep"),
+        (("--repeat", "2"), "2 repeats say nothing of chance"),
+        (("--sweep", "plan.toml", "--dask", "slurm"), "needs to know what to ask Slurm for"),
+        (("--sweep", "nowhere.toml"), "nowhere.toml cannot be read"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    site: Helios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(commands, ["--trace", "lab.csv", *words])
+    assert isinstance(refused.exception, Misuse)
+    assert said in refused.exception.fact
+
+
+def test_the_plan_in_the_documentation_is_one(tmp_path: Path) -> None:
+    text = DOCUMENT.read_text()
+    (block,) = [part.split("```")[0] for part in text.split("```toml\n")[1:]]
+    (tmp_path / "plan.toml").write_text(block)
+    plan = read_plan(tmp_path / "plan.toml")
+    assert plan.slurm["jobs"] >= 1
+    cells = cross(plan, base=Question(plans=()), timezone="UTC").cells
+    assert f"{len(cells):,} replays" in text
+    assert replace(cells[0].question, plans=()) != replace(cells[-1].question, plans=())
+
+
+def test_every_key_of_a_plan_is_in_the_documentation() -> None:
+    text = DOCUMENT.read_text()
+    missing = [name for name in (*SweepPlan.model_fields, *Settings.model_fields) if f"`{name}`" not in text]
+    assert not missing

@@ -1,0 +1,47 @@
+"""A user asks why a job waited in a replay."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from helios.ingest import synthetic_trace, write_helios_csv
+from tests.story.shell import Helios, shell
+
+REPLAY = ("--trace", "venus.csv", "--timezone", "UTC", "--nodes", "6", "--oversized", "skip")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+    """A day of a cluster that is too small for it."""
+    folder = tmp_path_factory.mktemp("site")
+    write_helios_csv(synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1), folder / "venus.csv")
+    return shell(folder)
+
+
+def test_a_job_s_story_adds_up_and_today_s_order_stands_beside_another(site: Helios) -> None:
+    some = site("whatif", "explain", "0", *REPLAY, code=2).err.split("Near it: ")[1].split(",")[0]
+    answer = site("whatif", "explain", some, *REPLAY, "--policy", "fewest_gpus", "--json").json
+    assert answer["job_id"] == some
+    assert sum(stretch["length_s"] for stretch in answer["stretches"]) == answer["wait_s"]
+    assert [beside["replay"] for beside in answer["beside"]] == ["FIFO + EASY (limit)"]
+    text = site("whatif", "explain", some, *REPLAY).out
+    assert f"Job {some}" in text
+    assert "what a Slurm site has today" in text
+
+
+@pytest.mark.parametrize("command", [("explain", "1"), ("slurm", "--slurm-conf", "slurm.conf"), ("published",)])
+def test_an_option_that_would_be_passed_over_is_misuse(site: Helios, command: tuple[str, ...]) -> None:
+    said = site("whatif", "--nodes", "6", *command, "--trace", "venus.csv", code=2).err
+    assert f"--nodes before {command[0]} would have no effect" in said
+    assert f"helios whatif {command[0]} " in said
+
+
+def test_what_does_not_exist_is_named_with_what_does(site: Helios) -> None:
+    said = site("whatif", "--policy", "fifo,lifo", "--trace", "venus.csv", code=2).err
+    assert "--policy has no 'lifo'" in said
+    assert "balanced" in said
+
+
+def test_a_window_that_ends_before_it_begins_is_misuse(site: Helios) -> None:
+    said = site("whatif", "--trace", "venus.csv", "--from", "2020-05-02", "--to", "2020-05-01", code=2).err
+    assert "Give a --from that is before --to." in said

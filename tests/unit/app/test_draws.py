@@ -1,0 +1,241 @@
+"""What a draw of weeks keeps of a site, and what it changes."""
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from helios.app.draws import Urn, predictor_of, redrawn, urn_of
+from helios.app.history import History
+from helios.app.plans import Plan, Policy
+from helios.app.unrepeated import Unrepeated
+from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
+from helios.report.differences import Over
+from helios.simulate import Backfill
+from tests.builders import a_job, jobs_frame
+
+START = pd.Timestamp("2020-03-02", tz="Asia/Shanghai")  # a Monday
+WEEK_S, DAY_S, HOUR_S = 7 * 86_400, 86_400, 3_600
+FIFO = Plan(policy=Policy.FIFO, backfill=Backfill.NONE)
+
+
+def a_site(days: float, *, jobs: int = 400, seed: int = 0) -> History:
+    """Jobs of some users at random moments, each with a run time, a limit and a name of its own."""
+    rng = np.random.default_rng(seed)
+    seconds = np.sort(rng.integers(0, int(days * DAY_S), size=jobs))
+    rows: list[dict[str, Any]] = [
+        a_job(
+            job_id=str(1000 + number),
+            user=f"user{rng.integers(5)}",
+            gpus=int(rng.choice([1, 2, 4])),
+            submitted_at=START + timedelta(seconds=int(second)),
+            started_at=None,
+            ended_at=None,
+            run_time_s=float(100 + number),
+            time_limit_s=float(10_000 + number),
+        )
+        for number, second in enumerate(seconds)
+    ]
+    return History(cluster="lab", jobs=jobs_frame(*rows), timezone="Asia/Shanghai")
+
+
+def staged(days: float, *, before: float = 0, warm_up: float = 0, **options: Any) -> Stage:
+    history = a_site(days + before + warm_up, **options)
+    since = START + timedelta(days=before + warm_up)
+    question = Question(plans=(FIFO,), since=since, warm_up=timedelta(days=warm_up), nodes={"gpu": 4})
+    return set_the_stage(history, question)
+
+
+def drawn(stage: Stage, over: Over | None = None, repeat: int = 1) -> tuple[Stage, Urn]:
+    urn = urn_of(stage, over)
+    return redrawn(stage, urn, repeat=repeat, seed=0), urn
+
+
+def who(stage: Stage, row: int) -> tuple[Any, ...]:
+    """All that a draw must leave to a job: run times are different for every job."""
+    jobs, work = stage.machine.jobs, stage.workload
+    return (
+        int(work.run_time_s[row]),
+        int(work.gpus[row]),
+        int(stage.limit_s[row]),
+        jobs["user"].iloc[row],
+        jobs["run_time_s"].iloc[row],
+        int(work.partition[row]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("days", "over", "blocks"), [(35, Over.WEEKS, 5), (27.95, Over.WEEKS, 4), (20, Over.DAYS, 20), (3, Over.SEEDS, 0)]
+)
+def test_weeks_are_drawn_where_there_are_four_days_where_there_are_seven_arrivals_else(
+    days: float, over: Over, blocks: int
+) -> None:
+    urn = urn_of(staged(days, jobs=1_000))
+    assert (urn.over, urn.blocks) == (over, blocks)
+
+
+def test_each_job_keeps_its_weekday_hour_user_size_limit_and_run_time() -> None:
+    stage = staged(35)
+    again, _ = drawn(stage)
+    known = {int(run): row for row, run in enumerate(stage.workload.run_time_s)}
+    moved = set()
+    for row, run in enumerate(again.workload.run_time_s):
+        original = known[int(run)]
+        assert who(again, row) == who(stage, original)
+        by = int(again.workload.submitted_s[row] - stage.workload.submitted_s[original])
+        assert by % WEEK_S == 0
+        moved.add(by)
+    assert len(moved) > 2
+
+
+def test_weeks_are_whole_and_lie_end_to_end() -> None:
+    stage = staged(35)
+    again, urn = drawn(stage)
+    week_of = {
+        int(run): int(at - urn.begins_s) // WEEK_S
+        for run, at in zip(stage.workload.run_time_s, stage.workload.submitted_s, strict=True)
+    }
+    drawn_weeks = []
+    for place in range(urn.blocks):
+        here = (again.workload.submitted_s - urn.begins_s) // WEEK_S == place
+        runs = again.workload.run_time_s[here].tolist()
+        (week,) = {week_of[run] for run in runs}
+        assert sorted(runs) == sorted(run for run, of in week_of.items() if of == week)
+        drawn_weeks.append(week)
+    assert max(Counter(drawn_weeks).values()) > 1, "this seed draws a week twice"
+
+
+def test_the_frame_that_predictors_see_is_the_workload_that_is_replayed() -> None:
+    again, _ = drawn(staged(35, warm_up=3))
+    jobs = again.machine.jobs
+    np.testing.assert_array_equal(jobs["submitted_at"].astype("int64") // 10**6, again.workload.submitted_s)
+    np.testing.assert_array_equal(jobs["run_time_s"], again.workload.run_time_s)
+    assert jobs["job_id"].tolist() == again.workload.job_id.tolist()
+    assert jobs["job_id"].is_unique
+    predictor_for(again, None, Question(plans=(FIFO,)))  # refuses jobs out of order, or before its history
+
+
+def test_what_lies_before_the_window_stays_as_it_was() -> None:
+    stage = staged(35, before=5, warm_up=3)
+    again, _ = drawn(stage)
+    assert (~stage.counted).sum() == (~again.counted).sum() > 0
+    np.testing.assert_array_equal(
+        again.workload.submitted_s[~again.counted], stage.workload.submitted_s[~stage.counted]
+    )
+    pd.testing.assert_frame_equal(again.before, stage.before)
+
+
+def test_a_draw_is_the_same_for_the_same_seed_and_another_for_another_repeat() -> None:
+    stage = staged(35)
+    one, same, other = (drawn(stage, repeat=repeat)[0].workload.run_time_s.tolist() for repeat in (1, 1, 2))
+    assert one == same != other
+
+
+def test_a_working_day_stands_in_for_a_working_day() -> None:
+    stage = staged(20)
+    again, urn = drawn(stage)
+    assert urn.over is Over.DAYS
+
+    def at_weekend(of: Stage) -> dict[int, set[bool]]:
+        local = of.machine.jobs["submitted_at"].dt.tz_convert("Asia/Shanghai")
+        found: dict[int, set[bool]] = {}
+        for run, weekday in zip(of.workload.run_time_s.tolist(), local.dt.day_of_week, strict=True):
+            found.setdefault(run, set()).add(weekday >= 5)
+        return found
+
+    # The days begin with the first submission, minutes after midnight.
+    was, now = at_weekend(stage), at_weekend(again)
+    strangers = [run for run in now if now[run] != was[run]]
+    assert len(strangers) <= 0.02 * len(now)
+    assert any(len({*of}) for of in now.values())
+
+
+def test_arrivals_move_within_their_hour_and_bursts_stay_together() -> None:
+    history = a_site(3)
+    jobs = history.jobs.copy()
+    jobs.loc[100:109, "submitted_at"] = jobs["submitted_at"].iloc[100]
+    jobs["user"] = jobs["user"].where(~jobs.index.isin(range(100, 110)), "user1")
+    stage = set_the_stage(replace(history, jobs=jobs), Question(plans=(FIFO,), nodes={"gpu": 4}))
+    again, urn = drawn(stage)
+    assert urn.over is Over.SEEDS
+    was = dict(zip(stage.workload.run_time_s.tolist(), stage.workload.submitted_s.tolist(), strict=True))
+    now = dict(zip(again.workload.run_time_s.tolist(), again.workload.submitted_s.tolist(), strict=True))
+    assert {run: at // HOUR_S for run, at in was.items()} == {run: at // HOUR_S for run, at in now.items()}
+    assert len({now[200 + number] for number in range(10)}) == 1
+    assert sum(was[run] != now[run] for run in was) > 0.9 * len(was)
+
+
+class Witness:
+    """A predictor that writes down what it is told and says each time something else."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.asked: list[int] = []
+
+    def ended(self, jobs: Any, ended_s: Any) -> None:
+        assert len(jobs) == len(ended_s)
+        self.told += jobs.tolist()
+
+    def submitted(self, jobs: Any, now_s: int) -> Any:
+        self.asked += jobs.tolist()
+        return np.repeat(1.0 + np.arange(len(self.asked))[-len(jobs) :, None], 3, axis=1)
+
+    def waiting(self, jobs: Any, now_s: int, *, running: Any, since_s: Any) -> Any:
+        assert len(running) == len(since_s)
+        self.asked += (*jobs.tolist(), *running.tolist())
+        return np.full((len(jobs), 3), 99.0)
+
+
+def test_a_copy_of_a_job_teaches_nothing_and_is_believed_to_run_as_its_first() -> None:
+    inner = Witness()
+    #                       0  1  2: copy of 0  3  4: copy of 3, in one second with it
+    first = np.array([0, 1, 0, 3, 3])
+    predictor = Unrepeated(inner, first)
+    at = [predictor.submitted(np.array(jobs), now)[:, 1].tolist() for now, jobs in enumerate([[0, 1], [2], [3, 4]])]
+    assert at == [[1.0, 2.0], [1.0], [3.0, 3.0]]
+    assert inner.asked == [0, 1, 2], "by their place among the first ones"
+    predictor.ended(np.array([2, 1, 4, 3]), np.array([5, 6, 7, 8]))
+    assert inner.told == [1, 2]
+    again = predictor.waiting(np.array([2, 3]), 9, running=np.array([0, 2, 1]), since_s=np.array([1, 2, 3]))
+    assert again[:, 1].tolist() == [1.0, 99.0]
+    assert inner.asked[3:] == [2, 0, 1]
+
+
+def test_predictions_in_a_draw_are_those_of_a_timeline_without_copies() -> None:
+    drawn_stage, _ = drawn(staged(35))
+    work, first = drawn_stage.workload, drawn_stage.first
+    assert first is not None
+    np.testing.assert_array_equal(work.run_time_s, work.run_time_s[first])
+    new = first == np.arange(len(first))
+    assert (~new).sum() > 0
+    question = Question(plans=(FIFO,))
+    predictor = predictor_of(drawn_stage, None, question)
+    alone = predictor_for(
+        replace(
+            drawn_stage, machine=replace(drawn_stage.machine, jobs=drawn_stage.machine.jobs[new].reset_index(drop=True))
+        ),
+        None,
+        question,
+    )
+    position = np.cumsum(new) - 1
+    for row, at in enumerate(work.submitted_s.tolist()):
+        said = predictor.submitted(np.array([row]), at)
+        if new[row]:
+            np.testing.assert_array_equal(said, alone.submitted(position[[row]], at))
+            alone.ended(position[[row]], np.array([at]))
+        predictor.ended(np.array([row]), np.array([at]))
+
+
+def test_a_week_without_jobs_is_never_all_that_is_drawn() -> None:
+    """Jobs on one day of five weeks: most draws of five hold none of it, but a replay needs one."""
+    history = a_site(1, jobs=50)
+    late = jobs_frame(a_job(job_id="9999", submitted_at=START + timedelta(days=34.9), run_time_s=7.0))
+    jobs = pd.concat([history.jobs, late], ignore_index=True)
+    stage = set_the_stage(replace(history, jobs=jobs), Question(plans=(FIFO,), nodes={"gpu": 4}))
+    for repeat in range(1, 12):
+        again, _ = drawn(stage, repeat=repeat)
+        assert again.counted.any()

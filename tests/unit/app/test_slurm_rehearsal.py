@@ -1,0 +1,129 @@
+"""Services on a simulated Slurm: one that wishes nothing changes nothing, one that orders acts as its SiteFactors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helios.actions import Action, Place, Reorder, Result
+from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
+from helios.app.slurm_rehearsal import SlurmRehearsal, rehearse_on_slurm
+from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif
+from helios.model import Snapshot
+from helios.ports import Service
+from helios.services.qssf import Qssf
+from helios.simulate.slurmlike import replay_slurm
+from helios.slurm.site_files import read_site
+from helios.slurm.translate import site_factor
+from tests.unit.app.test_slurm_whatif import CONF, a_history
+
+SITE = read_site(CONF + "PriorityWeightPartition=100000\n")
+AT_ONCE = timedelta(0)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> SlurmJobs:
+    return slurm_jobs(a_history(150, days=1).jobs, SITE)
+
+
+def rehearsed(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmRehearsal:
+    return rehearse_on_slurm(
+        jobs, SITE, services, before=jobs.jobs.iloc[:0], cluster="frost", timezone="UTC", **options
+    )
+
+
+class AllAlike:
+    """A service that names every job, and wishes nothing for it."""
+
+    every = AT_ONCE
+
+    def decide(self, snapshot: Snapshot) -> Iterable[Action]:
+        ids = snapshot.pending["job_id"]
+        yield Reorder(partition="gpu", order=tuple(Place(job_id=one, urgency=0.0, reason="") for one in ids), reason="")
+
+
+class SmallFirst(AllAlike):
+    """A service that ranks jobs by GPUs, from the first moment that it sees them."""
+
+    def decide(self, snapshot: Snapshot) -> Iterable[Action]:
+        queue = zip(snapshot.pending["job_id"], snapshot.pending["gpus"], strict=True)
+        ranked = sorted(
+            (Place(job_id=one, urgency=urgency(gpus), reason="") for one, gpus in queue), key=lambda p: -p.urgency
+        )
+        yield Reorder(partition="gpu", order=tuple(ranked), reason="")
+
+
+def urgency(gpus: int) -> float:
+    return 0.5 if gpus == 2 else -0.5
+
+
+def without_predictions(service: Qssf) -> Any:
+    """Have QSSF see no prediction, of which it makes a neutral wish."""
+    wishes = service.wishes
+
+    def blind(jobs: Any, at: Any) -> Any:
+        return wishes(lambda name: jobs(name) * np.nan if name == "p50_s" else jobs(name), at)
+
+    service.wishes = blind  # type: ignore[method-assign]  # because it stands for a predictor that knows nothing
+    return service
+
+
+def a_qssf(**options: Any) -> Qssf:
+    return Qssf(Qssf.Options(**({"promote_after_s": float("inf")} | options)))
+
+
+@pytest.mark.parametrize("jobwise", [True, False])
+def test_qssf_that_wishes_nothing_changes_nothing(jobs: SlurmJobs, jobwise: bool) -> None:
+    found = rehearsed(jobs, {"qssf": without_predictions(a_qssf())}, every=AT_ONCE, jobwise=jobwise)
+    assert set(found.seats[0].outcomes) == {Result.UNCHANGED}
+    np.testing.assert_array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
+
+
+def test_neither_does_looking_at_everything_at_every_event(jobs: SlurmJobs) -> None:
+    found = rehearsed(jobs, {"alike": AllAlike()})
+    assert found.seats[0].asked > 100
+    assert not found.seats[0].troubles
+    np.testing.assert_array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
+
+
+def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_for_it(jobs: SlurmJobs) -> None:
+    factor = np.array([site_factor(urgency(gpus), most=10_000) for gpus in jobs.workload.column("gpus")])
+    hooked = replay_slurm(jobs.workload, SITE, site_factor=factor).started_s
+    found = rehearsed(jobs, {"small": SmallFirst()})
+    today = replay_slurm(jobs.workload, SITE).started_s
+    assert not found.seats[0].troubles
+    assert (today != hooked).mean() > 0.2
+    np.testing.assert_array_equal(found.replay.started_s, hooked)
+
+
+def test_qssf_asked_about_single_jobs_or_the_whole_queue_is_the_same(jobs: SlurmJobs) -> None:
+    one_by_one, whole = (
+        rehearsed(jobs, {"qssf": a_qssf()}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
+    )
+    assert Result.DONE in whole.seats[0].outcomes
+    np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
+
+
+def test_a_third_partys_service_runs_unchanged(jobs: SlurmJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "thirdparty" / "helios-night-owl"))
+    from helios_night_owl import NightOwl  # noqa: PLC0415 - found in the line above
+
+    found = rehearsed(jobs, {"owl": NightOwl(NightOwl.Options(large_gpus=4))})
+    sys.modules.pop("helios_night_owl")
+    assert not found.seats[0].troubles
+    assert found.seats[0].outcomes[Result.DONE] > 0
+    assert not np.array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
+
+
+def test_services_have_a_replay_of_their_own_in_the_answer() -> None:
+    answer = slurm_whatif(a_history(150, days=1), SlurmQuestion(site=SITE), services={"owl": AllAlike()})
+    today, _, alike, _ = answer.whatif.runs
+    assert alike.policy == "owl, in turns"
+    assert alike.summary == today.summary
+    assert any("Service owl was asked" in note for note in answer.whatif.notes)
