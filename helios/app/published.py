@@ -15,6 +15,7 @@ from helios.app.history import History
 from helios.app.machine import Machine, machine_for
 from helios.app.plans import ORDERS, Policy
 from helios.app.published_table import ALL, PHILLY, PublishedTable
+from helios.app.whatif import refuse_reversed
 from helios.config import zone
 from helios.errors import NotEnoughHistory
 from helios.ports import Progress, in_silence
@@ -50,6 +51,9 @@ class PublishedQuestion:
     until: datetime | None = None
     draws: int = 10
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_reversed(self.since, self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

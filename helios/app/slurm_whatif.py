@@ -16,6 +16,7 @@ from helios.app.slurm_controls import capacity, pool_of, pooled_easy
 from helios.app.slurm_jobs import SlurmJobs, seconds_of, slurm_jobs
 from helios.app.slurm_order import learn_order
 from helios.app.slurm_rehearsal import rehearse_on_slurm
+from helios.app.whatif import refuse_reversed
 from helios.errors import NotEnoughHistory
 from helios.metrics import summarize_queue
 from helios.model.site import SlurmSite
@@ -61,6 +62,9 @@ class SlurmQuestion:
     site_factor_most: int = 10_000
     default_time_limit_s: int = 7 * 86_400
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_reversed(self.since, self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

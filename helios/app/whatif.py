@@ -64,11 +64,16 @@ class Question:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.since is not None and self.until is not None and self.since >= self.until:
-            raise Misuse(
-                f"Nothing lies between --from {self.since:%Y-%m-%d %H:%M} and --to {self.until:%Y-%m-%d %H:%M} (UTC).",
-                remedy="Give a --from that is before --to.",
-            )
+        refuse_reversed(self.since, self.until)
+
+
+def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
+    """Raise Misuse where a window ends before it begins."""
+    if since is not None and until is not None and since >= until:
+        raise Misuse(
+            f"Nothing lies between --from {since:%Y-%m-%d %H:%M} and --to {until:%Y-%m-%d %H:%M} (UTC).",
+            remedy="Give a --from that is before --to.",
+        )
 
 
 def whatif(history: History, question: Question, *, progress: Progress = in_silence) -> WhatIf:

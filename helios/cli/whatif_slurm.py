@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,8 @@ from helios.cli.options import (
     refuse_misplaced,
 )
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.errors import FileUnreadable, Misuse
+from helios.errors import FileUnreadable, HeliosError, Misuse
+from helios.model import SlurmSite
 
 
 def slurm(
@@ -85,13 +87,15 @@ def slurm(
     conf, changes = _text(slurm_conf) or "", [_setting(text) for text in settings or []]
     chosen = configuration().settings
     services = services_asked_for(chosen, names=service, options=[]) if service else None
+    site = read_site(conf, **texts)
+    otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
         question = SlurmQuestion(
-            site=read_site(conf, **texts),
-            otherwise=read_site("\n".join([conf, *changes]), **texts) if changes else None,
+            site=site,
+            otherwise=otherwise,
             changed=", ".join(changes),
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
@@ -130,6 +134,15 @@ def _text(path: Path | None) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as reason:
         raise FileUnreadable(f"{path}: {reason.strerror}", remedy="Give the path of a text file.") from reason
+
+
+def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite:
+    """Read a site with ``changes``; what is wrong now lies in them."""
+    try:
+        return read()
+    except HeliosError as reason:
+        _, _, fact = reason.fact.rpartition(": ")
+        raise Misuse(f"--set {' --set '.join(changes)}: {fact}", remedy=reason.remedy) from reason
 
 
 def _setting(text: str) -> str:

@@ -15,7 +15,7 @@ SMALL_PART = 0.02
 PROPOSALS = ("balanced", "qssf", "sjf")
 """Policies that Helios proposes, the first that was replayed; other replays are controls."""
 ACTS = {
-    "balanced": "Ordering the queue by predicted run time and size, with waits bounded,",
+    "balanced": "Ordering the queue by predicted run time and size",
     "qssf": "Ordering the queue by predicted service",
     "sjf": "Ordering the queue by predicted run time",
     "fewest_gpus": "Starting the jobs with the fewest {unit}s first",
@@ -142,7 +142,10 @@ def _compared(chosen: Run, result: WhatIf, sure: Differences) -> str:
     alike = sum(run.policy == chosen.policy for run in result.feasible)
     picked = f", the best of {alike} such replays," if alike > 1 else ""
     today = ", what a Slurm site has today" if result.baseline.is_today else ""
-    means = f" Mean and longest waits told here are means over {sure.repeats} repeats." if sure.repeats else ""
+    of_repeats = (
+        "The mean wait, the longest and that of large jobs are means over {} repeats, the rest is of one replay."
+    )
+    means = f" {of_repeats.format(sure.repeats)}" if sure.repeats else ""
     return f"Compared: {chosen.label}{picked} with {result.baseline.label}{today}.{means}"
 
 

@@ -43,6 +43,12 @@ def test_a_wrong_line_is_named_with_its_file(helios: Helios, site: Path) -> None
     assert "slurm.conf, line 1: cpus=many is not a whole number" in done.err
 
 
+def test_a_wrong_setting_is_named_as_it_was_typed(helios: Helios, site: Path) -> None:
+    files = ("--slurm-conf", site / "slurm.conf", "--trace", site / "sacct.txt")
+    done = helios("whatif", "slurm", *files, "--set", "PriorityWeightAge=many", code=2)
+    assert "--set PriorityWeightAge=many: priorityweightage=many is not a whole number" in done.err
+
+
 def _sacct(job: dict[str, object]) -> str:
     """Write a job as ``sacct -P`` does, in whole seconds."""
     moment = {name: pd.Timestamp(job[f"{name}_at"]).strftime("%Y-%m-%dT%H:%M:%S") for name in _MOMENTS}  # type: ignore[arg-type]  # because rows of a frame have no type
