@@ -7,6 +7,7 @@ JSON are read like all others: a row that makes no sense is refused with its rec
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -20,13 +21,17 @@ from helios.errors import FileUnreadable
 from helios.ingest.check import Reason
 from helios.ingest.delimited import Rows
 from helios.ingest.draft import Reading, Refused
-from helios.ingest.stream import Block, decoded
+from helios.ingest.stream import Block, Decoded, decoded
 
 Fields = Mapping[str, str | None]
 """One record: texts by the name of their column; None where nothing is known."""
 
 # A record takes about 2 kB while it waits for its batch.
 RECORDS_PER_BATCH = 20_000
+LONGEST_NUMBER = 4_000
+"""Digits of a number; Python makes none of more than 4,300, and ijson 3.6 then ends the whole process."""
+_DIGITS = re.compile(rb"[0-9]{%d}" % LONGEST_NUMBER)
+_LAST_DIGITS = re.compile(rb"[0-9]*\Z")
 REPLACED = "bytes that are no UTF-8 were replaced by a question mark in a diamond"
 
 
@@ -63,7 +68,7 @@ def read_records(
     """
     names = tuple(names)
     with decoded(reading.path) as (raw, text):
-        objects = _parsed(ijson.items(text, prefix, multiple_values=True), reading.path)
+        objects = _parsed(ijson.items(_ShortNumbers(text), prefix, multiple_values=True), reading.path)
         records = _numbered(objects, records_of)
         while batch := list(islice(records, min(reading.rows_per_batch, RECORDS_PER_BATCH))):
             yield _rows(batch, names, raw.tell())
@@ -82,6 +87,23 @@ def text_of(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value or None
     return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
+
+
+class _ShortNumbers:
+    """A text, up to where digits follow each other as in no number."""
+
+    def __init__(self, text: Decoded) -> None:
+        self._text = text
+        self._digits = b""  # at the end of what was read
+
+    def read(self, size: int) -> bytes:
+        piece = self._text.read(size)
+        joined = self._digits + piece
+        if _DIGITS.search(joined):
+            raise ValueError(f"a number of {LONGEST_NUMBER:,} digits or more")
+        end = _LAST_DIGITS.search(joined)
+        self._digits = end.group() if end else b""
+        return piece
 
 
 def _parsed(objects: Iterator[Any], path: Path) -> Iterator[Any]:

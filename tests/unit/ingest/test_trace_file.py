@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable, FormatUnknown, HeliosError, NothingUnderstood
@@ -174,6 +174,7 @@ starts = st.sampled_from(
 
 
 @settings(deadline=None)
+@example(start=b'{"jobs":[' + json.dumps(a_json_job()).encode() + b",", rest=b"9" * 5_000, rows_per_batch=1)
 @given(start=starts, rest=pieces, rows_per_batch=st.integers(1, 5))
 def test_a_good_start_with_any_rest_raises_nothing_but_helios_errors(tmp_path_factory, start, rest, rows_per_batch):
     read_or_refuse(a_file(tmp_path_factory.mktemp("rest"), start + rest), None, rows_per_batch=rows_per_batch)
