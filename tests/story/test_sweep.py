@@ -229,7 +229,7 @@ def test_repeats_say_how_sure_the_differences_are(site: Helios) -> None:
         (("--out", "x"), "--out belongs to a sweep"),
         (("--repeat", "2"), "2 repeats say nothing of chance"),
         (("--sweep", "plan.toml", "--dask", "slurm"), "needs to know what to ask Slurm for"),
-        (("--sweep", "nowhere.toml"), "nowhere.toml cannot be read"),
+        (("--sweep", "nowhere.toml"), "nowhere.toml: No such file or directory"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(
