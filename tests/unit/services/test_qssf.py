@@ -56,7 +56,7 @@ def test_more_service_is_never_more_urgent(run_time_s: float, longer: float, gpu
 def test_a_balanced_queue_puts_a_large_job_before_small_ones_of_less_service() -> None:
     small, large = a_pending_job(job_id="1", p50_s=3_600, gpus=8), a_pending_job(job_id="2", p50_s=3_600, gpus=64)
     by_service = places(small, large)
-    by_balance = places(small, large, service=Qssf(Qssf.Options()))
+    by_balance = places(small, large, service=Qssf(Qssf.Options(order="balanced")))
     assert by_service["1"].urgency > by_service["2"].urgency
     assert by_balance["1"].urgency < by_balance["2"].urgency
 
