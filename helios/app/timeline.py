@@ -185,8 +185,11 @@ class _Play:
                 apply.append(
                     (seat, standing, partial(self._cluster.act, seat.proposals(shown.snapshot(), now_s=now_s)))
                 )
-            elif (wished := self._wished(seat, standing, now_s)) is not None:
-                apply.append((seat, standing, wished))
+            else:
+                if apply:  # who acts before it may write over what stands of it, and it says all of that again
+                    standing.disturbed()
+                if (wished := self._wished(seat, standing, now_s)) is not None:
+                    apply.append((seat, standing, wished))
         for seat, standing, act in apply:
             self._count(seat, standing, act())
         return later_s

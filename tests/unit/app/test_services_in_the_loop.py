@@ -141,6 +141,17 @@ def both_ways(
     return made
 
 
+# Who acts first at a moment is overruled at that moment, not at the next.
+@example(
+    rows=[(0, 0, 1, 0), (0, 14, 1, 0), (1, 0, 8, 0), (7, 0, 1, 0), (7, 11, 1, 0)],
+    levels=0,
+    after_s=1.0,
+    factor=0.0,
+    every_s=0,
+    beside_s=7,
+    first=True,
+    resolution=None,
+)
 # Asked again, a service may not answer otherwise: a level that another one set was once kept the first time only.
 @example(
     rows=[
