@@ -40,7 +40,7 @@ STICKS = 0.75
 """A level is kept until the urgency is this many grid steps away from it: half a step would be no hysteresis."""
 
 
-class Order(StrEnum):
+class Rule(StrEnum):
     """Which jobs of a queue go first, where nobody has waited too long."""
 
     BALANCED = "balanced"
@@ -109,7 +109,7 @@ class Qssf:
         """
 
         every_s: int = 30
-        order: str = Order.SERVICE.value
+        order: str = Rule.SERVICE.value
         gpu_exponent: float = 1.0
         promote_after_s: float = 43_200.0
         promote_factor: float = 0.0
@@ -117,7 +117,7 @@ class Qssf:
 
         def __post_init__(self) -> None:
             _require(self.every_s > 0, "every_s must be positive")
-            _require(self.order in [*Order], f"order must be one of {', '.join(Order)}")
+            _require(self.order in [*Rule], f"order must be one of {', '.join(Rule)}")
             _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
             _require(self.promote_after_s > 0, "promote_after_s must be positive")
             _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
@@ -167,7 +167,7 @@ class Qssf:
     ) -> NDArray[np.float64]:
         exponent, counted_gpus = self.options.gpu_exponent, np.maximum(gpus, 1).astype(np.float64)
         service = p50_s * (counted_gpus if exponent == 1 else counted_gpus**exponent)
-        if self.options.order == Order.BALANCED:
+        if self.options.order == Rule.BALANCED:
             service = service * favour(gpus)
         if not self.options.levels:
             return _in_proportion(service)

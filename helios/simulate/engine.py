@@ -33,7 +33,7 @@ def next_moment(state: State) -> int:
 
 
 @kernel
-def _awaits(state: State, now: int, scored: int) -> bool:
+def awaits(state: State, now: int, scored: int) -> bool:
     """Say whether a job that nobody has scored yet arrives ``now``."""
     arrived = state.clock[0].arrived
     return bool(scored <= arrived < len(state.jobs) and state.jobs[arrived].submitted_s == now)
@@ -105,7 +105,7 @@ def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
     def carry_on(state: State, scored: int, until_s: int, budget: int) -> int:
         while budget > 0:
             now = next_moment(state)
-            if now == NEVER or now >= until_s or _awaits(state, now, scored):
+            if now == NEVER or now >= until_s or awaits(state, now, scored):
                 state.clock[0].next_s = now
                 return 1 if revision >= 0 else 0
             budget -= end_due(state, now) + admit_due(state, now)

@@ -36,7 +36,7 @@ def _greedy(state: State, partition: int, now: int) -> None:
     """Start in order until the head does not fit; with skip, go on with whatever fits."""
     blocked = False
     while True:
-        job = _first_up_to(state, partition, room(state, partition) if blocked else -1)
+        job = first_up_to(state, partition, room(state, partition) if blocked else -1)
         if job < 0:
             return
         if blocked or state.jobs[job].gpus <= room(state, partition):
@@ -106,10 +106,10 @@ def _by_nodes(state: State, partition: int, now: int) -> None:
 @kernel
 def _start_in_order(state: State, partition: int, now: int) -> int:
     """Start jobs in order, and return the first that does not fit, or NOBODY."""
-    head = _first_up_to(state, partition, -1)
+    head = first_up_to(state, partition, -1)
     while head >= 0 and state.jobs[head].gpus <= room(state, partition):
         _start_pending(state, head, now, False)
-        head = _first_up_to(state, partition, -1)
+        head = first_up_to(state, partition, -1)
     return head
 
 
@@ -118,7 +118,7 @@ def _shortest_remaining(state: State, partition: int, now: int) -> None:
     """Start in order of remaining run time, stopping running jobs that have strictly more of it."""
     smallest_failed = -1
     while True:
-        job = _first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
+        job = first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
         if job < 0:
             return
         gpus = state.jobs[job].gpus
@@ -139,7 +139,7 @@ def _start_pending(state: State, job: int, now: int, passes_another: bool) -> No
 
 
 @kernel
-def _first_up_to(state: State, partition: int, gpus: int) -> int:
+def first_up_to(state: State, partition: int, gpus: int) -> int:
     """Return the first pending job of at most ``gpus`` GPUs (-1: of any size), or NOBODY."""
     home, queues, best = state.partitions[partition], state.queues, NOBODY
     for queue in range(home.first_queue, home.end_queue):

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.simulate import engine
-from helios.simulate.engine import _awaits, admit_due, end_due, next_moment, schedule_touched
+from helios.simulate.engine import admit_due, awaits, end_due, next_moment, schedule_touched
 from helios.simulate.kernel import entry_point, fingerprint, kernel
-from helios.simulate.passes import _first_up_to
+from helios.simulate.passes import first_up_to
 from helios.simulate.queue import before
 from helios.simulate.reserve import reserve
 from helios.simulate.running import reservation
@@ -49,8 +49,8 @@ def _note(state: State, job: int, row: Any, now: int) -> None:
     its, partition = state.jobs[job], state.jobs[job].partition
     row.at_s, row.shadow_s, row.extra = now, NEVER, 0
     row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
-    row.head = _first_up_to(state, partition, -1)
-    row.rival = _first_up_to(state, partition, its.gpus)
+    row.head = first_up_to(state, partition, -1)
+    row.rival = first_up_to(state, partition, its.gpus)
     if row.head != job and its.gpus <= row.room:
         _note_reservation(state, row, now)
 
@@ -87,7 +87,7 @@ def _compiled(revision: int) -> Callable[..., int]:
         told[TAKEN] = 0
         while told[BUDGET] > 0 and told[TAKEN] < len(notes):
             now = next_moment(state)
-            if now == NEVER or now >= until_s or _awaits(state, now, scored):
+            if now == NEVER or now >= until_s or awaits(state, now, scored):
                 state.clock[0].next_s = now
                 return _REACHED if revision >= 0 else _FULL  # it must name the revision: see kernel.fingerprint
             told[BUDGET] -= end_due(state, now) + admit_due(state, now)
