@@ -39,6 +39,7 @@ lint: $(VENV)/.tools
 
 types: $(VENV)/.tools
 	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases benchmarks
 
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports

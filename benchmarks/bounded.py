@@ -1,13 +1,16 @@
 """What keeps QSSF's mean wait and bounds the longest: the policy `balanced` beside its controls and what was tried.
 
-    python -m benchmarks.bounded TRACE --nodes 100 [--since D --until D] [--runs 1,2,3] [--only ROWS] [--timezone Z]
+    python -m benchmarks.bounded TRACE --nodes 100 [--since D --until D] [--runs 1,2,3] [--in-place] [--only ROWS]
 
 Every run is the trace perturbed by a seed: whole weeks in another order (the first and last ``--keep`` stay), submit
 times moved by N(0, 10 min), run times by a factor e^N(0, 0.2); run 0 is the trace as it is. Run times are predicted
-causally by the model that `helios whatif` uses, once for each run, along its QSSF + EASY timeline; the answers stand
-for all rows, so that rows differ by the policy alone. Printed: mean wait against QSSF + EASY's, the longest wait and
-the mean of jobs of more than 8 GPUs against FIFO + EASY's (time limits; 7 days where none); ratios of means over runs,
-and in brackets the worst run. Rows that say `bad` replace the predictions.
+causally by the model that `helios whatif` uses, at submission: once for each run, along its QSSF + EASY timeline, and
+these answers stand for all rows that do not say `again`. Rows that do ask in their own timeline, each hour anew about
+what still waits, as `helios whatif --policy balanced` does. Printed: mean wait against QSSF + EASY's, the longest wait
+and the mean of jobs of more than 8 GPUs against FIFO + EASY's (time limits; 7 days where none); ratios of means over
+runs, and in brackets the worst run. Rows that say `bad` replace the predictions.
+
+With --in-place the weeks stay where they are (submissions N(0, 30 min), run times e^N(0, 0.3)).
 """
 
 from __future__ import annotations
@@ -48,6 +51,20 @@ class PerturbedRun:
     limit_s: np.ndarray
     quantiles_s: np.ndarray
     seed: int
+    jobs: pd.DataFrame
+    model: Any
+
+    def predictor(self) -> OnlinePredictor:
+        """Return a predictor that knows what came before the run."""
+        stage = self.stage
+        return OnlinePredictor(
+            self.jobs, history=stage.before, model=self.model, refit_every_s=WEEK_S, timezone=stage.timezone
+        )
+
+    def again(self, order: Any, backfill: Backfill, **options: Any) -> Any:
+        """Replay by what is predicted on the way, each hour anew for what waits; plan with what is expected."""
+        options = {"predictor": self.predictor(), "predict_again_s": 3_600, "plan_quantile": None} | options
+        return replay(self.workload, self.stage.machine.shape, backfill=backfill, order=order, **options)
 
     def replayed(self, order: Any, backfill: Backfill, **options: Any) -> Any:
         """Replay by what was predicted and by limits, unless told otherwise."""
@@ -69,8 +86,8 @@ class Noting:
         return self.quantiles_s[jobs]
 
 
-def a_run(stage: Stage, model: Any, seed: int, keep: int) -> PerturbedRun:
-    """Perturb, predict."""
+def a_run(stage: Stage, model: Any, seed: int, keep: int | None) -> PerturbedRun:
+    """Perturb (``keep`` None: weeks in place), predict."""
     jobs, size, partition, limit_s = perturbed(stage, seed, keep) if seed else as_recorded(stage)
     workload = Workload(
         job_id=jobs["job_id"].to_numpy(dtype=object),
@@ -91,7 +108,15 @@ def a_run(stage: Stage, model: Any, seed: int, keep: int) -> PerturbedRun:
         estimate_s=limit_s,
         predictor=predictor,
     )
-    return PerturbedRun(stage=stage, workload=workload, limit_s=limit_s, quantiles_s=predictor.quantiles_s, seed=seed)
+    return PerturbedRun(
+        stage=stage,
+        workload=workload,
+        limit_s=limit_s,
+        quantiles_s=predictor.quantiles_s,
+        seed=seed,
+        jobs=jobs,
+        model=model,
+    )
 
 
 def as_recorded(stage: Stage) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
@@ -99,18 +124,20 @@ def as_recorded(stage: Stage) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.
     return stage.machine.jobs, stage.workload.gpus, stage.workload.partition, stage.limit_s
 
 
-def perturbed(stage: Stage, seed: int, keep: int) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
+def perturbed(stage: Stage, seed: int, keep: int | None) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
     """Return the same with weeks in another order, moved submissions and longer or shorter runs."""
     rng, jobs = np.random.default_rng(seed), stage.machine.jobs.copy()
     first = jobs["submitted_at"].iloc[0].floor("D")
     week = ((jobs["submitted_at"] - first) // pd.Timedelta(days=7)).to_numpy()
     place = np.arange(week.max() + 1)
-    inner = slice(keep, len(place) - keep)
-    place[inner] = rng.permutation(place[inner])
-    moved_s = (place[week] - week) * WEEK_S + np.clip(rng.normal(0, 600, len(jobs)), -7_200, 7_200).astype(int)
+    if keep is not None:
+        inner = slice(keep, len(place) - keep)
+        place[inner] = rng.permutation(place[inner])
+    by_s, spread = (1_800, 0.3) if keep is None else (600, 0.2)
+    moved_s = (place[week] - week) * WEEK_S + np.clip(rng.normal(0, by_s, len(jobs)), -7_200, 7_200).astype(int)
     moved = jobs["submitted_at"] + pd.to_timedelta(moved_s, unit="s")
     jobs["submitted_at"] = moved.clip(lower=jobs["submitted_at"].iloc[0]).astype(jobs["submitted_at"].dtype)
-    jobs["run_time_s"] = np.round(jobs["run_time_s"] * np.exp(rng.normal(0, 0.2, len(jobs))))
+    jobs["run_time_s"] = np.round(jobs["run_time_s"] * np.exp(rng.normal(0, spread, len(jobs))))
     for column in ("started_at", "ended_at"):
         jobs[column] = pd.Series(pd.NaT, index=jobs.index, dtype=jobs[column].dtype)
     jobs["_row"] = np.arange(len(jobs))
@@ -150,60 +177,56 @@ EASY, NODES, CLOSED = Backfill.EASY, Backfill.NODES, Reservation(closed=True)
 FIFO, QSSF = "FIFO + EASY", "QSSF + EASY"
 
 
-def by_nodes(run: PerturbedRun, share: float, **options: Any) -> Any:
-    """Replay `balanced` with reservations of nodes that plan with medians, closed for who was promoted."""
-    options = {"estimate_s": whole(run.quantiles_s[:, 1])} | options
-    return run.replayed(balanced, NODES, guard=Backlog(share=share), reservation=CLOSED, **options)
+def shipped(run: PerturbedRun, **options: Any) -> Any:
+    """Replay `balanced` as `helios whatif` does by itself."""
+    options = {"backfill": NODES, "guard": Backlog(), "reservation": CLOSED} | options
+    return run.again(balanced, **options)
+
+
+def lied_to(run: PerturbedRun, bad: Callable[[PerturbedRun], np.ndarray]) -> Any:
+    """Replay `balanced` on predictions that are bad, for the order and for the plans."""
+    told = bad(run).astype(float)
+    return run.replayed(balanced, NODES, run_time_s=told, estimate_s=whole(told), guard=Backlog(), reservation=CLOSED)
 
 
 TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
     FIFO: lambda run: run.replayed(ORDERS["fifo"], EASY),
     QSSF: lambda run: run.replayed(shortest_service_first, EASY),
     "QSSF strict": lambda run: run.replayed(shortest_service_first, Backfill.NONE),
+    "QSSF + EASY, again": lambda run: run.again(shortest_service_first, EASY, estimate_s=run.limit_s),
+    "QSSF + EASY, bound": lambda run: run.replayed(shortest_service_first, EASY, guard=Backlog()),
     "QSSF + nodes": lambda run: run.replayed(shortest_service_first, NODES),
     "FIFO + nodes": lambda run: run.replayed(ORDERS["fifo"], NODES),
-    "FIFO + nodes p50": lambda run: run.replayed(ORDERS["fifo"], NODES, estimate_s=whole(run.quantiles_s[:, 1])),
-    "QSSF + EASY, backlog 0.9": lambda run: run.replayed(shortest_service_first, EASY, guard=Backlog()),
-    "x gpus^-.5, large e^2 + EASY, no bound": lambda run: run.replayed(by_size(-0.5, 2), EASY),
-    "x gpus^-.5, large e^2 + nodes, shadow .7": lambda run: run.replayed(
-        by_size(-0.5, 2), NODES, guard=beside(run, 0.7, Backfill.NONE)
-    ),
+    "balanced (nodes, expected, bound, again)": shipped,
+    "balanced, no bound": lambda run: shipped(run, guard=None, reservation=None),
+    "balanced, not again": lambda run: shipped(run, predict_again_s=None),
+    "balanced, plan with limits": lambda run: shipped(run, estimate_s=run.limit_s),
+    "balanced, plan with medians": lambda run: shipped(run, plan_quantile=0.5),
+    "balanced, EASY with limits": lambda run: shipped(run, backfill=EASY, estimate_s=run.limit_s, reservation=None),
+    "balanced, reservations not closed": lambda run: shipped(run, reservation=None),
+    "balanced, 32 idle GPUs": lambda run: shipped(run, reservation=Reservation(closed=True, idle_gpus=32)),
     **{
-        f"x gpus, large e^{favour} + EASY, no bound": lambda run, c=favour: run.replayed(by_size(1, c), EASY)
-        for favour in (2, 3, 5)
+        f"balanced, {share} x the backlog": lambda run, s=share: shipped(run, guard=Backlog(share=s))
+        for share in (0.5, 0.6, 0.8, 0.9)
     },
-    "balanced + EASY, no bound": lambda run: run.replayed(balanced, EASY),
-    "balanced + EASY, 12 h": lambda run: run.replayed(balanced, EASY, guard=Guard.constant(DAY_S // 2)),
-    "balanced + EASY, 7 days": lambda run: run.replayed(balanced, EASY, guard=Guard.constant(7 * DAY_S)),
-    "balanced + EASY, shadow FIFO+EASY 1": lambda run: run.replayed(balanced, EASY, guard=beside(run, 1, EASY)),
     **{
-        f"balanced + EASY, backlog {share}": lambda run, s=share: run.replayed(balanced, EASY, guard=Backlog(share=s))
-        for share in (0.6, 0.75, 0.9)
+        f"balanced, constant {hours} h": lambda run, h=hours: shipped(run, guard=Guard.constant(h * 3_600))
+        for hours in (12, 168)
     },
-    "balanced + nodes, backlog 0.9": lambda run: run.replayed(balanced, NODES, guard=Backlog(), reservation=CLOSED),
-    "balanced + nodes, 32 idle, backlog 0.9": lambda run: run.replayed(
-        balanced, NODES, guard=Backlog(), reservation=Reservation(closed=True, idle_gpus=32)
-    ),
-    "balanced + nodes p90, backlog 0.9": lambda run: by_nodes(run, 0.9, estimate_s=whole(run.quantiles_s[:, 2])),
-    **{f"balanced + nodes p50, backlog {share}": lambda run, s=share: by_nodes(run, s) for share in (0.6, 0.75, 0.9)},
+    "balanced, shadow FIFO + EASY (knows the future)": lambda run: shipped(run, guard=beside(run, 1, EASY)),
+    **{
+        f"x gpus^{power}, large / {favour}": lambda run, p=power, f=favour: run.again(
+            by_size(p, np.log(f)), NODES, guard=Backlog(), reservation=CLOSED
+        )
+        for power, favour in ((1, 1), (1, 33), (1, 300), (-0.5, 7))
+    },
     **{
         f"bad, {name}: QSSF + EASY": lambda run, bad=bad: run.replayed(
             shortest_service_first, EASY, run_time_s=bad(run).astype(float)
         )
         for name, bad in BAD.items()
     },
-    **{
-        f"bad, {name}: balanced + EASY, backlog 0.9": lambda run, bad=bad: run.replayed(
-            balanced, EASY, guard=Backlog(), run_time_s=bad(run).astype(float)
-        )
-        for name, bad in BAD.items()
-    },
-    **{
-        f"bad, {name}: balanced + nodes p50, backlog 0.6": lambda run, bad=bad: by_nodes(
-            run, 0.6, run_time_s=bad(run).astype(float), estimate_s=whole(bad(run))
-        )
-        for name, bad in BAD.items()
-    },
+    **{f"bad, {name}: balanced": lambda run, bad=bad: lied_to(run, bad) for name, bad in BAD.items()},
 }
 
 
@@ -248,10 +271,13 @@ def main() -> None:
     parser.add_argument("--until", type=a_day)
     parser.add_argument("--runs", default="1,2,3,4,5")
     parser.add_argument("--keep", type=int, default=0, help="Weeks that stay first, and last")
+    parser.add_argument("--in-place", action="store_true", help="Leave all weeks where they are")
     parser.add_argument("--only", help="Names of rows by semicolons; else all")
     given = parser.parse_args()
     stage, model = staged(given)
-    runs = [a_run(stage, model, seed, given.keep) for seed in map(int, given.runs.split(","))]
+    runs = [
+        a_run(stage, model, seed, None if given.in_place else given.keep) for seed in map(int, given.runs.split(","))
+    ]
     fifo, qssf = (np.array([figures(TRIED[name](run), run) for run in runs]) for name in (FIFO, QSSF))
     print(f"{len(stage.workload):,} jobs, {len(runs)} runs; mean/QSSF, longest/FIFO, >8/FIFO (worst run each)")
     for name, tried in TRIED.items():

@@ -30,7 +30,7 @@ def a_lesson(n_rows: int) -> Lesson:
     """Return what the trees would learn from ``n_rows`` made-up jobs."""
     table = a_table(n_rows)
     features = causal_features(table).X
-    residual = np.log1p(table.run_time_s) - features[:, FEATURES.index("anchor")]
+    residual = np.log1p(table.run_time_s) - features[:, FEATURES.index("anchor")].astype(np.float64)
     weight = np.random.default_rng(0).uniform(0.5, 1.5, n_rows)
     return Lesson(features=features, residual=residual, weight=weight, names=FEATURES)
 

@@ -5,6 +5,7 @@ Usage: python -m benchmarks.features [JOBS]
 
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -21,9 +22,11 @@ def a_table(n: int, *, seed: int = 0) -> JobTable:
     run_time_s = np.ceil(np.exp(rng.normal(6, 2, n)))
     name = (user * 16 + rng.integers(0, 16, n)).astype(np.int32)
     local_s = submitted_s + 8 * 3600
+    started_s = submitted_s + rng.integers(0, 7200, n)
     return JobTable(
         submitted_s=submitted_s,
-        ended_s=submitted_s + rng.integers(0, 7200, n) + run_time_s.astype(np.int64),
+        started_s=started_s,
+        ended_s=started_s + run_time_s.astype(np.int64),
         run_time_s=run_time_s,
         user=user,
         account=user % 200,
@@ -31,6 +34,7 @@ def a_table(n: int, *, seed: int = 0) -> JobTable:
         qos=np.zeros(n, np.int32),
         name=name,
         stem=name // 4,
+        family=name // 8,
         failed=(rng.random(n) < 0.2).astype(np.float64),
         gpus=2 ** rng.integers(0, 6, n).astype(np.int32),
         cpus=np.full(n, 8.0),
@@ -51,7 +55,7 @@ def leaky_pandas(table: JobTable) -> pd.DataFrame:
     return pd.DataFrame({"last": last, "mean": mean})
 
 
-def seconds(function, table: JobTable) -> float:
+def seconds(function: Callable[[JobTable], object], table: JobTable) -> float:
     """Return how long ``function`` takes once."""
     started = time.perf_counter()
     function(table)

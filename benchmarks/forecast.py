@@ -5,11 +5,15 @@ Usage: python -m benchmarks.forecast [DAYS]
 
 import sys
 import time
+from collections.abc import Callable
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from helios.predict.demand import DAY, Calendar, DemandForecaster, job_state
+from helios.predict.demand import DAY, Calendar, DemandForecaster, JobState, job_state
+
+Answer = TypeVar("Answer")
 
 START_S = 1_600_000_200 // 600 * 600
 
@@ -24,7 +28,7 @@ def main(days: int) -> None:
     busy = np.clip(np.round(60 + np.cumsum(rng.normal(0, 1, n_steps)) % 60), 0, 133)
     total, calendar = np.full(n_steps, 133.0), Calendar(zone=ZoneInfo("Asia/Shanghai"))
 
-    def state(asked_s: np.ndarray):
+    def state(asked_s: np.ndarray) -> JobState:
         return job_state(
             submitted_s=submitted_s,
             started_s=started_s,
@@ -45,7 +49,7 @@ def main(days: int) -> None:
     print(f"one forecast: {1000 * np.median(seconds):.2f} ms (median of 50)")
 
 
-def _timed(what, work):
+def _timed(what: str, work: Callable[[], Answer]) -> tuple[float, Answer]:
     before = time.perf_counter(), time.process_time()
     done = work()
     wall_s, cpu_s = time.perf_counter() - before[0], time.process_time() - before[1]

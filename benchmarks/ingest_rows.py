@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -35,7 +36,7 @@ def rows_read(path: Path) -> int:
 
 def rows_by_pandas(path: Path) -> int:
     """Read the same file with pandas' C parser, types guessed, nothing interpreted; return the rows."""
-    options = {
+    options: dict[TraceFormat, dict[str, Any]] = {
         TraceFormat.HELIOS: {},
         TraceFormat.SACCT: {"sep": "|", "low_memory": False},
         TraceFormat.SWF: {"sep": r"\s+", "comment": ";", "header": None},

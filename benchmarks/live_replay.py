@@ -6,7 +6,6 @@ Usage: python -m benchmarks.live_replay   (about six minutes; as root, with Slur
 """
 
 import shutil
-import sys
 from contextlib import ExitStack
 
 from tests.live.replayed import Stretch, helped, replay, waits
@@ -38,4 +37,4 @@ def up(ending: ExitStack, name: str, *, users: list[str]) -> Rig:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -44,7 +44,7 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def timed(step: str, work: Callable[[], Answer]) -> Answer:
+def timed(step: str, work: Callable[..., Answer]) -> Answer:
     """Do ``work`` and print how long it took and how high memory has risen."""
     began = time.perf_counter()
     answer = work()

@@ -96,7 +96,7 @@ def noise(bench: Bench) -> np.ndarray:
 
 
 AGAIN = {"predict_again_s": 600}
-TRIED: dict[str, Callable[[Bench], dict[str, Any]]] = {
+TRIED: dict[str, Callable[..., dict[str, Any]]] = {
     "true, no guard": lambda _: {},
     **{f"true, guard {share:g}": lambda b, s=share: {"guard": b.guard(s)} for share in (0.5, 0.7, 1.0, 1.5)},
     "true, guard 12 h": lambda _: {"guard": Guard.constant(DAY_S // 2)},

@@ -69,7 +69,7 @@ def overload(n_jobs: int, backlog: int) -> tuple[ClusterShape, Workload]:
     )
 
 
-def timed(work: Callable[[], Answer], times: int = 1) -> tuple[float, Answer]:
+def timed(work: Callable[..., Answer], times: int = 1) -> tuple[float, Answer]:
     """Return the least of several times, s, and the last answer."""
     best = np.inf
     for _ in range(times):

@@ -59,13 +59,14 @@ def main() -> None:
     live.predict(pending, now=now, running=running)
     features = causal_features(JobTable.from_frame(jobs.iloc[n + RUNNING :])).X
 
+    end = 0
+
     def told_of_one() -> None:
         nonlocal end
         end += 1
         live.learn(jobs.iloc[n + RUNNING + end : n + RUNNING + end + 1])
         live.predict(one, now=now, running=running)
 
-    end = 0
     print(f"{len(model.texts)} ensembles, a history of {n:,} jobs, {RUNNING} running; ms of one processor")
     for what, function, rounds in (
         ("one job", ask(live, one, now, running), FEW),

@@ -164,7 +164,7 @@ def played(stage: Stage, way: Way, predictor: Any) -> tuple[SimCluster, Seat]:
     return cluster, seat
 
 
-def timed(work: Callable[[], Any], times: int = 2) -> tuple[float, Any]:
+def timed(work: Callable[..., Any], times: int = 2) -> tuple[float, Any]:
     """Return the least CPU time of several, s, and the last result."""
     best = np.inf
     for _ in range(times):

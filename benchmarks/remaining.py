@@ -62,11 +62,11 @@ def asked(path: Path, timezone: str, moments: int, *, seed: int = 0) -> Asked:
     run_s, limit_s = table.run_time_s[first:], table.time_limit_s[first:]
     ended_s = table.ended_s[first:]
     started_s = ended_s - np.nan_to_num(run_s)
-    known = (ended_s != NEVER_S) & (run_s > 0)
+    told = (ended_s != NEVER_S) & (run_s > 0)
     at_s = np.random.default_rng(seed).integers(split_s, int(table.submitted_s[-1]), moments)
-    rows = [np.flatnonzero(known & (started_s <= now_s) & (ended_s > now_s)) for now_s in at_s]
+    rows = [np.flatnonzero(told & (started_s <= now_s) & (ended_s > now_s)) for now_s in at_s]
     job = np.concatenate(rows)
-    elapsed = np.repeat(at_s, [len(one) for one in rows]) - started_s[job]
+    elapsed = np.repeat(at_s, [len(one) for one in rows]).astype(np.float64) - started_s[job]
     return Asked(quantiles[job], elapsed, ended_s[job] - started_s[job] - elapsed, limit_s[job])
 
 

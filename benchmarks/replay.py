@@ -109,6 +109,10 @@ class Constant:
         """Say the same of every job."""
         return np.repeat(self.answer, len(jobs), axis=0)
 
+    def waiting(self, jobs: NDArray[np.int64], now_s: int, **_: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Say it again."""
+        return self.submitted(jobs, now_s)
+
 
 def given(workload: Workload, shape: ClusterShape, order: Order, backfill: Backfill) -> Replay:
     """Replay with true run times, known beforehand."""
@@ -116,7 +120,7 @@ def given(workload: Workload, shape: ClusterShape, order: Order, backfill: Backf
     return replay(workload, shape, backfill=backfill, order=order, run_time_s=true.astype(np.float64), estimate_s=true)
 
 
-def timed(work: Callable[[], Replay], times: int = 3) -> tuple[float, Replay]:
+def timed(work: Callable[..., Replay], times: int = 3) -> tuple[float, Replay]:
     """Return the least of several times, s, and the last result."""
     best = np.inf
     for _ in range(times):

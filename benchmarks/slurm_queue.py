@@ -73,9 +73,10 @@ def philly(part: float) -> Case:
         groups[name] = NodeGroup(names=hosts, cpus=8, gpus={"": 8})
     gpus = jobs["gpu_num"].to_numpy(np.int64)
     run_time_s = jobs["duration"].to_numpy(np.float64)
+    submitted_s = (pd.to_datetime(jobs["submit_time"]) - pd.Timestamp(0)).dt.total_seconds()
     workload = SlurmWorkload(
         job_id=jobs["job_id"].astype(str).to_numpy(object),
-        submitted_s=(pd.to_datetime(jobs["submit_time"]) - pd.Timestamp(0)).dt.total_seconds().to_numpy(),
+        submitted_s=submitted_s.to_numpy().astype(np.float64),
         run_time_s=run_time_s,
         time_limit_s=np.ceil(run_time_s * 2 / 3600) * 3600,
         partitions=tuple(names),

@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -84,11 +85,12 @@ def coverage() -> None:
     print(f"share of {SITES:,} made-up sites whose 95 % interval from 20 draws holds the true difference")
     print("  weeks  law        this interval  1.96 sd of draws  1.96 se of their mean")
     rng = np.random.default_rng(0)
+    laws: list[tuple[str, Callable[[int], np.ndarray], float]] = [
+        ("normal", lambda n: rng.normal(100, 50, n), 100.0),
+        ("lognormal", lambda n: rng.lognormal(0, 1, n), float(np.exp(0.5))),
+    ]
     for weeks in (4, 8, 26):
-        for law, draw, truth in (
-            ("normal", lambda n: rng.normal(100, 50, n), 100.0),
-            ("lognormal", lambda n: rng.lognormal(0, 1, n), float(np.exp(0.5))),
-        ):
+        for law, draw, truth in laws:
             ours = plain = naive = 0
             for _ in range(SITES):
                 site = draw(weeks)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,8 +64,10 @@ def synthetic_jobs(rows: int) -> pd.DataFrame:
     def moment(seconds: np.ndarray) -> pd.Series:
         return pd.Series(pd.to_datetime(1_585_699_200 + seconds, unit="s", utc=True))
 
-    def few(prefix: str, kinds: int) -> pd.Categorical:
-        return pd.Categorical.from_codes(random.integers(0, kinds, rows), [f"{prefix}{kind}" for kind in range(kinds)])
+    def few(prefix: str, kinds: int) -> pd.Categorical[str]:
+        return pd.Categorical.from_codes(
+            random.integers(0, kinds, rows), pd.Index([f"{prefix}{kind}" for kind in range(kinds)])
+        )
 
     return JOBS.conform(
         pd.DataFrame(
@@ -160,7 +163,7 @@ def batches(jobs: pd.DataFrame) -> Iterator[Batch]:
         yield Batch(jobs=jobs.iloc[start : start + BATCH_ROWS], rejects=REJECTS.empty(), bytes_read=0)
 
 
-def to_sql(label: str, jobs: pd.DataFrame, connection: object, *, name: str = "jobs", **options: object) -> float:
+def to_sql(label: str, jobs: pd.DataFrame, connection: Any, *, name: str = "jobs", **options: Any) -> float:
     """Print and return the rate of one form of pandas.to_sql."""
     return timed(label, len(jobs), lambda: jobs.to_sql(name, connection, if_exists="replace", index=False, **options))
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import pandas as pd
 
 from helios import __version__
+from helios.app.code_fingerprint import code_fingerprint
 from helios.app.draws import Urn, predictor_of, redrawn, urn_of
 from helios.app.history import History
 from helios.app.plans import Plan
@@ -81,13 +82,14 @@ class Cell:
             "until": asked.until.isoformat() if asked.until else None,
             "warm_up": asked.warm_up.total_seconds(),
             "nodes": dict(asked.nodes) if asked.nodes else None,
+            "options": dict(self.plan.options),
         }
         plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
         return plain
 
     def key(self, fingerprint: str) -> str:
-        """Return by what name its line goes: another history, or another Helios, is another cell."""
-        told = json.dumps([self.to_json(), fingerprint, __version__], sort_keys=True)
+        """Return by what name its line goes: another history, or other code of Helios, is another cell."""
+        told = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:20]
 
 

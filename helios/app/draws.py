@@ -3,7 +3,8 @@
 Whole weeks of the counted window are drawn with replacement and laid end to end, each job at the weekday and hour of
 its own submission, with its own user, size, limit and run time; what lies before the window stays as it is. Windows of
 fewer than four weeks are drawn by days, a working day for a working day; of fewer than a week, not at all: there each
-burst of arrivals is moved within its hour. Days and weeks begin at the hour of the window's first submission.
+burst of arrivals is moved within its hour. Days and weeks begin at the hour at which the window does: that of --from,
+or of the history's first submission.
 
 Predictions are made in the new timeline, from what has ended in it. So a user of the third week may come first, and be
 as unknown as a newcomer. Of a week that is drawn twice only the first copy is predicted and learned from
@@ -29,7 +30,7 @@ from helios.simulate import Workload
 
 FEWEST_DAYS = 7
 QUIET_S = 3 * 3_600
-"""How long nobody need submit at the end of the last day (of the last week: a day) for it to be taken as whole, s."""
+"""How much of the last day (of the last week: a day) may be missing for it to be taken as whole, s."""
 HOUR_S = 3_600
 TIMES = ("submitted_at", "eligible_at", "started_at", "ended_at")
 IDS = ("job_id", "array_job_id", "het_job_id")
@@ -69,8 +70,7 @@ def urn_of(stage: Stage, over: Over | None = None) -> Urn:
     over : Over, optional
         Draw these, even if they are few; there is one at least.
     """
-    submitted_s = stage.workload.submitted_s[stage.counted]
-    begins_s, span_s = int(submitted_s[0]), int(submitted_s[-1] - submitted_s[0])
+    begins_s, span_s = stage.window_s[0], stage.window_s[1] - stage.window_s[0]
     weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + QUIET_S) // DAY_S
     if over is None:
         over = Over.WEEKS if weeks >= FEWEST_WEEKS else Over.DAYS if days >= FEWEST_DAYS else Over.SEEDS

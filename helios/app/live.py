@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios import marks
 from helios.app.reading import Accounting
 from helios.app.site import Site
 from helios.app.staff import offices_of
 from helios.config import Settings
 from helios.errors import HeliosError
 from helios.ports import NodeCluster, Office
-from helios.slurm import accounting, translate, values
+from helios.slurm import accounting, values
 from helios.slurm.backend import Backend
 from helios.slurm.look import look_at
 from helios.slurm.opening import open_cluster, open_nodes, way_in
@@ -47,7 +48,7 @@ def open_site(settings: Settings) -> Site:
         ),
         controller=lambda: _controller(cluster.backend),
         clock_skew_s=lambda: _skew_s(shell),
-        site_factor=lambda urgency: translate.site_factor(urgency, most=slurm.site_factor_most),
+        site_factor=lambda urgency: marks.site_factor(urgency, most=slurm.site_factor_most),
         time_min=_time_min if _knows_soft_limits(cluster.backend) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
         nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
@@ -102,7 +103,7 @@ def _skew_s(shell: Shell) -> float | None:
 
 
 def _time_min(seconds: float) -> int:
-    return translate.time_min(timedelta(seconds=seconds))
+    return marks.time_min(timedelta(seconds=seconds))
 
 
 def _knows_soft_limits(backend: Backend) -> bool:
@@ -118,5 +119,5 @@ def _knows_soft_limits(backend: Backend) -> bool:
 
 
 def _without_helios(queue: pd.DataFrame, *, most: int) -> NDArray[np.float64]:
-    factors = [translate.site_factor(urgency, most=most) for urgency in queue["urgency"]]
+    factors = [marks.site_factor(urgency, most=most) for urgency in queue["urgency"]]
     return np.asarray(queue["priority"].to_numpy() - np.array(factors, dtype=np.float64))

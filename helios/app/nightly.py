@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from helios.app.models import nightly, training_history
+from helios.app.nightly_pages import NightlyReport, nightly_pages
 from helios.app.reading import Reading
-from helios.app.reports import NightlyReport, nightly_pages
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.model import NODES, Snapshot

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helios.actions import Result
-from helios.app.clockwork import NodeTurnSummary, Tally
+from helios.app.between_turns import Keeping, between_turns, modes_or_off, tallies_of
+from helios.app.clockwork import NodeTurnSummary
 from helios.app.ledgers import Draft, ledger_of, opened
-from helios.app.modes import PAUSE_FILE, Pause, modes_in_force, paused
+from helios.app.modes import Pause, modes_in_force, paused
 from helios.app.reading import read_until
 from helios.app.site import Site
 from helios.app.staff import services_of
@@ -36,8 +35,8 @@ from helios.control.nodes import (
 )
 from helios.control.nodes.memory import APART
 from helios.control.nodes.seen import nodes_seen
-from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
-from helios.model import Mode, NodePower, Snapshot
+from helios.errors import HeliosError, MemoryDamaged
+from helios.model import NodePower, Snapshot
 from helios.ports import Ledger, NodeCluster, Office
 from helios.slurm.undo import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
@@ -92,6 +91,14 @@ class NodeTurns:
         self._defect = ""
         self._patient = patient
         self._folder = Path(settings.control.state_folder)
+        self._keeping = Keeping(
+            kind=NodeMemory,
+            cluster=site.name,
+            folder=self._folder,
+            memory=MEMORY,
+            released=RELEASED,
+            released_file=RELEASED_FILE,
+        )
         self._tallied_at: datetime | None = None
 
     @property
@@ -107,12 +114,11 @@ class NodeTurns:
         WarehouseUnavailable
             The modes cannot be read, and nobody asked for a pause.
         """
-        try:
-            return modes_in_force(self.settings.database.url, self.site.name, self.services)
-        except HeliosError:
-            if not os.path.lexists(self._folder / PAUSE_FILE):
-                raise
-            return {name: ServiceMode(mode=Mode.OFF) for name in self.services}
+        return modes_or_off(
+            lambda: modes_in_force(self.settings.database.url, self.site.name, self.services),
+            folder=self._folder,
+            services=self.services,
+        )
 
     def pause(self) -> Pause | None:
         """Return who paused Helios; None: nobody did."""
@@ -127,7 +133,7 @@ class NodeTurns:
             It cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            return self._memory(warehouse)
+            return self._keeping.read(warehouse)
 
     def turn(self, *, modes: Mapping[str, ServiceMode]) -> NodeTurnReport:
         """Look, ask, check, act, write down; see :func:`helios.control.nodes.take_node_turn`.
@@ -140,8 +146,8 @@ class NodeTurns:
             What control remembers cannot be read; nothing was done.
         """
         with alone(self._folder, lock=LOCK_OF_NODES), opened(self.settings.database.url) as at_hand:
-            memory, warehouse = self._memory_or_trouble(at_hand)
-            taken_back = self._taken_back_by(warehouse)
+            memory, warehouse = self._keeping.read_or_trouble(at_hand, paused=lambda: self.pause() is not None)
+            taken_back = self._keeping.taken_back_by(warehouse)
             report = take_node_turn(
                 seats=self._seats(modes),
                 cluster=self.nodes,
@@ -167,7 +173,7 @@ class NodeTurns:
             What Helios remembers cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            standings, memory = self._ledger(warehouse).standings(), self._memory(warehouse)
+            standings, memory = self._ledger(warehouse).standings(), self._keeping.read(warehouse)
         return take_node_turn(
             seats=self._seats(modes),
             cluster=ShadowNodes(look=self.nodes.snapshot, stands=node_books_of(standings).real),
@@ -203,7 +209,7 @@ class NodeTurns:
             protected=report.protected,
             quarantined=len(memory.quarantined),
             still=report.still,
-            tallies=tuple(_tallies(report, modes)),
+            tallies=tuple(tallies_of(report.counts, modes)),
             seconds=time.monotonic() - began,
             modes={name: mode.mode for name, mode in modes.items()},
             breaker=breaker_in_words(memory.turn, self.settings, self._clock()),
@@ -217,11 +223,15 @@ class NodeTurns:
 
         See :func:`helios.control.nodes.release_nodes`.
         """
-        with self._between_turns() as disturbed, opened(self.settings.database.url) as warehouse:
+        within_s = self.settings.slurm.timeout_s
+        with (
+            between_turns(self._folder, within_s=within_s, lock=LOCK_OF_NODES) as disturbed,
+            opened(self.settings.database.url) as warehouse,
+        ):
             now = self._clock()
             memory = None
             with suppress(HeliosError):
-                memory = None if isinstance(warehouse, HeliosError) else self._memory(warehouse)
+                memory = None if isinstance(warehouse, HeliosError) else self._keeping.read(warehouse)
             report = release_nodes(
                 cluster=self.nodes,
                 ledger=self._ledger(warehouse),
@@ -239,9 +249,9 @@ class NodeTurns:
             with suppress(HeliosError):
                 if memory is not None:
                     # Read again: a Helios with another state folder may have ended a turn in between.
-                    last = self._memory(warehouse)
+                    last = self._keeping.read(warehouse)
                     memory = replace(last, wakes={**report.memory.wakes, **last.wakes})
-                    warehouse.remember(self.site.name, MEMORY, memory.to_json(), at=now)
+                    self._keeping.write(warehouse, memory, at=now)
                 if not report.recorded:  # another Helios holds the lease; what a person did stands in the audit
                     warehouse.add_decisions(self.site.name, report.decisions)
                     warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
@@ -260,8 +270,8 @@ class NodeTurns:
             alone(self._folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES),
             Warehouse.open(self.settings.database.url) as warehouse,
         ):
-            memory = cleared(self._memory(warehouse), node)
-            warehouse.remember(self.site.name, MEMORY, memory.to_json(), at=self._clock())
+            memory = cleared(self._keeping.read(warehouse), node)
+            self._keeping.write(warehouse, memory, at=self._clock())
         return memory
 
     def _with_a_look(self, memory: NodeMemory) -> NodeMemory:
@@ -310,17 +320,6 @@ class NodeTurns:
             with suppress(OSError):
                 (self._folder / UNDO_FILE).unlink(missing_ok=True)
 
-    @contextmanager
-    def _between_turns(self) -> Iterator[list[str]]:
-        """Keep this machine's turns away meanwhile; where one does not end in time, say so instead of waiting on."""
-        disturbed = []
-        with ExitStack() as held:
-            try:
-                held.enter_context(alone(self._folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES))
-            except HeliosError as trouble:
-                disturbed.append(f"what a turn that is under way sets is taken back in the next one: {trouble.fact}")
-            yield disturbed
-
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
         return ledger_of(warehouse, self.site.name, office=Office.NODES)
 
@@ -334,35 +333,6 @@ class NodeTurns:
             controller=self.site.controller(), history_read_at=read_at, clock_skew_s=self.site.clock_skew_s()
         )
 
-    def _memory(self, warehouse: Warehouse) -> NodeMemory:
-        with suppress(NoSuchCluster):
-            if text := warehouse.remembered(self.site.name, MEMORY):
-                return NodeMemory.from_json(text)
-        return NodeMemory()
-
-    def _memory_or_trouble(self, warehouse: Warehouse | HeliosError) -> tuple[NodeMemory, Warehouse | HeliosError]:
-        """Return what control remembers; where it cannot be read, the reason in place of the warehouse: be still."""
-        if isinstance(warehouse, HeliosError):
-            return NodeMemory(), warehouse  # without it the lease cannot be had, and nothing is done
-        try:
-            return self._memory(warehouse), warehouse
-        except WarehouseUnavailable as trouble:
-            return NodeMemory(), trouble
-        except MemoryDamaged as trouble:
-            if self.pause() is None:
-                raise
-            return NodeMemory(), trouble  # a pause wakes everything whatever else is damaged
-
-    def _taken_back_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
-        """Return which kill switches took everything back outside of turns, by where they left word."""
-        found = {}
-        if (self._folder / RELEASED_FILE).exists():
-            found[RELEASED_FILE] = "helios-release.sh"
-        if not isinstance(warehouse, HeliosError):
-            with suppress(HeliosError):
-                found[RELEASED] = warehouse.remembered(self.site.name, RELEASED) or ""
-        return {where: who for where, who in found.items() if who}
-
     def _kept(
         self, warehouse: Warehouse | HeliosError, report: NodeTurnReport, *, taken_back: Mapping[str, str]
     ) -> NodeTurnReport:
@@ -373,20 +343,13 @@ class NodeTurns:
         try:
             if isinstance(warehouse, HeliosError):
                 raise warehouse
-            warehouse.remember(self.site.name, MEMORY, report.memory.to_json(), at=report.taken_at)
+            self._keeping.write(warehouse, report.memory, at=report.taken_at)
             if report.recorded and report.seen:
-                self._forget(warehouse, taken_back, at=report.taken_at)
+                self._keeping.forget(warehouse, taken_back, at=report.taken_at)
             self._tally(warehouse, report)
         except HeliosError as trouble:
             return replace(report, notes=(*report.notes, f"this turn could not be written down: {trouble.fact}"))
         return report
-
-    def _forget(self, warehouse: Warehouse, taken_back: Mapping[str, str], *, at: datetime) -> None:
-        if RELEASED in taken_back:
-            warehouse.remember(self.site.name, RELEASED, "", at=at)
-        if RELEASED_FILE in taken_back:
-            with suppress(OSError):
-                (self._folder / RELEASED_FILE).unlink(missing_ok=True)
 
     def _tally(self, warehouse: Warehouse, report: NodeTurnReport) -> None:
         changed = bool(report.slept or report.woken)
@@ -423,10 +386,3 @@ def counted(report: NodeTurnReport) -> dict[str, int]:
         NodePower.FALLING_ASLEEP.value: sums["falling_asleep"],
         NodePower.WAKING.value: sums["waking"],
     }
-
-
-def _tallies(report: NodeTurnReport, modes: Mapping[str, ServiceMode]) -> Iterator[Tally]:
-    for service, counts in report.counts.items():
-        mode = modes[service].mode if service in modes else Mode.ACTIVE
-        for result, number in counts.items():
-            yield Tally(service=service, mode=mode.value, result=Result(result), jobs=number)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from helios.app.policy_options import Options
 from helios.errors import Misuse
 from helios.ports import Order
 from helios.services.orders import balanced, shortest_service_first
@@ -33,6 +34,7 @@ class RunTimes(StrEnum):
 
     LIMIT = "limit"
     PREDICTED = "predicted"
+    EXPECTED = "expected"
     TRUE = "true"
 
 
@@ -45,6 +47,9 @@ ORDERS: dict[Policy, Order] = {
     Policy.SRTF: CONTROLS[Policy.SJF],
 }
 BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.BALANCED})
+AGAIN_S = {Policy.BALANCED: 3_600}
+"""How often policies predict again what still waits, s; the others go by the prediction of the submission, as the paper
+does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,8 @@ class Plan:
         Run times the order believes in: predicted or true; None where the order uses none.
     estimates : RunTimes or int, optional
         Run times backfill plans with, an int being the same for all, s; None where it does not plan.
+    options : Options
+        What else the policy is told, as :func:`helios.app.policy_options.read_options` gives it.
 
     Raises
     ------
@@ -72,6 +79,7 @@ class Plan:
     backfill: Backfill
     run_times: RunTimes | None = None
     estimates: Estimates | None = None
+    options: Options = ()
 
     def __post_init__(self) -> None:
         if self.policy is Policy.SRTF and self.backfill in RESERVING:
@@ -79,16 +87,16 @@ class Plan:
                 f"SRTF preempts instead of reserving, so backfill {self.backfill} has no meaning for it.",
                 remedy="Use --backfill none or --backfill skip with srtf.",
             )
-        if self.run_times is RunTimes.LIMIT:
+        if self.run_times in {RunTimes.LIMIT, RunTimes.EXPECTED}:
             raise Misuse(
-                "Queues are ordered by predicted or true run times, not by time limits.",
+                "Queues are ordered by predicted (median) or true run times, not by time limits or expected run times.",
                 remedy="Use --run-times predicted or --run-times true.",
             )
 
     @property
     def uses_predictions(self) -> bool:
         """Whether a predictor has to be asked."""
-        return RunTimes.PREDICTED in (self.run_times, self.estimates)
+        return RunTimes.PREDICTED is self.run_times or self.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}
 
     @property
     def published_estimates(self) -> str | None:
@@ -139,6 +147,7 @@ def default_plans() -> list[Plan]:
         Plan(policy=Policy.FIFO, backfill=easy, estimates=true),
         Plan(policy=Policy.FEWEST_GPUS, backfill=none),
         Plan(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit),
+        Plan(policy=Policy.BALANCED, backfill=Backfill.NODES, run_times=predicted, estimates=RunTimes.EXPECTED),
         Plan(policy=Policy.QSSF, backfill=none, run_times=predicted),
         Plan(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=limit),
         Plan(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=predicted),
@@ -152,7 +161,8 @@ def default_plans() -> list[Plan]:
 
 
 def _default_backfills(policy: Policy) -> Sequence[Backfill]:
-    return (Backfill.NONE,) if policy is Policy.SRTF else (Backfill.NONE, Backfill.EASY)
+    own = {Policy.SRTF: (Backfill.NONE,), Policy.BALANCED: (Backfill.EASY, Backfill.NODES)}
+    return own.get(policy, (Backfill.NONE, Backfill.EASY))
 
 
 def _variants(
@@ -167,12 +177,14 @@ def _variants(
             run_times=_believed(source, run_times) if policy in BY_RUN_TIME else None,
             estimates=source if backfill in RESERVING else None,
         )
-        for source in estimates or _default_estimates(run_times)
+        for source in estimates or _default_estimates(policy, backfill, run_times)
     ]
 
 
-def _default_estimates(run_times: RunTimes | None) -> Sequence[Estimates]:
-    return (RunTimes.TRUE if run_times is RunTimes.TRUE else RunTimes.LIMIT,)
+def _default_estimates(policy: Policy, backfill: Backfill, run_times: RunTimes | None) -> Sequence[Estimates]:
+    if run_times is RunTimes.TRUE:
+        return (RunTimes.TRUE,)
+    return (RunTimes.EXPECTED if (policy, backfill) == (Policy.BALANCED, Backfill.NODES) else RunTimes.LIMIT,)
 
 
 def _believed(source: Estimates, run_times: RunTimes | None) -> RunTimes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+from helios.app.desk import known_nodes
 from helios.app.history import recall
 from helios.app.rehearsal import soft_limit_gain
-from helios.app.reports import known_nodes
 from helios.app.whatif import Question
 from helios.config import Settings
 from helios.errors import Misuse

@@ -41,6 +41,8 @@ class PublishedQuestion:
         Nodes of each partition; None: those of the published table, with its window.
     since, until : datetime, optional
         Jobs submitted in [since, until); None: the table's window, or all.
+    skip_oversized : bool
+        Leave out jobs larger than their partition instead of refusing.
     draws : int
         How often ties (and QSSF's errors) are drawn, besides the history's own order.
     """
@@ -49,6 +51,7 @@ class PublishedQuestion:
     gpus_per_node: int = 8
     since: datetime | None = None
     until: datetime | None = None
+    skip_oversized: bool = False
     draws: int = 10
     seed: int = 0
 
@@ -149,7 +152,10 @@ def as_published(history: History, question: PublishedQuestion, *, progress: Pro
         resource="gpus",
         nodes=question.nodes or PHILLY.nodes,
         gpus_per_node=question.gpus_per_node,
+        skip_oversized=question.skip_oversized,
     )
+    if machine.jobs.empty:
+        raise NotEnoughHistory("Every job of the window was left out.", remedy="\n".join(machine.notes))
     workload = _workload(machine)
     stage = _Stage(machine=machine, workload=workload, question=question, table=table)
     rows = tuple(_row(policy, stage, progress) for policy in POLICIES)

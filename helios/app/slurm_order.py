@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from helios.app.slurm_jobs import SlurmJobs
 from helios.app.slurm_rehearsal import taught
 from helios.app.whatif import sources_said
+from helios.marks import site_factor
 from helios.model import in_submission_order
 from helios.ports import JobwiseService, Progress
 from helios.predict import OnlinePredictor
-from helios.slurm.translate import site_factor
 
 _SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
 """Any moment: what a service wishes for a job that has not waited yet."""

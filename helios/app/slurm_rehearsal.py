@@ -17,13 +17,13 @@ from helios.app.slurm_jobs import SlurmJobs
 from helios.app.timeline import RAISES_TO_BENCH, Seat, play
 from helios.app.whatif import sources_said
 from helios.errors import NotEnoughHistory
+from helios.marks import time_min
 from helios.model import in_submission_order
 from helios.model.site import SlurmSite
 from helios.ports import Progress, Service, in_silence
 from helios.predict import DurationModel, OnlinePredictor, train
 from helios.simulate.slurmlike import SlurmLatency, SlurmReplay
 from helios.simulate.slurmlike.door import SlurmDoor
-from helios.slurm.translate import time_min
 
 Positions = NDArray[np.int64]
 

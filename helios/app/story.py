@@ -353,6 +353,7 @@ def _label(plan: Plan) -> str:
         run_times=plan.run_times.value if plan.run_times else None,
         backfill=plan.backfill.value,
         estimates=plan.published_estimates,
+        options=dict(plan.options),
     )
 
 

@@ -83,7 +83,8 @@ def _rows(members: Sequence[tuple[Cell, Told]]) -> Iterator[Row]:
     for plan, outcomes in by_plan.items():
         found = [told[FIGURES] for told in outcomes if FIGURES in told]
         reasons = [told[FAILED] for told in outcomes if FAILED in told]
-        yield Row.of(found, reasons, named=f"{plan.policy}, {plan.backfill}")
+        named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
+        yield Row.of(found, reasons, named=named)
 
 
 def _differences(members: Sequence[tuple[Cell, Told]]) -> Differences | None:

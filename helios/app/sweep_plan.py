@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from helios.app.cells import Cell
 from helios.app.machine import parse_nodes
 from helios.app.plans import Estimates, Plan, Policy, RunTimes, plans
+from helios.app.policy_options import Options, length, read_options
 from helios.app.repeats import FEWEST_REPEATS
 from helios.app.whatif import Question
 from helios.config import zone
@@ -24,11 +25,19 @@ from helios.errors import Misuse
 from helios.report.differences import Over
 from helios.simulate import Backfill, Placement
 
-UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
+Told = dict[str, list[Any]]
+"""Options of a policy, each a list, crossed with the others."""
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _not_empty(cls, value: Any, about: ValidationInfo) -> Any:
+        if value == []:
+            raise ValueError(f"nothing is replayed of an empty list; {_example(cls, about.field_name)}")
+        return value
 
 
 class Window(_Table):
@@ -53,7 +62,10 @@ class Settings(_Table):
 class SweepPlan(_Table):
     """A sweep; every key may be left out."""
 
-    policies: list[Policy] = Field(default=[], description="Queue orders; else the controls of a what-if")
+    policies: list[Policy] = Field(
+        default=[], description="Queue orders; else the controls of a what-if", examples=[["fifo", "qssf"]]
+    )
+    options: dict[Policy, list[Told]] = Field(default={}, description="What policies are told, by policy: share, least")
     backfills: list[Backfill] = Field(default=[], description="What may pass a blocked head")
     estimates: list[RunTimes | int] = Field(default=[], description="Run times that backfill plans with")
     run_times: list[RunTimes] = Field(default=[], description="Run times that orders believe in")
@@ -65,6 +77,23 @@ class SweepPlan(_Table):
     seeds: list[int] = Field(default=[], description="Of training, random placement and draws")
     slurm: dict[str, Any] = Field(default={}, description="Workers as Slurm jobs: jobs, cores, memory, queue, ...")
 
+    @field_validator("options", mode="before")
+    @classmethod
+    def _one_table_or_several(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: [told] if isinstance(told, dict) else told for name, told in value.items()}
+
+    @field_validator("options")
+    @classmethod
+    def _none_empty(cls, value: dict[Policy, list[Told]]) -> dict[Policy, list[Told]]:
+        for policy, tables in value.items():
+            if not tables or not all(values for told in tables for values in told.values()):
+                raise ValueError(
+                    f"nothing is replayed of an empty list; write {policy} = {{share = [0.9]}}, or leave it out"
+                )
+        return value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cross:
@@ -72,6 +101,11 @@ class Cross:
 
     cells: tuple[Cell, ...]
     notes: tuple[str, ...]
+
+
+def _example(table: type[BaseModel], key: str | None) -> str:
+    examples = table.model_fields[key].examples if key else None
+    return f"write {key} = {json.dumps(examples[0])}, or leave it out" if examples else "leave it out"
 
 
 def read_plan(path: Path) -> SweepPlan:
@@ -144,11 +178,28 @@ def _replays(plan: SweepPlan) -> tuple[list[Plan], list[str]]:
             )
     if not chosen:
         raise Misuse("Nothing of the plan can be replayed.", remedy="\n".join(notes))
+    chosen = _told(chosen, plan.options)
     if plan.controls:
         limit = RunTimes.LIMIT
         controls = plans(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
         chosen = [*controls, *chosen]
     return list(dict.fromkeys(chosen)), notes
+
+
+def _told(chosen: Sequence[Plan], options: Mapping[Policy, Sequence[Told]]) -> list[Plan]:
+    """Return each replay once for every combination of its policy's options, as it is where it has none."""
+    if strangers := set(options) - {plan.policy for plan in chosen}:
+        raise Misuse(
+            f"The options of {', '.join(sorted(strangers))} have no part: no such policy is replayed.",
+            remedy="Add it to policies, or leave its options out.",
+        )
+    ways = {policy: [way for told in tables for way in _ways(policy, told)] for policy, tables in options.items()}
+    return [replace(plan, options=way) for plan in chosen for way in ways.get(plan.policy, [()])]
+
+
+def _ways(policy: Policy, told: Told) -> Iterator[Options]:
+    for values in product(*told.values()):
+        yield read_options(policy, dict(zip(told, values, strict=True)))
 
 
 def _one_by_one(values: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -161,7 +212,9 @@ def _or_none(values: Sequence[RunTimes]) -> Sequence[RunTimes | None]:
 
 def _as_asked(values: Sequence[Estimates]) -> Sequence[Estimates]:
     if any(isinstance(value, int) and value < 1 for value in values):
-        raise Misuse("estimates holds a number of seconds below 1.", remedy="Write limit, predicted, true or seconds.")
+        raise Misuse(
+            "estimates holds a number of seconds below 1.", remedy="Write limit, predicted, expected, true or seconds."
+        )
     return values
 
 
@@ -172,7 +225,7 @@ def _questions(plan: SweepPlan, base: Question, timezone: str) -> Iterator[Quest
         [{"gpus_per_node": count} for count in asked.gpus_per_node] or [{}],
         [{"placement": placement} for placement in asked.placement] or [{}],
         [{"plan_quantile": quantile} for quantile in asked.plan_quantile] or [{}],
-        [{"predict_again_s": _again(text)} for text in asked.predict_again] or [{}],
+        [{"predict_again_s": again_s(text) or 0} for text in asked.predict_again] or [{}],
         [{"default_time_limit_s": int(length(text).total_seconds())} for text in asked.default_time_limit] or [{}],
         [{"seed": seed} for seed in plan.seeds] or [{}],
     )
@@ -187,22 +240,20 @@ def _questions(plan: SweepPlan, base: Question, timezone: str) -> Iterator[Quest
             yield replace(base, **within, **setting)
 
 
-def _again(text: str) -> int | None:
-    return None if text == "never" else int(length(text).total_seconds())
-
-
-def length(text: str) -> timedelta:
-    """Read a length of time, as ``7d``, ``12h`` or ``90min``.
+def again_s(text: str) -> int | None:
+    """Read how often what waits is predicted again, s, as ``1h``; None: ``never``.
 
     Raises
     ------
     Misuse
-        It is none.
+        It is neither, or less than a second.
     """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text)
-    if parts is None or not float(parts[1]):
-        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
-    return float(parts[1]) * UNITS[parts[2]]
+    if text == "never":
+        return None
+    every_s = int(length(text).total_seconds())
+    if every_s < 1:
+        raise Misuse(f"{text!r} is less than a second.", remedy="Write 10min, 1h, or never")
+    return every_s
 
 
 def _moment(value: datetime | date | str | None, timezone: str) -> datetime | None:

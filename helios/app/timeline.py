@@ -3,6 +3,7 @@
 A service is asked at a moment when something may start and there is a choice, at most once in its ``every``; where it
 is too early, as soon as ``every`` has passed. In between nothing would come of its answer. All services that are asked
 at a moment see one snapshot, and what they propose is applied in their order before anything starts at that moment.
+What a service no longer asks for is taken back, as :mod:`helios.app.claims` has it.
 
 A jobwise service (:class:`helios.ports.JobwiseService`) is asked for the same wishes at the same moments, but only
 about jobs of which it may wish something else than when it was asked last: the replay is the same, at many times the
@@ -22,15 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import Action, JobAction, Reorder, Restore, Result, SoftLimit
+from helios.app.claims import Claims
 from helios.app.foresight import Foresight, NamedPredictor
 from helios.app.standing import Standing
 from helios.model import Snapshot
 from helios.ports import JobwiseService, Service, Wishes
+from helios.simulate.glance import moment
 from helios.simulate.playable import Halt, Playable
+from helios.simulate.rows import Rows
 from helios.simulate.state import NEVER
-from helios.simulate.view import Rows, moment
 
 _Answer = TypeVar("_Answer")
+_Act = Callable[[], Mapping[Result, int]]
 RAISES_TO_BENCH = 3
 """As ``control.raises_to_bench`` has it where a site says nothing."""
 MOMENTS_PER_REPORT = 500
@@ -81,9 +85,9 @@ class Seat:
         """Take its turn ``now_s`` without being asked, since it has nothing new to say."""
         self._due_s = now_s + int(np.ceil(self.every.total_seconds()))
 
-    def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[JobAction]:
-        """Ask it; what it raises is written down, and nothing proposed."""
-        return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s) or []
+    def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[JobAction] | None:
+        """Ask it; None: it raised, which is written down."""
+        return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
 
     def wishes(self, jobs: Rows, *, now_s: int) -> Wishes | None:
         """Ask it, being jobwise, about some jobs; None: it raised, which is written down."""
@@ -141,6 +145,7 @@ class _Play:
 
     def __init__(self, cluster: Playable, seats: Sequence[Seat], foresight: Foresight, *, jobwise: bool) -> None:
         self._cluster, self._foresight = cluster, foresight
+        self._claims = Claims(cluster, len(seats))
         self._seats = [(seat, _standing_of(seat, cluster) if jobwise else None) for seat in seats]
         self._alarm_s = NEVER
 
@@ -177,24 +182,31 @@ class _Play:
     def _ask(self, now_s: int) -> int:
         """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""
         later_s, shown = NEVER, _Shown(self._cluster, self._foresight)
-        apply: list[tuple[Seat, Standing | None, Callable[[], Mapping[Result, int]]]] = []
-        for seat, standing in self._seats:
+        apply: list[tuple[Seat, Standing | None, _Act]] = []
+        for number, (seat, standing) in enumerate(self._seats):
             if not seat.is_due(now_s):
                 later_s = min(later_s, seat.next_due_s())
-            elif standing is None:
-                apply.append(
-                    (seat, standing, partial(self._cluster.act, seat.proposals(shown.snapshot(), now_s=now_s)))
-                )
+                continue
+            if standing is None:
+                act = self._proposed(number, seat, shown.snapshot(), now_s)
             else:
-                if apply:  # who acts before it may write over what stands of it, and it says all of that again
+                if apply:  # who acts before it may take what stands of it, or leave it, and it says all of that again
                     standing.disturbed()
-                if (wished := self._wished(seat, standing, now_s)) is not None:
-                    apply.append((seat, standing, wished))
+                act = self._wished(number, seat, standing, now_s)
+            if seat.benched:
+                act = partial(self._claims.release, number)
+            if act is not None:
+                apply.append((seat, standing, act))
         for seat, standing, act in apply:
             self._count(seat, standing, act())
         return later_s
 
-    def _wished(self, seat: Seat, standing: Standing, now_s: int) -> Callable[[], Mapping[Result, int]] | None:
+    def _proposed(self, number: int, seat: Seat, snapshot: Snapshot, now_s: int) -> _Act | None:
+        """Ask a service about the whole queue; None: it raised, and what stands of it stays."""
+        proposals = seat.proposals(snapshot, now_s=now_s)
+        return None if proposals is None else partial(self._claims.act, number, proposals)
+
+    def _wished(self, number: int, seat: Seat, standing: Standing, now_s: int) -> _Act | None:
         """Ask a jobwise service about those jobs alone of which it may wish something new."""
         jobs = standing.outdated(now_s)
         if not len(jobs):
@@ -205,7 +217,7 @@ class _Play:
         if wishes is None:
             return None
         standing.told(jobs, wishes.until)
-        return partial(self._cluster.wish, jobs, wishes.urgency)
+        return partial(self._claims.wish, number, jobs, wishes.urgency)
 
     def _count(self, seat: Seat, standing: Standing | None, outcomes: Mapping[Result, int]) -> None:
         for result, jobs in outcomes.items():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +15,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import Lever, Result
-from helios.app.clockwork import Breaker, Tally, TurnSummary
+from helios.actions import Lever
+from helios.app.between_turns import Keeping, between_turns, modes_or_off, tallies_of
+from helios.app.clockwork import Breaker, TurnSummary
 from helios.app.ledgers import Draft, ledger_of, opened
-from helios.app.modes import PAUSE_FILE, RELEASED, RELEASED_FILE, Pause, modes_in_force, paused
+from helios.app.modes import RELEASED, RELEASED_FILE, Pause, modes_in_force, paused
 from helios.app.outlook import Outlook, worth_storing
 from helios.app.reading import read_until
 from helios.app.site import Site
 from helios.app.staff import services_of
-from helios.app.turn_lock import alone
+from helios.app.turn_lock import LOCK, alone
 from helios.config import Settings
 from helios.control import (
     BreakerState,
@@ -38,7 +38,7 @@ from helios.control import (
     release,
     take_turn,
 )
-from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
+from helios.errors import HeliosError
 from helios.model import PREDICTIONS, TIME, TURNS, Mode, Snapshot
 from helios.ports import Cluster, Ledger, Office
 from helios.warehouse import Warehouse
@@ -78,6 +78,15 @@ class Turns:
         self.outlook = Outlook(
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )
+        self._folder = Path(settings.control.state_folder)
+        self._keeping = Keeping(
+            kind=TurnMemory,
+            cluster=site.name,
+            folder=self._folder,
+            memory=MEMORY,
+            released=RELEASED,
+            released_file=RELEASED_FILE,
+        )
         self._predicted: pd.DataFrame | None = None
         self._stored = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in _STORED.items()})
 
@@ -87,7 +96,7 @@ class Turns:
 
     def pause(self) -> Pause | None:
         """Return who paused Helios; None: nobody did."""
-        return paused(self.settings.database.url, self.site.name, Path(self.settings.control.state_folder))
+        return paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> TurnMemory:
         """Return what control remembers of the last turn that led.
@@ -98,7 +107,7 @@ class Turns:
             It cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            return self._memory(warehouse)
+            return self._keeping.read(warehouse)
 
     def turn(self, *, modes: Mapping[str, ServiceMode]) -> TurnReport:
         """Look, ask, check, act, write down; see :func:`helios.control.take_turn`.
@@ -111,9 +120,9 @@ class Turns:
             What control remembers cannot be read; nothing was done.
         """
         began = time.monotonic()
-        with alone(Path(self.settings.control.state_folder)), opened(self.settings.database.url) as at_hand:
-            memory, warehouse = self._memory_or_trouble(at_hand)
-            taken_back = self._taken_back_by(warehouse)
+        with alone(self._folder), opened(self.settings.database.url) as at_hand:
+            memory, warehouse = self._keeping.read_or_trouble(at_hand, paused=lambda: self.pause() is not None)
+            taken_back = self._keeping.taken_back_by(warehouse)
             report = self._taken(
                 modes,
                 cluster=self.site.cluster,
@@ -132,7 +141,7 @@ class Turns:
             What Helios remembers cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            standings, memory = warehouse.ledger(self.site.name).standings(), self._memory(warehouse)
+            standings, memory = warehouse.ledger(self.site.name).standings(), self._keeping.read(warehouse)
         real = standings[standings["mode"] != Mode.SHADOW]
         stands = {
             (Lever(lever), str(job)): float(value)
@@ -174,12 +183,7 @@ class Turns:
         WarehouseUnavailable
             The modes cannot be read, and nobody asked for a pause.
         """
-        try:
-            return self.modes()
-        except HeliosError:
-            if not os.path.lexists(Path(self.settings.control.state_folder) / PAUSE_FILE):
-                raise
-            return {name: ServiceMode(mode=Mode.OFF) for name in self.services}
+        return modes_or_off(self.modes, folder=self._folder, services=self.services)
 
     def summary(self) -> TurnSummary:
         """Take a turn in the modes that were set, and return what the daemon tells of it.
@@ -200,7 +204,7 @@ class Turns:
             running=report.running,
             acted=report.acted,
             still=report.still,
-            tallies=tuple(_tallies(report, modes)),
+            tallies=tuple(tallies_of(report.counts, modes)),
             seconds=time.monotonic() - began,
             predictions=0 if self._predicted is None else len(self._predicted),
             history_read_at=read_at,
@@ -217,7 +221,11 @@ class Turns:
 
         See :func:`helios.control.release`.
         """
-        with self._between_turns() as disturbed, opened(self.settings.database.url) as warehouse:
+        within_s = self.settings.slurm.timeout_s
+        with (
+            between_turns(self._folder, within_s=within_s, lock=LOCK) as disturbed,
+            opened(self.settings.database.url) as warehouse,
+        ):
             now = self._clock()
             ledger = self._ledger(warehouse)
             report = release(cluster=self.site.cluster, ledger=ledger, now=now, holder=self.holder, reason=reason)
@@ -230,20 +238,6 @@ class Turns:
             except HeliosError:
                 return report
         return replace(report, recorded=True)
-
-    @contextmanager
-    def _between_turns(self) -> Iterator[list[str]]:
-        """Keep this machine's turns away meanwhile; where one does not end in time, say so instead of waiting on."""
-        with ExitStack() as held:
-            try:
-                held.enter_context(
-                    alone(Path(self.settings.control.state_folder), within_s=self.settings.slurm.timeout_s)
-                )
-            except HeliosError as trouble:
-                disturbed = [f"what a turn that is under way sets is taken back in the next one: {trouble.fact}"]
-            else:
-                disturbed = []
-            yield disturbed
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
         return ledger_of(warehouse, self.site.name, office=Office.JOBS)
@@ -266,42 +260,6 @@ class Turns:
             clock_skew_s=self.site.clock_skew_s(),
         )
 
-    def _memory(self, warehouse: Warehouse | HeliosError) -> TurnMemory:
-        if isinstance(warehouse, HeliosError):
-            return TurnMemory()  # without it the lease cannot be had, and nothing is done
-        with suppress(NoSuchCluster):
-            if text := warehouse.remembered(self.site.name, MEMORY):
-                return TurnMemory.from_json(text)
-        return TurnMemory()
-
-    def _memory_or_trouble(self, warehouse: Warehouse | HeliosError) -> tuple[TurnMemory, Warehouse | HeliosError]:
-        """Return what control remembers; where it cannot be read, the reason in place of the warehouse: be still."""
-        try:
-            return self._memory(warehouse), warehouse
-        except WarehouseUnavailable as trouble:
-            return TurnMemory(), trouble
-        except MemoryDamaged as trouble:
-            if self.pause() is None:
-                raise
-            return TurnMemory(), trouble  # a pause takes everything back whatever else is damaged
-
-    def _taken_back_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
-        """Return which kill switches took everything back outside of turns, by where they left word."""
-        found = {}
-        if (Path(self.settings.control.state_folder) / RELEASED_FILE).exists():
-            found[RELEASED_FILE] = "helios-release.sh"
-        if not isinstance(warehouse, HeliosError):
-            with suppress(HeliosError):
-                found[RELEASED] = warehouse.remembered(self.site.name, RELEASED) or ""
-        return {where: who for where, who in found.items() if who}
-
-    def _forget(self, warehouse: Warehouse, taken_back: Mapping[str, str], *, at: datetime) -> None:
-        if RELEASED in taken_back:
-            warehouse.remember(self.site.name, RELEASED, "", at=at)
-        if RELEASED_FILE in taken_back:
-            with suppress(OSError):
-                (Path(self.settings.control.state_folder) / RELEASED_FILE).unlink(missing_ok=True)
-
     def _kept(
         self,
         warehouse: Warehouse | HeliosError,
@@ -315,9 +273,9 @@ class Turns:
             if isinstance(warehouse, HeliosError):
                 raise warehouse
             if report.leads:  # a standby must not overwrite what the leader remembers
-                warehouse.remember(self.site.name, MEMORY, report.memory.to_json(), at=report.taken_at)
+                self._keeping.write(warehouse, report.memory, at=report.taken_at)
             if report.leads and report.recorded and not report.still:
-                self._forget(warehouse, taken_back, at=report.taken_at)
+                self._keeping.forget(warehouse, taken_back, at=report.taken_at)
             if report.leads and report.seen:  # else its figures say nothing of the queue
                 warehouse.add_turns(self.site.name, turns_frame(report, seconds=seconds))
             self._keep_predictions(warehouse, report.taken_at)
@@ -375,13 +333,6 @@ def turns_frame(report: TurnReport, *, seconds: float) -> pd.DataFrame:
         "counts": report.counts_json() if report.counts else json.dumps({}),
     }
     return TURNS.conform(pd.DataFrame([row]))
-
-
-def _tallies(report: TurnReport, modes: Mapping[str, ServiceMode]) -> Iterator[Tally]:
-    for service, counts in report.counts.items():
-        mode = modes[service].mode if service in modes else Mode.ACTIVE
-        for result, jobs in counts.items():
-            yield Tally(service=service, mode=mode.value, result=Result(result), jobs=jobs)
 
 
 def breaker_in_words(memory: TurnMemory, settings: Settings, now: datetime) -> Breaker:

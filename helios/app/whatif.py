@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from helios.app.history import History
 from helios.app.machine import Machine, machine_for
-from helios.app.plans import ORDERS, Plan, Policy, RunTimes
+from helios.app.plans import AGAIN_S, ORDERS, Plan, Policy, RunTimes
+from helios.app.policy_options import bound_of
 from helios.errors import Misuse, NotEnoughHistory
 from helios.metrics import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, in_silence
 from helios.predict import DurationModel, OnlinePredictor, train
 from helios.report.whatif import Named, Run, WhatIf
 from helios.report.words import DAY_S, unit_of
-from helios.simulate import Backfill, Backlog, Placement, Replay, Reservation, Witness, Workload, replay
+from helios.simulate import Backfill, Placement, Replay, Reservation, Witness, Workload, replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Question:
     plan_quantile : float
         Of a prediction, what backfill plans with: .1, .5 or .9.
     predict_again_s : int, optional
-        Predict what still waits again after so long, s; None: never.
+        Predict what still waits again after so long, s; 0: never; None: as the policy has it, see ``AGAIN_S``.
     seed : int
         Of training, of random placement and of repeats.
     """
@@ -102,6 +103,8 @@ class Stage:
 
     Attributes
     ----------
+    window_s : pair of int
+        From when to when its jobs count, as far as the history goes, s since the epoch.
     first : array of shape (jobs,), optional
         Where weeks were drawn: for each job the position of the one that it is a copy of, its own where it is none.
     """
@@ -113,6 +116,7 @@ class Stage:
     limit_s: NDArray[np.int64]
     notes: tuple[str, ...]
     timezone: str
+    window_s: tuple[int, int]
     first: NDArray[np.int64] | None = None
 
 
@@ -144,8 +148,9 @@ def set_the_stage(history: History, question: Question) -> Stage:
     """Choose the jobs to replay and the machine; raises as :func:`whatif`."""
     resource = resource_of(history, question)
     submitted = history.jobs["submitted_at"]
-    since = pd.Timestamp(question.since) if question.since else submitted.min()
-    until = pd.Timestamp(question.until) if question.until else submitted.max() + timedelta(seconds=1)
+    first, end = submitted.min(), submitted.max() + timedelta(seconds=1)
+    since = pd.Timestamp(question.since) if question.since else first
+    until = pd.Timestamp(question.until) if question.until else end
     opening = since - question.warm_up
     replayable, notes = _replayable(history.jobs, opening, until, resource)
     machine = machine_for(
@@ -176,6 +181,7 @@ def set_the_stage(history: History, question: Question) -> Stage:
         limit_s=limit_s,
         notes=tuple(notes),
         timezone=history.timezone,
+        window_s=(int(max(since, first).timestamp()), int(min(until, end).timestamp())),
     )
 
 
@@ -276,6 +282,7 @@ def run_of(
         run_times=plan.run_times.value if plan.run_times else None,
         estimates=plan.published_estimates,
         backfill=plan.backfill.value,
+        options=dict(plan.options),
         started_s=result.started_s,
         ended_s=result.ended_s,
     )
@@ -290,6 +297,7 @@ def measured(
     backfill: str,
     started_s: NDArray[np.int64],
     ended_s: NDArray[np.int64],
+    options: Mapping[str, Any] | None = None,
 ) -> Run:
     """Measure the jobs that count of a replay, given start and end of every job of the stage."""
     counted, workload = stage.counted, stage.workload
@@ -300,6 +308,7 @@ def measured(
         run_times=run_times,
         estimates=estimates,
         backfill=backfill,
+        options=options or {},
         summary=summarize_queue(
             submitted_s=submitted_s,
             ended_s=ended_s,
@@ -340,8 +349,8 @@ def replayed(
         run_time_s=_believed(plan, workload),
         estimate_s=_planned(plan, stage),
         predictor=predictor,
-        plan_quantile=question.plan_quantile,
-        predict_again_s=question.predict_again_s if predictor else None,
+        plan_quantile=None if plan.estimates is RunTimes.EXPECTED else question.plan_quantile,
+        predict_again_s=_again_s(plan, question) if predictor else None,
         **_bound(plan),
         placement=question.placement,
         seed=question.seed,
@@ -352,12 +361,18 @@ def replayed(
     return result
 
 
+def _again_s(plan: Plan, question: Question) -> int | None:
+    asked = question.predict_again_s
+    return (AGAIN_S.get(plan.policy) if asked is None else asked) or None
+
+
 def _bound(plan: Plan) -> dict[str, Any]:
-    """Return what bounds the waits under ``balanced``; the other orders are replayed as they are."""
-    if plan.policy is not Policy.BALANCED:
+    """Return what bounds the waits: ``balanced`` has a bound of its own, the other orders where they are told one."""
+    guard = bound_of(plan.policy.value, plan.options)
+    if guard is None:
         return {}
     closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
-    return {"guard": Backlog(), "reservation": closed}
+    return {"guard": guard, "reservation": closed}
 
 
 def _believed(plan: Plan, workload: Workload) -> NDArray[np.float64] | None:
@@ -367,7 +382,7 @@ def _believed(plan: Plan, workload: Workload) -> NDArray[np.float64] | None:
 
 def _planned(plan: Plan, stage: Stage) -> NDArray[np.int64] | None:
     """Return what EASY plans with; None where a predictor says it in the timeline."""
-    if plan.estimates is RunTimes.PREDICTED:
+    if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
         return None
     if plan.estimates is RunTimes.LIMIT:
         return stage.limit_s

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from helios.app.chores import Desk
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
+from helios.app.scope import refuse_unknown_partitions
 from helios.app.staff import services_of
 from helios.app.turns import MEMORY
 from helios.cli.options import AsJson, Cluster, configuration
@@ -88,6 +89,8 @@ def mode_(
                 f"No service {service!r} is configured.",
                 remedy=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
             )
+        if mode is Mode.CANARY:
+            say_notes(refuse_unknown_partitions(settings.slurm, name, partition or ()))
         if mode in {Mode.CANARY, Mode.ACTIVE}:
             from helios.app.proof import refuse_without_gain  # noqa: PLC0415 - replays the history, which takes numba
 

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from helios.app.forecast import ClusterShapeAsked, ForecastQuestion, evaluate_forecasts, watch_cluster
-from helios.app.forecast import watch_files as watch_series
+from helios.app.forecast import ForecastQuestion, evaluate_forecasts
 from helios.app.machine import parse_nodes
+from helios.app.watched import ClusterShapeAsked, watch_cluster
+from helios.app.watched import watch_files as watch_series
 from helios.cli.options import (
     AsJson,
     Cluster,

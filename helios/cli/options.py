@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,21 @@ from helios.config import Configuration, load_configuration, zone
 from helios.errors import Misuse
 from helios.ingest import TraceFormat
 from helios.ports import Progress
+
+
+class Resource(StrEnum):
+    """What jobs hold in a replay."""
+
+    GPUS = "gpus"
+    CPUS = "cpus"
+
+
+class Oversized(StrEnum):
+    """What to do with jobs larger than their partition."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
 
 Cluster = Annotated[
     str | None, typer.Option("--cluster", help="Loaded cluster to use; needed only where several are loaded.")
@@ -47,6 +63,17 @@ Until = Annotated[str | None, typer.Option("--to", help="Replay jobs submitted b
 WarmUp = Annotated[
     str | None,
     typer.Option("--warm-up", help="Also replay this long before --from (7d), without counting it."),
+]
+OfResource = Annotated[
+    Resource | None,
+    typer.Option("--resource", help="Replay GPUs or CPUs; GPUs where any job asks for one."),
+]
+IfOversized = Annotated[
+    Oversized, typer.Option("--oversized", help="Jobs larger than their partition: fail, or skip them.")
+]
+PredictAgain = Annotated[
+    str | None,
+    typer.Option("--predict-again", help="Predict what still waits again after so long, as 10min; or never."),
 ]
 
 UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}

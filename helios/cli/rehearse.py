@@ -10,14 +10,19 @@ import typer
 from rich.table import Table
 
 from helios.app.machine import parse_nodes
-from helios.app.rehearsal import Rehearsal, rehearse
+from helios.app.rehearsal import PREDICT_AGAIN_S, Rehearsal, rehearse
+from helios.app.sweep_plan import again_s
 from helios.app.whatif import Question
 from helios.cli.options import (
     AsJson,
     Cluster,
     Format,
     GpusPerNode,
+    IfOversized,
     Nodes,
+    OfResource,
+    Oversized,
+    PredictAgain,
     Report,
     Since,
     Timezone,
@@ -30,7 +35,6 @@ from helios.cli.options import (
     moment,
 )
 from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.cli.whatif import Oversized, Resource
 from helios.config import Settings
 from helios.errors import Misuse
 from helios.ports import Office, Service
@@ -61,13 +65,9 @@ def rehearse_(
     since: Since = None,
     until: Until = None,
     warm_up: WarmUp = None,
-    resource: Annotated[
-        Resource | None,
-        typer.Option("--resource", help="Replay GPUs or CPUs; GPUs where any job asks for one."),
-    ] = None,
-    oversized: Annotated[
-        Oversized, typer.Option("--oversized", help="Jobs larger than their partition: fail, or skip them.")
-    ] = Oversized.FAIL,
+    predict_again: PredictAgain = None,
+    resource: OfResource = None,
+    oversized: IfOversized = Oversized.FAIL,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -105,6 +105,7 @@ def rehearse_(
             every=duration(every) if every is not None else None,
             resolution=settings.slurm.site_factor_most,
             raises_to_bench=settings.control.raises_to_bench,
+            predict_again_s=again_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
             progress=progress,
         )
     say_notes(result.whatif.notes)

@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from helios.app import reports
+from helios.app.desk import Ask
+from helios.app.nightly_pages import nightly_pages
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.screen import say, say_notes, show_json
 from helios.errors import Misuse
@@ -335,7 +337,7 @@ def nightly(
 ) -> None:
     """Write the report of a day: an HTML page, a plain text, and a mail with both, ready for sendmail -t."""
     settings = configuration().settings
-    report = reports.nightly_pages(
+    report = nightly_pages(
         settings.database.url,
         cluster,
         day,
@@ -379,8 +381,8 @@ def _ask(
     user: list[str] | None,
     account: list[str] | None,
     partition: list[str] | None,
-) -> reports.Ask:
-    return reports.Ask(
+) -> Ask:
+    return Ask(
         url=configuration().settings.database.url,
         cluster=cluster,
         start=start,

@@ -11,6 +11,7 @@ import typer
 from helios.app.machine import parse_nodes
 from helios.app.plans import Estimates, Policy, RunTimes, plans
 from helios.app.repeats import FEWEST_REPEATS, repeats
+from helios.app.sweep_plan import again_s
 from helios.app.whatif import Question, whatif
 from helios.cli import whatif_explain, whatif_published, whatif_slurm
 from helios.cli.options import (
@@ -18,7 +19,11 @@ from helios.cli.options import (
     Cluster,
     Format,
     GpusPerNode,
+    IfOversized,
     Nodes,
+    OfResource,
+    Oversized,
+    PredictAgain,
     Report,
     Since,
     Timezone,
@@ -50,21 +55,6 @@ from helios.report.tables import whatif_table
 from helios.report.verdict import nobody_waits
 from helios.simulate import Backfill
 
-
-class Resource(StrEnum):
-    """What jobs hold in a replay."""
-
-    GPUS = "gpus"
-    CPUS = "cpus"
-
-
-class Oversized(StrEnum):
-    """What to do with jobs larger than their partition."""
-
-    FAIL = "fail"
-    SKIP = "skip"
-
-
 Choice = TypeVar("Choice", bound=StrEnum)
 
 commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
@@ -91,19 +81,15 @@ def whatif_(
     ] = None,
     estimates: Annotated[
         list[str] | None,
-        typer.Option("--estimates", help="Run times backfill plans with: limit, SECONDS, predicted, true."),
+        typer.Option("--estimates", help="Run times backfill plans with: limit, SECONDS, predicted, expected, true."),
     ] = None,
     run_times: Annotated[
         RunTimes | None,
         typer.Option("--run-times", help="Run times that qssf and sjf order by: predicted or true."),
     ] = None,
-    resource: Annotated[
-        Resource | None,
-        typer.Option("--resource", help="Replay GPUs or CPUs; GPUs where any job asks for one."),
-    ] = None,
-    oversized: Annotated[
-        Oversized, typer.Option("--oversized", help="Jobs larger than their partition: fail, or skip them.")
-    ] = Oversized.FAIL,
+    predict_again: PredictAgain = None,
+    resource: OfResource = None,
+    oversized: IfOversized = Oversized.FAIL,
     repeat: Repeat = 0,
     repeat_over: RepeatOver = None,
     sweep_file: SweepFile = None,
@@ -160,6 +146,7 @@ def whatif_(
             resource=resource.value if resource else None,
             skip_oversized=oversized is Oversized.SKIP,
             default_time_limit_s=settings.whatif.default_time_limit_s,
+            predict_again_s=None if predict_again is None else again_s(predict_again) or 0,
             seed=settings.model.seed,
         )
         if sweep_file is not None:
@@ -225,7 +212,7 @@ def estimate_of(word: str) -> Estimates:
     except ValueError as reason:
         raise Misuse(
             f"--estimates {word!r} is not understood.",
-            remedy="Write limit, predicted, true or a number of seconds.",
+            remedy="Write limit, predicted, expected, true or a number of seconds.",
         ) from reason
 
 

@@ -15,6 +15,8 @@ from helios.cli.options import (
     Cluster,
     Format,
     GpusPerNode,
+    IfOversized,
+    Oversized,
     Since,
     Timezone,
     Trace,
@@ -62,6 +64,7 @@ def published(
     draws: Annotated[
         int, typer.Option("--draws", min=0, help="How often ties, and the errors of QSSF, are drawn anew.")
     ] = 10,
+    oversized: IfOversized = Oversized.FAIL,
     by_partition: Annotated[
         bool, typer.Option("--by-partition", help="Show every partition, beside what was printed of it.")
     ] = False,
@@ -85,6 +88,7 @@ def published(
             gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
+            skip_oversized=oversized is Oversized.SKIP,
             draws=draws,
             seed=settings.model.seed,
         )

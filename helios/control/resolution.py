@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from helios import marks
 from helios.actions import Lever
 from helios.config import Slurm
 
-STEP = 100
-"""Distance of two neighbouring SiteFactors that Helios writes: its mark takes the last two digits."""
-MARK = 37
-"""Last two digits of every non-zero SiteFactor that Helios writes."""
-MINUTES_STEP_S = 600.0
-"""Distance of two neighbouring soft limits that Helios writes, s: its mark takes the last digit of the minutes."""
+MINUTES_STEP_S = 60.0 * marks.MINUTE_STEP
+"""Distance of two neighbouring soft limits that Helios writes, s."""
 ROUNDING = 1e-9
 """What floating point may lose of an urgency."""
 
@@ -36,7 +33,7 @@ class Resolution:
     @classmethod
     def of(cls, slurm: Slurm) -> Resolution:
         """Return what a bound of the SiteFactor leaves room for."""
-        return cls(urgency=0.5 / ((slurm.site_factor_most - MARK) // STEP) + ROUNDING)
+        return cls(urgency=0.5 / (marks.steps(slurm.site_factor_most)) + ROUNDING)
 
     def same(self, lever: Lever, *, asked: float, read: float) -> bool:
         """Return whether ``read`` (NaN: no soft limit) is what the cluster makes of ``asked``."""

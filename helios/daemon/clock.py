@@ -50,6 +50,9 @@ NIGHT_GRACE_S = 6 * 3600
 breakfast; after that the next night is near enough."""
 NIGHT_REST_S = 12 * 3600
 """Where clocks are set back, half past two comes twice in one night."""
+NEVER_AGAIN_S = 36_500 * DAY_S
+"""When the hook comes again by itself: never, s. A job that had no next time would be taken out of the scheduler's
+store, and APScheduler 3.11 looks for it in the wrong place where :meth:`Clock.stop` comes at that moment."""
 
 _log = logging.getLogger("helios.daemon.clock")
 
@@ -155,8 +158,9 @@ class Clock:
             self._hook_is_due()
 
     def due(self) -> dict[str, datetime]:
-        """Return when each chore is called next; nothing before the start."""
-        return {job.id: job.next_run_time for job in self._scheduler.get_jobs() if getattr(job, "next_run_time", None)}
+        """Return when each chore that has its times is called next; nothing before the start."""
+        jobs = [job for job in self._scheduler.get_jobs() if job.id != self.hook.name]
+        return {job.id: job.next_run_time for job in jobs if getattr(job, "next_run_time", None)}
 
     def makes_progress(self) -> bool:
         """Return whether turns begin and end; those that fail do too."""
@@ -177,7 +181,9 @@ class Clock:
     def _hook_is_due(self) -> None:
         self._scheduler.add_job(
             self.hook.tick,
-            id="hook",
+            IntervalTrigger(seconds=NEVER_AGAIN_S, timezone=self._scheduler.timezone),
+            id=self.hook.name,
+            next_run_time=datetime.now(self._scheduler.timezone),
             executor="writes",
             replace_existing=True,
             coalesce=True,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept, part
 from helios.predict.features import JobTable, events_of
 from helios.predict.history import FEATURES, NEVER_S, describe_again, nothing_known, walk
 
@@ -58,7 +58,7 @@ def known_of(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Kno
     return Known(at_submission=features, waited=waited, at_start=at_start)
 
 
-@njit(cache=True)
+@kept
 def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
     history: Any, events: Any, ends: Any, ends_s: Any, waited: Any, starts_s: Any, features: Any, at_start: Any
 ) -> None:
@@ -73,7 +73,7 @@ def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
         asked += 1
 
 
-@njit(cache=True)
+@part
 def _ask(  # noqa: PLR0917 - as above
     history: Any,
     events: Any,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept
 from helios.predict.history import FEATURES
 
 BASES = ("user+size", "user", "group", "size", "all")
@@ -50,7 +50,7 @@ def basis_of(features: NDArray[np.float32]) -> NDArray[np.int8]:
     return np.asarray(_bases(features))
 
 
-@njit(cache=True)
+@kept
 def _bases(features: Any) -> Any:
     bases = np.empty(len(features), dtype=np.int8)
     for row in range(len(features)):

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept, part
 from helios.predict.history import FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
 
 GROUPS = ("all", "new user", "burst", "more than 8 GPUs", "more than 8 CPUs, no GPU")
@@ -213,7 +213,7 @@ def calibrated_alone(
     return found
 
 
-@njit(cache=True)
+@kept
 def _follow(  # noqa: PLR0917 - numba kernels are called by position
     intervals: Any, submitted_s: Any, ends: Any, ends_s: Any, log_run: Any, features: Any, quantiles: Any
 ) -> None:
@@ -235,13 +235,13 @@ def members_of(features: NDArray[np.float32]) -> NDArray[np.bool_]:
     return member
 
 
-@njit(cache=True)
+@kept
 def _memberships(features: Any, member: Any) -> None:
     for row in range(len(features)):
         _membership(features[row], member[row])
 
 
-@njit(cache=True)
+@kept
 def learn_ends(intervals: Any, ends: Any, log_run: Any) -> None:
     """Learn from jobs that ended, in the order of their ends.
 
@@ -256,7 +256,7 @@ def learn_ends(intervals: Any, ends: Any, log_run: Any) -> None:
         _learn(intervals, job, log_run[job])
 
 
-@njit(cache=True)
+@kept
 def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, quantiles: Any) -> None:
     """Calibrate ``jobs``, submitted at ``now_s``, in place; every end before ``now_s`` must be learned.
 
@@ -272,7 +272,7 @@ def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, qu
         _move(intervals, jobs[place], intervals.member[jobs[place]], features[place], quantiles[place])
 
 
-@njit(cache=True)
+@kept
 def calibrate_again(intervals: Any, jobs: Any, features: Any, quantiles: Any) -> None:
     """Calibrate new predictions of ``jobs`` that still wait, in place; their ends go on teaching of the first ones."""
     member = np.zeros(len(GROUPS), dtype=np.bool_)
@@ -281,7 +281,7 @@ def calibrate_again(intervals: Any, jobs: Any, features: Any, quantiles: Any) ->
         _move(intervals, jobs[place], member, features[place], quantiles[place])
 
 
-@njit(cache=True)
+@part
 def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> None:
     """Remember at its submission what will be needed when the job ends."""
     alike = intervals.alike[job]
@@ -296,7 +296,7 @@ def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> Non
     intervals.bounds[job, 2] = row[_LOG_LIMIT]
 
 
-@njit(cache=True)
+@part
 def _membership(row: Any, member: Any) -> None:
     """Say which of ``GROUPS`` a job is in; an unknown user is not a new one."""
     member[0] = True
@@ -306,13 +306,13 @@ def _membership(row: Any, member: Any) -> None:
     member[4] = row[_GPUS] <= 0 and row[_LOG_CPUS] > _LOG_MANY
 
 
-@njit(cache=True)
+@part
 def _spread(row: Any) -> float:
     spread = float(row[_ANCHOR_SD])
     return spread if spread > SMALLEST_SPREAD else SMALLEST_SPREAD
 
 
-@njit(cache=True)
+@part
 def _offset(intervals: Any, job: int, member: Any, side: int) -> float:
     offset = 0.0
     for group in range(len(member)):
@@ -322,7 +322,7 @@ def _offset(intervals: Any, job: int, member: Any, side: int) -> float:
     return offset + intervals.of_user[user, side] if user >= 0 else offset
 
 
-@njit(cache=True)
+@part
 def _highest(intervals: Any, log_limit: float) -> float:
     """Return the log1p of the longest run time that a job's time limit allows; infinite where limits do not hold."""
     if intervals.learned.outlived[0] > OUTLIVED_AT_MOST or np.isnan(log_limit):
@@ -330,7 +330,7 @@ def _highest(intervals: Any, log_limit: float) -> float:
     return float(np.log1p(np.expm1(log_limit) + GRACE_S))
 
 
-@njit(cache=True)
+@part
 def _move(intervals: Any, job: int, member: Any, row: Any, quantiles: Any) -> None:
     if np.isnan(quantiles[1]):
         return
@@ -342,7 +342,7 @@ def _move(intervals: Any, job: int, member: Any, row: Any, quantiles: Any) -> No
     quantiles[2] = max(np.expm1(above), quantiles[1])
 
 
-@njit(cache=True)
+@part
 def _learn(intervals: Any, job: int, log_run: float) -> None:
     if np.isnan(log_run):
         return
@@ -362,7 +362,7 @@ def _learn(intervals: Any, job: int, log_run: float) -> None:
     _learn_limit(intervals.learned.outlived, log_run, bounds[2])
 
 
-@njit(cache=True)
+@part
 def _step(intervals: Any, job: int, side: int, missed: float) -> None:
     learned = intervals.learned
     for group in range(len(GROUPS)):
@@ -373,7 +373,7 @@ def _step(intervals: Any, job: int, side: int, missed: float) -> None:
         intervals.of_user[intervals.user[job], side] += USER_STEP * missed
 
 
-@njit(cache=True)
+@part
 def _learn_limit(outlived: Any, log_run: float, log_limit: float) -> None:
     if np.isfinite(log_limit):
         over = log_run > np.log1p(np.expm1(log_limit) + GRACE_S)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numba import njit
 from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory
+from helios.kernels import kept
 from helios.ports import Progress, in_silence
 from helios.predict.again import Known, known_of
 from helios.predict.bursts import without_repeats
@@ -366,7 +366,7 @@ def _opinions(difference: Lesson, *, seed: int, progress: Progress, learner: Lea
     )
 
 
-@njit(cache=True)
+@kept
 def _mixed(opinions: Any, features: Any, trust: float) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
@@ -380,7 +380,7 @@ def _mixed(opinions: Any, features: Any, trust: float) -> Any:
     return quantiles
 
 
-@njit(cache=True)
+@kept
 def _shrinkage_quantiles(features: Any) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):

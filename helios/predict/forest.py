@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # because it ships no types
-from numba import njit
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from helios.kernels import kept, part
 
 # LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
 _CATEGORICAL, _MISSING_LEFT, _MISSING_SHIFT, _MISSING_IS_NAN = 1, 2, 2, 2
@@ -179,7 +180,7 @@ def _children(of_trees: list[list[int]], nodes: NDArray[np.int32], leaves: NDArr
     return np.array(children, dtype=np.int32)
 
 
-@njit(cache=True)
+@kept
 def grow(forest: Any, features: Any) -> Any:
     """Return each ensemble's sum of leaves for each row of ``features``.
 
@@ -202,7 +203,7 @@ def grow(forest: Any, features: Any) -> Any:
     return sums
 
 
-@njit(cache=True)
+@part
 def _fall_each(forest: Any, features: Any, sums: Any) -> None:
     for row in range(len(features)):
         for ensemble in range(sums.shape[1]):
@@ -210,7 +211,7 @@ def _fall_each(forest: Any, features: Any, sums: Any) -> None:
                 sums[row, ensemble] += forest.leaf[~_fall(forest, forest.root[tree], features[row])]
 
 
-@njit(cache=True)
+@part
 def _fall(forest: Any, node: int, row: Any) -> int:
     while node >= 0:
         value = row[forest.feature[node]]
@@ -219,7 +220,7 @@ def _fall(forest: Any, node: int, row: Any) -> int:
     return node
 
 
-@njit(cache=True)
+@part
 def _strike_out(forest: Any, features: Any, sums: Any) -> None:
     columns = features.T.copy()
     every_leaf = (~np.zeros(1, dtype=forest.keeps.dtype))[0]
@@ -234,7 +235,7 @@ def _strike_out(forest: Any, features: Any, sums: Any) -> None:
                 sums[row, ensemble] += forest.leaf[first_leaf + _lowest_bit(left_over[row])]
 
 
-@njit(cache=True)
+@part
 def _try_split(forest: Any, node: int, values: Any, left_over: Any, every_leaf: Any) -> None:
     threshold, keeps = forest.threshold[node], forest.keeps[node]
     # Comparisons with NaN are false: each of the two sends it where it belongs.

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept, part
 from helios.predict.known import (
     ACCOUNT,
     FEATURES,
@@ -185,7 +185,7 @@ def nothing_known(events: Events) -> History:
     )
 
 
-@njit(cache=True)
+@kept
 def walk(  # noqa: PLR0917 - numba kernels are called by position
     history: Any,
     events: Any,
@@ -222,7 +222,7 @@ def walk(  # noqa: PLR0917 - numba kernels are called by position
     return next_end
 
 
-@njit(cache=True)
+@kept
 def describe_again(  # noqa: PLR0917 - numba kernels are called by position
     history: Any,
     events: Any,
@@ -248,7 +248,7 @@ def describe_again(  # noqa: PLR0917 - numba kernels are called by position
     return next_end
 
 
-@njit(cache=True)
+@part
 def _arrive(history: Any, events: Any, job: int) -> None:
     now = events.submitted_s[job]
     for group in events.groups[job]:
@@ -263,7 +263,7 @@ def _arrive(history: Any, events: Any, job: int) -> None:
         count[_LAST_SUBMIT_S] = now
 
 
-@njit(cache=True)
+@part
 def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
     run = events.log_run[job]
     # Of an unlimited or an unknown limit a run is no share.
@@ -290,7 +290,7 @@ def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
             _remember(history, history.ring_of[group], run, events.nearness[job])
 
 
-@njit(cache=True)
+@part
 def _add_run(sums: Any, run: float, decay: float) -> None:
     sums[_W] = sums[_W] * decay + 1.0
     sums[_S] = sums[_S] * decay + run
@@ -300,14 +300,14 @@ def _add_run(sums: Any, run: float, decay: float) -> None:
     sums[_LAST_1] = run
 
 
-@njit(cache=True)
+@part
 def _add_share(sums: Any, value: float, column: int, decay: float) -> None:
     if not np.isnan(value):
         sums[column] = sums[column] * decay + 1.0
         sums[column + 1] = sums[column + 1] * decay + value
 
 
-@njit(cache=True)
+@part
 def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
     entry = history.rings[ring, history.ring_length[ring] % NEIGHBOURS]
     entry[_RUN] = run
@@ -315,7 +315,7 @@ def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
     history.ring_length[ring] += 1
 
 
-@njit(cache=True)
+@part
 def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float, float, float]:
     """Return mean, variance and total weight of the user's last ended jobs, near ones counting more.
 
@@ -340,7 +340,7 @@ def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float
     return mean, max(squares / weight - mean * mean, 0.0), weight
 
 
-@njit(cache=True)
+@part
 def _describe_recent(entries: Any, length: int, row: Any) -> None:
     n = min(length, RECENT)
     runs = np.empty(n)
@@ -351,7 +351,7 @@ def _describe_recent(entries: Any, length: int, row: Any) -> None:
     row[_USER_RECENT_MEDIAN] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
 
 
-@njit(cache=True)
+@part
 def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[float, float]:
     """Return mean and variance of a group whose wider group has ``mean`` and ``variance``."""
     weight = sums[_W] + pseudo
@@ -360,12 +360,12 @@ def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[flo
     return shrunk, max((spread + pseudo * (variance + (mean - shrunk) ** 2)) / weight, 0.0)
 
 
-@njit(cache=True)
+@part
 def _share(sums: Any, column: int) -> float:
     return sums[column + 1] / sums[column] if sums[column] > 0.0 else np.nan
 
 
-@njit(cache=True)
+@part
 def _describe(history: Any, events: Any, job: int, row: Any) -> None:
     row[:] = np.nan
     row[: len(REQUEST_FEATURES)] = events.request[job]
@@ -375,7 +375,7 @@ def _describe(history: Any, events: Any, job: int, row: Any) -> None:
     _describe_activity(history, events.groups[job], events.submitted_s[job], row)
 
 
-@njit(cache=True)
+@part
 def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
     mean, variance = PRIOR_LOG_RUN, PRIOR_VARIANCE
     for level in range(len(LEVELS)):
@@ -403,7 +403,7 @@ def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
     row[_ANCHOR], row[_ANCHOR_SD] = mean, np.sqrt(variance)
 
 
-@njit(cache=True)
+@part
 def _describe_last(history: Any, groups: Any, row: Any) -> None:
     _copy_last(history, groups[PARTITION], 1, row[_PARTITION_LAST_1:])
     _copy_last(history, groups[REQUEST], 2, row[_REQUEST_LAST_1:])
@@ -413,13 +413,13 @@ def _describe_last(history: Any, groups: Any, row: Any) -> None:
     _copy_last(history, groups[USER_NAME], 1, row[_USER_NAME_LAST_1:])
 
 
-@njit(cache=True)
+@part
 def _copy_last(history: Any, group: int, how_many: int, row: Any) -> None:
     if group >= 0:
         row[:how_many] = history.sums[group, _LAST_1 : _LAST_1 + how_many]
 
 
-@njit(cache=True)
+@part
 def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) -> None:
     groups = events.groups[job]
     user, key, any_limit = groups[USER], groups[USER_SIZE], groups[USER_ANY_LIMIT]
@@ -439,12 +439,12 @@ def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) ->
     row[_USER_ANY_LIMIT_END_GAP] = _since_last_end(history.counts[any_limit], now)
 
 
-@njit(cache=True)
+@part
 def _since_last_end(count: Any, now: int) -> float:
     return np.log1p(float(now - count[_LAST_END_S])) if count[_ENDED] > 0 else np.nan
 
 
-@njit(cache=True)
+@part
 def _describe_activity(history: Any, groups: Any, now: int, row: Any) -> None:
     user, key = groups[USER], groups[USER_SIZE]
     if user < 0:

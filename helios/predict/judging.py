@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept, part
 from helios.predict.bursts import alike_of, bursts_of
 from helios.predict.calibration import members_of
 from helios.predict.features import JobTable, groups_of
@@ -250,7 +250,7 @@ def _correlated(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> _
     return correlation
 
 
-@njit(cache=True)
+@kept
 def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
     """Correlate the mean ranks of values numbered by their order; not by BLAS, whose threads wait for each other."""
     x, y = _mean_ranks(a, weight), _mean_ranks(b, weight)
@@ -263,7 +263,7 @@ def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
     return xy / np.sqrt(xx * yy) if xx * yy > 0.0 else np.nan
 
 
-@njit(cache=True)
+@part
 def _mean_ranks(place: Any, weight: Any) -> Any:
     """Return the mean rank at each place, less the mean of all, where each job is there ``weight`` times."""
     times = np.bincount(place, weights=weight)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept
 from helios.predict.history import (
     _BURST,
     _LAST_SUBMIT_S,
@@ -186,7 +186,7 @@ def _by_group(groups: NDArray[np.int32], values: NDArray[np.int64]) -> list[tupl
     return [(group, part) for group, part in zip(found.tolist(), parts, strict=True) if group >= 0]
 
 
-@njit(cache=True)
+@kept
 def _submit(counts: Any, groups: Any, submitted_s: Any) -> None:
     for job in range(len(groups)):
         for group in groups[job]:

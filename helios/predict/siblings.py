@@ -15,9 +15,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept, part
 from helios.predict.features import JobTable
 from helios.predict.history import NEVER_S, REQUEST, USER_SIZE
 
@@ -97,7 +97,7 @@ class Siblings:
         return revised
 
 
-@njit(cache=True)
+@kept
 def _revise(  # noqa: PLR0917 - numba kernels are called by position
     quantiles: Any,
     jobs: Any,
@@ -134,7 +134,7 @@ def _revise(  # noqa: PLR0917 - numba kernels are called by position
             _conclude(quantiles[row], typical, weight, say)
 
 
-@njit(cache=True)
+@part
 def _expect(quantiles: Any, typical: Any, weight: Any) -> None:
     """Lay the grid around the predicted median, with log weights of a normal distribution."""
     low, middle, high = np.log1p(quantiles[0]), np.log1p(quantiles[1]), np.log1p(quantiles[2])
@@ -144,14 +144,14 @@ def _expect(quantiles: Any, typical: Any, weight: Any) -> None:
         typical[step], weight[step] = middle + doubt * z, -0.5 * z * z
 
 
-@njit(cache=True)
+@part
 def _see(typical: Any, weight: Any, log_run: float) -> None:
     """Weigh in a sibling that ended."""
     for step in range(len(typical)):
         weight[step] -= 0.5 * ((log_run - typical[step]) / SPREAD) ** 2
 
 
-@njit(cache=True)
+@part
 def _see_running(typical: Any, weight: Any, log_lasted: float) -> None:
     """Weigh in a sibling that has run so long and goes on."""
     for step in range(len(typical)):
@@ -160,7 +160,7 @@ def _see_running(typical: Any, weight: Any, log_lasted: float) -> None:
         weight[step] += math.log(0.5 * math.erfc(z / math.sqrt(2.0))) if z < 8.0 else -0.5 * z * z - math.log(z) - 0.92
 
 
-@njit(cache=True)
+@part
 def _conclude(quantiles: Any, typical: Any, weight: Any, say: float) -> None:
     """Draw the quantiles towards those of one more run of the burst, read off the weighted grid."""
     top, total, mean, squares = weight.max(), 0.0, 0.0, 0.0

@@ -157,7 +157,9 @@ class Differences:
                 "nothing of p99 and the longest wait: --repeat 20 does."
             )
         if self.over is Over.SEEDS:
-            return "They leave out that other jobs might have come: the window is too short to say."
+            return (
+                "They leave out that other jobs might have come: a window of seven days or more tells, drawn by days."
+            )
         return (
             f"They leave out what these {self.over} never saw: growth, new users, a change of habits by the new order."
         )

@@ -237,7 +237,9 @@ def _day(moment: str | None, timezone: str) -> str:
 
 def _written(name: str, value: Any) -> str:
     if value is None:
-        return "from the peak" if name == "nodes" else "never"
+        return "from the peak" if name == "nodes" else "as the policy has it"
+    if name == "predict_again_s" and not value:
+        return "never"
     if isinstance(value, dict):
         return ",".join(f"{partition}={count}" for partition, count in value.items())
     return duration(value) if name.endswith("_s") or name == "warm_up" else str(value)

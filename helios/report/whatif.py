@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics import QueueSummary
-from helios.report.words import unit_of
+from helios.report.words import spoken_duration, unit_of
 
 POLICY_NAMES = {
     "fifo": "FIFO",
@@ -37,6 +38,8 @@ class Run:
         What the order believes: predicted or true; None where it uses no run times.
     estimates : str, optional
         What backfill plans with; where it does not plan what the order believes.
+    options : mapping
+        What else the policy was told; lengths in s, None: never.
     summary : QueueSummary
     submitted_s, started_s, ended_s, wait_s, gpus, users : arrays of shape (jobs,)
         Each job's own figures; ``users`` are codes, -1 unknown.
@@ -53,16 +56,24 @@ class Run:
     wait_s: NDArray[np.int64]
     gpus: NDArray[np.int32]
     users: NDArray[np.int64]
+    options: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """Say in a few words what was replayed: ``QSSF predicted + EASY (limit)``."""
-        return label_of(policy=self.policy, run_times=self.run_times, backfill=self.backfill, estimates=self.estimates)
+        return label_of(
+            policy=self.policy,
+            run_times=self.run_times,
+            backfill=self.backfill,
+            estimates=self.estimates,
+            options=self.options,
+        )
 
     @property
     def is_today(self) -> bool:
         """Whether it is what a Slurm site has today: its own Slurm, else FIFO with EASY backfill by time limits."""
-        return self.policy == "slurm" or (self.policy, self.backfill, self.estimates) == ("fifo", "easy", "limit")
+        parts = (self.policy, self.backfill, self.estimates, dict(self.options))
+        return self.policy == "slurm" or parts == ("fifo", "easy", "limit", {})
 
     @property
     def is_oracle(self) -> bool:
@@ -76,14 +87,30 @@ class Run:
             "run_times": self.run_times,
             "estimates": self.estimates,
             "backfill": self.backfill,
+            **({"options": dict(self.options)} if self.options else {}),
             **self.summary.to_json(),
         }
 
 
-def label_of(*, policy: str, run_times: str | None, backfill: str, estimates: str | None) -> str:
+def label_of(
+    *,
+    policy: str,
+    run_times: str | None,
+    backfill: str,
+    estimates: str | None,
+    options: Mapping[str, float | None] | None = None,
+) -> str:
     """Name a replay in a few words; the parts are those of a :class:`Run`."""
     believed = f" {run_times}" if run_times else ""
-    return f"{POLICY_NAMES.get(policy, policy)}{believed}{BACKFILL_NAMES[backfill].format(estimates)}"
+    told = "".join(f", {_told(name, value)}" for name, value in (options or {}).items())
+    return f"{POLICY_NAMES.get(policy, policy)}{believed}{BACKFILL_NAMES[backfill].format(estimates)}{told}"
+
+
+def _told(name: str, value: float | None) -> str:
+    """Write an option as ``share 0.9`` or ``least 3 h``."""
+    if value is None:
+        return f"{name.removesuffix('_s')} never"
+    return f"{name.removesuffix('_s')} {spoken_duration(value)}" if name.endswith("_s") else f"{name} {value:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,10 +7,9 @@ from numpy.typing import NDArray
 
 LARGE_GPUS = 8
 """Jobs above it are large: they need more than one node of the usual size, all of it free at once."""
-LARGE_FAVOUR = 33.0
-"""What the service of a large job is divided by, about e^3.5. On Philly at 40 %, nine perturbed runs, bound by the
-backlog: mean wait 1.10 x QSSF + EASY's and large jobs 1.02 x FIFO + EASY's with e^3, 1.04 and 0.93 with e^3.5, 1.05 and
-0.87 with e^4. A power of the GPU count (-0.5) instead costs 14 % of the mean (docs/ordering.md)."""
+LARGE_FAVOUR = 100.0
+"""What the service of a large job is divided by, chosen on perturbed runs of Philly at 40 % and of Venus on 100 nodes
+(docs/ordering.md has what others come to)."""
 
 
 def shortest_service_first(

@@ -78,8 +78,8 @@ from helios.simulate.holding import Holding, Tally
 from helios.simulate.nodes import Sleep
 from helios.simulate.policies import ORDERS
 from helios.simulate.reserve import Reservation
+from helios.simulate.rows import Predictions
 from helios.simulate.timeline import RESERVING, Backfill, Placement, Replay, replay
-from helios.simulate.view import Predictions
 from helios.simulate.witness import Witness
 from helios.simulate.workload import ClusterShape, Workload
 

@@ -22,7 +22,7 @@ class Scores:
 
     workload: Workload
     order: Order
-    column: int
+    weights: NDArray[np.float64]
     keys: NDArray[np.float64]
     plans: NDArray[np.int64]
     believed_s: NDArray[np.float64]
@@ -70,7 +70,7 @@ class Scores:
         return keys
 
     def _planned(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
-        return np.ceil(quantiles[:, self.column]).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
+        return np.ceil(quantiles @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
 
     def _checked(self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]) -> NDArray[np.float64]:
         if quantiles.shape != (len(jobs), 3) or not np.isfinite(quantiles).all():

@@ -6,25 +6,26 @@ soft limit changes what backfill plans with from the job's start on; the true ru
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, NodeAction, NodeOutcome, Outcome, Result
+from helios.actions import JobAction, NodeAction, NodeOutcome, Outcome, Reorder, Result
 from helios.errors import Misuse, WorkloadInvalid
 from helios.model import STEP_S
 from helios.simulate.asked import BEFORE, CHOICE, Census, Stops, go_on
+from helios.simulate.glance import Frames, Glance, Sight
 from helios.simulate.holding import Tally, holding_of, tally_of
 from helios.simulate.jobs import JobDoor, steps_of
 from helios.simulate.nodes import NodeDoor, Sleep
 from helios.simulate.playable import Halt
+from helios.simulate.rows import Jobs, Predictions, Rows
 from helios.simulate.state import NEVER, new_state
 from helios.simulate.steering import count_up
 from helios.simulate.timeline import MODES, PLACES, Backfill, Placement
-from helios.simulate.view import Glance, Jobs, Marks, Predictions, Rows, Scene, View, unique_ids
+from helios.simulate.view import Marks, View, unique_ids
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 
@@ -116,7 +117,7 @@ class SimCluster:
             estimates_s=estimates_s,
             pending=self._queue,
         )
-        self._scene: Callable[[], Scene | None] = _nothing
+        self._sight = Sight()
         self._between = False
         self._census = Census(self._state)
         # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
@@ -182,10 +183,7 @@ class SimCluster:
     def _leave(self) -> None:
         """Let whoever still holds a snapshot keep what it shows."""
         self._between = False
-        scene = self._scene()
-        if scene is not None:
-            scene.kept()
-        self._scene = _nothing
+        self._sight.leave()
 
     @property
     def arrived(self) -> int:
@@ -226,7 +224,7 @@ class SimCluster:
             self.now_s,
             cluster=self.name,
             pending=self._view.pending(self._queue(), self._marks, predictions),
-            scene=self._present(),
+            scene=self._sight.now(self._frames),
             power=self._door.settings,
         )
 
@@ -243,14 +241,7 @@ class SimCluster:
         running = self._state.ends[: int(self._state.clock["running"][0])].copy()
         return running, self._state.jobs["resumed_s"][running]
 
-    def _present(self) -> Scene:
-        scene = self._scene()
-        if scene is None:
-            scene = Scene(self._frames)
-            self._scene = weakref.ref(scene)
-        return scene
-
-    def _frames(self) -> dict[str, Callable[[], pd.DataFrame]]:
+    def _frames(self) -> Frames:
         running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
         by_start = running[np.argsort(self.started_s[running], kind="stable")]
         return {
@@ -265,6 +256,10 @@ class SimCluster:
     def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Act, and say only how many jobs ended in each way: what telling of each costs is saved."""
         return self._jobs.act(actions)
+
+    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+        """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
+        return self._jobs.ranked(reorder)
 
     def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
@@ -335,7 +330,3 @@ class SimCluster:
             return in_order
         held = np.array([job in marks.held for job in in_order.tolist()])
         return np.concatenate((in_order[~held], in_order[held]))
-
-
-def _nothing() -> None:
-    """Be the scene that nobody has seen."""

@@ -10,18 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, Lever, Outcome, Ranking, Reorder, Restore, Result, SoftLimit
+from helios import marks
+from helios.actions import JobAction, Lever, Outcome, Ranking, Reorder, Result
+from helios.asked_of_jobs import GONE as NOT_PENDING
+from helios.asked_of_jobs import TOO_LONG, Terms, Wish, wishes_of
 from helios.errors import Misuse
 from helios.simulate.asked import BARRED, DONE, GONE, HELD, REFUSED, UNCHANGED, UNNAMED, Orders, order
 from helios.simulate.asking import LONGEST_ESTIMATE_S
+from helios.simulate.glance import Glance
+from helios.simulate.rows import Facts, Jobs
 from helios.simulate.state import NEVER, NOBODY, State
 from helios.simulate.steering import admit, withdraw
-from helios.simulate.view import MARK, STEP, Facts, Glance, Jobs, Marks
+from helios.simulate.view import Marks
 
 _RESULTS = {DONE: Result.DONE, UNCHANGED: Result.UNCHANGED, REFUSED: Result.REFUSED, GONE: Result.GONE}
 
@@ -34,9 +38,9 @@ def steps_of(resolution: int | None) -> int:
     Misuse
         It leaves no step.
     """
-    steps = 0 if resolution is None else (resolution - MARK) // STEP
+    steps = 0 if resolution is None else marks.steps(resolution)
     if resolution is not None and steps < 1:
-        raise Misuse(f"a resolution of {resolution} leaves no step", remedy=f"Use at least {STEP + MARK}.")
+        raise Misuse(f"a resolution of {resolution} leaves no step", remedy=f"Use at least {marks.STEP + marks.MARK}.")
     return steps
 
 
@@ -91,7 +95,7 @@ class JobDoor:
     def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Act, and say only how many jobs ended in each way: what telling of each costs is saved."""
         first = next((n for n, action in enumerate(actions) if not isinstance(action, Reorder)), len(actions))
-        ranked = [self._ranked(action) for action in actions[:first] if isinstance(action, Reorder)]
+        ranked = [self.ranked(action) for action in actions[:first] if isinstance(action, Reorder)]
         if not ranked:
             return Counter(outcome.result for outcome in self.apply(actions))
         jobs, urgency = ranked[0] if len(ranked) == 1 else map(np.concatenate, zip(*ranked, strict=True))
@@ -138,31 +142,27 @@ class JobDoor:
     # What comes of an action.
 
     def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
+        wishes = wishes_of(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)
         if isinstance(action, Reorder):
-            yield from self._reordered(action)
-        elif isinstance(action, SoftLimit):
-            yield self._softened(action, changed)
+            yield from self._reordered([*wishes])
         else:
-            yield from self._restored(action, changed)
+            yield from (self._written(wish, changed) for wish in wishes)
 
-    def _reordered(self, reorder: Reorder) -> Iterator[Outcome]:
-        jobs = np.array([self._position.get(place.job_id, NOBODY) for place in reorder.order], dtype=np.int64)
-        wished = np.array([place.urgency for place in reorder.order], dtype=np.float64)
+    def _reordered(self, wishes: Sequence[Wish[float]]) -> Iterator[Outcome]:
+        jobs = np.array([self._position.get(wish.job_id, NOBODY) for wish in wishes], dtype=np.int64)
+        wished = np.array([wish.wanted for wish in wishes], dtype=np.float64)
         results, before, _ = order(self._state, self._orders, jobs, wished, steps=self._marks.steps)
-        for place, job, code, was in zip(reorder.order, jobs.tolist(), results.tolist(), before.tolist(), strict=True):
-            change = _Change(
-                action="Reorder", lever=Lever.ORDER, job_id=place.job_id, reason=place.reason, wanted=place.urgency
-            )
-            yield self._told(change, job, code, was)
+        for wish, job, code, was in zip(wishes, jobs.tolist(), results.tolist(), before.tolist(), strict=True):
+            yield self._told(wish, job, code, was)
 
-    def _told(self, change: _Change, job: int, code: int, was: float) -> Outcome:
+    def _told(self, wish: Wish[float], job: int, code: int, was: float) -> Outcome:
         if code == GONE:
-            return change.outcome(Result.GONE, remark="no longer pending")
+            return wish.outcome(Result.GONE, remark=NOT_PENDING)
         if code == REFUSED:
-            return change.outcome(Result.REFUSED, before=was, remark=self._marks.hands_off[job])
-        return change.outcome(_RESULTS[code], before=was, after=float(self._marks.urgency[job]))
+            return wish.outcome(Result.REFUSED, before=was, remark=self._marks.hands_off[job])
+        return wish.outcome(_RESULTS[code], before=was, after=float(self._marks.urgency[job]))
 
-    def _ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that an order names by position, and their urgencies."""
         if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, Glance):
             jobs = reorder.snapshot.positions(reorder.rows, self._facts)
@@ -172,40 +172,21 @@ class JobDoor:
         jobs = np.array([self._position.get(place.job_id, NOBODY) for place in places], dtype=np.int64)
         return jobs, np.array([place.urgency for place in places], dtype=np.float64)
 
-    def _softened(self, limit: SoftLimit, changed: set[int]) -> Outcome:
-        bound_s = float(math.ceil(limit.run_time / timedelta(seconds=1)))
-        change = _Change(
-            action="SoftLimit", lever=Lever.SOFT_LIMIT, job_id=limit.job_id, reason=limit.reason, wanted=bound_s
-        )
-        job = self._pending_position(limit.job_id)
-        if job is not None and bound_s >= self._limit_s[job]:
-            return change.outcome(Result.REFUSED, remark="not below the time limit")
-        return self._written(change, changed)
-
-    def _restored(self, restore: Restore, changed: set[int]) -> Iterator[Outcome]:
-        levers = tuple(Lever) if restore.lever is None else (restore.lever,)
-        named = restore.job_ids is not None
-        ids = restore.job_ids if restore.job_ids is not None else [self._job_ids[job] for job in self._pending()]
-        for job_id in ids:
-            for lever in levers:
-                nothing = 0.0 if lever is Lever.ORDER else math.nan
-                change = _Change(action="Restore", lever=lever, job_id=job_id, reason=restore.reason, wanted=nothing)
-                if named or not _alike(self._values(lever)[self._position[job_id]], nothing):
-                    yield self._written(change, changed)
-
-    def _written(self, change: _Change, changed: set[int]) -> Outcome:
-        job = self._pending_position(change.job_id)
+    def _written(self, wish: Wish[float], changed: set[int]) -> Outcome:
+        job = self._pending_position(wish.job_id)
         if job is None:
-            return change.outcome(Result.GONE, remark="no longer pending")
-        values = self._values(change.lever)
+            return wish.outcome(Result.GONE, remark=NOT_PENDING)
+        if not wish.takes_back and wish.wanted >= self._limit_s[job]:
+            return wish.outcome(Result.REFUSED, remark=TOO_LONG)
+        values = self._values(wish.lever)
         before = float(values[job])
-        if _alike(before, change.wanted):
-            return change.outcome(Result.UNCHANGED, before=before, after=before)
-        if job in self._marks.hands_off and change.action != "Restore":
-            return change.outcome(Result.REFUSED, before=before, remark=self._marks.hands_off[job])
-        values[job] = change.wanted
+        if _alike(before, wish.wanted):
+            return wish.outcome(Result.UNCHANGED, before=before, after=before)
+        if job in self._marks.hands_off and not wish.takes_back:
+            return wish.outcome(Result.REFUSED, before=before, remark=self._marks.hands_off[job])
+        values[job] = wish.wanted
         changed.add(job)
-        return change.outcome(Result.DONE, before=before, after=change.wanted)
+        return wish.outcome(Result.DONE, before=before, after=wish.wanted)
 
     def _requeue(self, changed: set[int]) -> None:
         queued = np.array(sorted(changed - self._marks.held), dtype=np.int64)
@@ -226,6 +207,12 @@ class JobDoor:
     def _values(self, lever: Lever) -> NDArray[np.float64]:
         return self._marks.urgency if lever is Lever.ORDER else self._marks.soft_limit_s
 
+    def _pending_ids(self) -> list[str]:
+        return [self._job_ids[job] for job in self._pending()]
+
+    def _is_set(self, lever: Lever, job_id: str) -> bool:
+        return not _alike(self._values(lever)[self._position[job_id]], _nothing(lever))
+
     def _pending_position(self, job_id: str) -> int | None:
         job = self._position.get(job_id)
         return (
@@ -233,26 +220,8 @@ class JobDoor:
         )
 
 
-class _Change(NamedTuple):
-    action: str
-    lever: Lever
-    job_id: str
-    reason: str
-    wanted: float
-
-    def outcome(
-        self, result: Result, *, before: float | None = None, after: float | None = None, remark: str = ""
-    ) -> Outcome:
-        return Outcome(
-            action=self.action,
-            lever=self.lever,
-            job_id=self.job_id,
-            result=result,
-            reason=self.reason,
-            before=_worded(self.lever, before),
-            after=_worded(self.lever, after),
-            remark=remark,
-        )
+def _nothing(lever: Lever) -> float:
+    return 0.0 if lever is Lever.ORDER else math.nan
 
 
 def _alike(value: float, other: float) -> bool:
@@ -260,9 +229,16 @@ def _alike(value: float, other: float) -> bool:
 
 
 @lru_cache(maxsize=4_096)
-def _worded(lever: Lever, value: float | None) -> str:
-    if value is None:
-        return ""
+def _worded(lever: Lever, value: float) -> str:
     if lever is Lever.ORDER:
         return f"urgency {value:.4g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"
+
+
+_TERMS = Terms(
+    of_urgency=float,
+    of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
+    nothing=_nothing,
+    words=_worded,
+)
+"""What is held here: an urgency as such, and a soft limit in s; NaN: none."""

@@ -7,30 +7,26 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
-from numba import njit
+from helios.kernels import kept, part
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Without reference counts: the core allocates nothing and its arrays outlive it, but numba would still count them
 # in and out of every call, which took nine tenths of the time of a replay (numba 0.68).
 _OPTIONS: dict[str, Any] = {"_nrt": False}
-# Nor do kernels need doors for Python and C, which take half of the compilation. They are not cached one by one:
-# each would keep its callees' code with its own, and numba looks for changes in its own file only.
-# They are copied into their callers: the state has some seventeen arrays of seven words each, which every call would
+# Kernels are copied into their callers: the state has some seventeen arrays of seven words each, which every call would
 # pass on the stack. That took four fifths of a replay's time, and fourteen fifteenths where nodes are counted.
-_INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
+_INSIDE: dict[str, Any] = {"forceinline": True}
 
 
 def kernel(function: _Function) -> _Function:
     """Compile ``function`` as a part of the entry points that call it; nobody else can."""
-    compiled: _Function = njit(**_OPTIONS, **_INSIDE)(function)
-    return compiled
+    return part(function, **_OPTIONS, **_INSIDE)
 
 
 def entry_point(function: _Function) -> _Function:
     """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
-    compiled: _Function = njit(cache=True, **_OPTIONS)(function)
-    return compiled
+    return kept(function, **_OPTIONS)
 
 
 def fingerprint(*modules: ModuleType) -> int:

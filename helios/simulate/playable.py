@@ -8,9 +8,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, Result
+from helios.actions import JobAction, Outcome, Reorder, Result
+from helios.simulate.glance import Glance
+from helios.simulate.rows import Jobs, Predictions, Rows
 from helios.simulate.state import NEVER
-from helios.simulate.view import Glance, Jobs, Predictions, Rows
 
 
 class Halt(NamedTuple):
@@ -75,8 +76,12 @@ class Playable(Protocol):
         """Return the jobs that run by position, in no order, and since when, s since the epoch."""
         ...
 
-    def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
-        """Act, and say only how many jobs ended in each way."""
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Act, and say what became of each job that an action names."""
+        ...
+
+    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+        """Return the jobs that an order names by position, NOBODY (-1) where there is none, and their urgencies."""
         ...
 
     def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:

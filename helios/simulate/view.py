@@ -1,16 +1,12 @@
 """What a simulated cluster shows of itself: rows of the queue and of the nodes, from the tables of a replay.
 
-A replay is asked for its queue thousands of times, so what no event changes is taken by position from columns that are
-made once, and frames are made of whole columns of the declared types: a frame that has to find out what it is given
-costs more than all else here. Running jobs and nodes, which few services look at, are made when somebody does.
+Running jobs and nodes, which few services look at, are made when somebody does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -18,46 +14,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.model import JOBS, NODE_STATES, QUEUE, Demand, JobState, PowerSettings, Snapshot, plain_values
+from helios.model import JOBS, NODE_STATES, QUEUE, JobState
+from helios.simulate.rows import Facts, Jobs, Predictions, Rows, coded
 from helios.simulate.slurmlike.workload import SlurmWorkload
 from helios.simulate.state import State
 from helios.simulate.workload import ClusterShape, Workload
 
-BASE_PRIORITY = 100_000.0
-"""Priority of a job that nobody moved; what of it Helios changes is the SiteFactor that Slurm would have."""
-STEP, MARK = 100, 37
-"""A SiteFactor of Helios is a multiple of the one plus the other: what an urgency is counted in."""
-EXACT_STEPS = 99
-"""Steps that a priority is shown in where urgencies are not rounded."""
 _FIXED = [name for name in JOBS.names if name in QUEUE.by_name and name not in ("state", "started_at", "node_list")]
-
-_TEXT = pd.StringDtype(storage="python", na_value=np.nan)
-_NAMES = pd.Index(QUEUE.names, dtype=_TEXT)
-"""Shared by all frames: where it stands which column lies is worked out once."""
-
-_LAZY = ("pending", "running", "nodes")
-"""Frames of a snapshot that are made when somebody looks."""
-
-Jobs = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Predictions:
-    """What is expected of each job of a workload; filled in as the timeline goes on.
-
-    Attributes
-    ----------
-    quantiles_s : float64 array of shape (n_jobs, 3)
-        p10, p50, p90 of the run time, s; NaN: not predicted.
-    source : int16 array of shape (n_jobs,)
-        Which of ``sources`` said so; -1: none.
-    sources : list of str
-        Model ids and fallbacks, distinct.
-    """
-
-    quantiles_s: NDArray[np.float64]
-    source: NDArray[np.int16]
-    sources: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,9 +96,9 @@ class View:
         def made() -> pd.DataFrame:
             places = pd.Categorical([self._place(shares, share) for share in held.tolist()])
             first = np.zeros(len(jobs), dtype=np.int8)
-            state = _coded(first, (JobState.RUNNING.value,))
-            own = {"started_at": _times(started_s).array, "node_list": places, "state": state}
-            return self._facts.frame(jobs, own | {"reason": _coded(first - 1, ())})
+            state = coded(first, (JobState.RUNNING.value,))
+            own = {"started_at": times(started_s).array, "node_list": places, "state": state}
+            return self._facts.frame(jobs, own | {"reason": coded(first - 1, ())})
 
         return made
 
@@ -157,7 +120,7 @@ class View:
             held = self._size - free
             level = (held > 0).astype(np.int8) + (free == 0)
             seen = self._nodes.copy()
-            seen["state"] = _coded(level, ("IDLE", "MIXED", "ALLOCATED"))
+            seen["state"] = coded(level, ("IDLE", "MIXED", "ALLOCATED"))
             seen[f"{self._resource}_held"] = held.astype(np.int32 if self._resource == "gpus" else np.float64)
             return NODE_STATES.conform(seen.assign(**changing()))
 
@@ -165,188 +128,7 @@ class View:
 
     def _place(self, shares: NDArray[np.void], share: int) -> str:
         """Return the nodes of the shares that ``share`` is the first of."""
-        return ",".join(self._names[node] for node in sorted(_nodes_held(shares, share)))
-
-
-class Facts:
-    """The columns of ``QUEUE`` for all jobs of a replay, of which rows are taken.
-
-    Parameters
-    ----------
-    queue : DataFrame
-        Columns of ``QUEUE``: each job as it is while it waits and nobody has set anything.
-    """
-
-    def __init__(self, queue: pd.DataFrame) -> None:
-        self._typed = {name: _typed(queue[name]) for name in QUEUE.names}
-        self._plain: dict[str, NDArray[Any]] = {}
-
-    def frame(self, jobs: Jobs, own: Mapping[str, Any]) -> pd.DataFrame:
-        """Return the rows of ``jobs``, with these columns of their ``own``."""
-        columns = {name: own[name] if name in own else typed.take(jobs) for name, typed in self._typed.items()}
-        made = pd.DataFrame(columns, index=pd.RangeIndex(len(jobs)), copy=False)
-        made.columns = _NAMES
-        return made
-
-    def values(self, name: str, jobs: Jobs) -> NDArray[Any]:
-        """Return one column for ``jobs``, as :meth:`helios.model.Snapshot.pending_values` does."""
-        if name not in self._plain:
-            self._plain[name] = plain_values(pd.Series(self._typed[name]))
-        return self._plain[name].take(jobs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
-    """Some jobs of a replay at one moment: a frame, or a column of it, when somebody asks.
-
-    What may change while they are kept is as it was at that moment; None: all of it is missing.
-    """
-
-    facts: Facts
-    jobs: Jobs
-    urgency: NDArray[np.float64]
-    soft_limit_s: NDArray[np.float64]
-    steps: int
-    hands_off: list[str | None] | None
-    held: NDArray[np.bool_] | None
-    quantiles_s: NDArray[np.float64] | None
-    source: NDArray[np.int16] | None
-    sources: tuple[str, ...]
-
-    def frame(self) -> pd.DataFrame:
-        """Return columns of ``QUEUE``."""
-        own = {name: column for name, make in _OWN.items() if (column := make(self)) is not None}
-        return self.facts.frame(self.jobs, own)
-
-    def values(self, name: str) -> NDArray[Any]:
-        """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
-        column = _OWN[name](self) if name in _OWN else None
-        if column is None:
-            return self.facts.values(name, self.jobs)
-        return plain_values(pd.Series(column)) if isinstance(column, pd.Categorical) else column
-
-    @property
-    def priority(self) -> NDArray[np.float64]:
-        """The priority that the SiteFactor of its urgency would give each job."""
-        steps = np.rint(self.urgency * (self.steps or EXACT_STEPS))
-        priority: NDArray[np.float64] = BASE_PRIORITY + steps * STEP + np.sign(self.urgency) * MARK
-        return priority if self.held is None else np.where(self.held, 0.0, priority)
-
-
-def _quantile(column: int) -> Callable[[Rows], Any]:
-    return lambda rows: None if rows.quantiles_s is None else rows.quantiles_s[:, column]
-
-
-_OWN: dict[str, Callable[[Rows], Any]] = {
-    "urgency": lambda rows: rows.urgency,
-    "soft_limit_s": lambda rows: rows.soft_limit_s,
-    "priority": lambda rows: rows.priority,
-    "hands_off": lambda rows: None if rows.hands_off is None else pd.Categorical(rows.hands_off),
-    "p10_s": _quantile(0),
-    "p50_s": _quantile(1),
-    "p90_s": _quantile(2),
-    "source": lambda rows: None if rows.source is None else _coded(rows.source, rows.sources),
-}
-"""Columns that are not the same for good; one that says None is missing as a whole."""
-
-
-class Scene:
-    """Who runs and what the nodes do at one moment, read from the tables when somebody looks.
-
-    Before time goes on, whoever moves it has a scene that somebody still holds :meth:`kept`.
-    """
-
-    __slots__ = ("__weakref__", "_frames", "_read")
-
-    def __init__(self, read: Callable[[], dict[str, Callable[[], pd.DataFrame]]]) -> None:
-        self._read = read
-        self._frames: dict[str, Callable[[], pd.DataFrame]] | None = None
-
-    def kept(self) -> dict[str, Callable[[], pd.DataFrame]]:
-        """Return what makes the frames, which from now on says what is so now."""
-        if self._frames is None:
-            self._frames = self._read()
-        return self._frames
-
-    def running(self) -> pd.DataFrame:
-        """Return columns of ``QUEUE``."""
-        return self.kept()["running"]()
-
-    def nodes(self) -> pd.DataFrame:
-        """Return columns of ``NODE_STATES``."""
-        return self.kept()["nodes"]()
-
-
-class Glance(Snapshot):
-    """A snapshot that makes its frames when somebody looks at them: what most services do not look at costs nothing."""
-
-    __slots__ = ("_frames", "_pending")
-    _frames: Mapping[str, Callable[[], pd.DataFrame]]
-    _pending: Rows
-
-    @classmethod
-    def at(
-        cls,
-        now_s: int,
-        *,
-        cluster: str,
-        pending: Rows,
-        scene: Scene,
-        power: PowerSettings | None = None,
-    ) -> Glance:
-        """Return what is to be seen ``now_s``."""
-        seen = cls.__new__(cls)
-        frames = {"pending": pending.frame, "running": scene.running, "nodes": scene.nodes}
-        plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
-        for name, value in (plain | {"_pending": pending, "_frames": frames}).items():
-            object.__setattr__(seen, name, value)
-        return seen
-
-    def with_demand(self, demand: Demand | None) -> Glance:
-        """Return the same with what is expected of the nodes, and no frame made for it."""
-        seen = Glance.__new__(Glance)
-        for name in (*Snapshot.__slots__, *Glance.__slots__):
-            if name in _LAZY and name not in self._made():
-                continue
-            object.__setattr__(seen, name, demand if name == "demand" else getattr(self, name))
-        return seen
-
-    def positions(self, rows: Jobs, facts: Facts) -> Jobs | None:
-        """Return which jobs of a replay, known by its ``facts``, these rows of ``pending`` are; None: of another."""
-        pending = getattr(self, "_pending", None)
-        return pending.jobs.take(rows) if pending is not None and pending.facts is facts else None
-
-    def _made(self) -> list[str]:
-        """Return the names of the frames that are there already."""
-        return [name for name in _LAZY if _is_set(self, name)]
-
-    def __getattr__(self, name: str) -> pd.DataFrame:
-        """Make a frame: Python asks here for an attribute that is not there yet."""
-        if name not in _LAZY:
-            raise AttributeError(name)
-        frame = self._frames[name]()
-        object.__setattr__(self, name, frame)
-        return frame
-
-    def pending_values(self, name: str) -> NDArray[Any]:
-        """Return a column of ``pending`` as a plain array, not to be written to."""
-        if hasattr(self, "_pending"):
-            return self._pending.values(name)
-        return super().pending_values(name)  # a copy made by dataclasses.replace, whose frames are there
-
-
-def _is_set(seen: Glance, name: str) -> bool:
-    """Say whether a slot has a value, without asking ``__getattr__`` for one."""
-    try:
-        object.__getattribute__(seen, name)
-    except AttributeError:
-        return False
-    return True
-
-
-def moment(seconds: int) -> datetime:
-    """Return a time given in s since the epoch."""
-    return datetime.fromtimestamp(seconds, UTC)
+        return ",".join(self._names[node] for node in sorted(nodes_held(shares, share)))
 
 
 def _queue(
@@ -354,11 +136,11 @@ def _queue(
 ) -> pd.DataFrame:
     """Return all jobs as they are while they wait and nobody has set anything."""
     known = jobs[_FIXED].reset_index(drop=True)
-    submitted_at = _times(workload.submitted_s)
+    submitted_at = times(workload.submitted_s)
     known = known.assign(
         job_id=job_ids,
         tasks=1,
-        partition=_coded(workload.partition, tuple(shape.partitions)),
+        partition=coded(workload.partition, tuple(shape.partitions)),
         state=JobState.PENDING.value,
         reason="Priority",
         submitted_at=submitted_at,
@@ -366,13 +148,6 @@ def _queue(
     )
     known[resource] = workload.gpus
     return QUEUE.conform(known)
-
-
-def _typed(column: pd.Series[Any]) -> Any:
-    """Return the array of a column, text as Python's, of which a few are taken far sooner than of Arrow's."""
-    if column.dtype == "str":
-        return column.astype(_TEXT).array
-    return column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
 
 
 def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:
@@ -391,7 +166,8 @@ def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:
     return NODE_STATES.conform(pd.DataFrame(frame))
 
 
-def _nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
+def nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
+    """Return the nodes of ``share`` and those chained to it, in that order; -1 ends the chain."""
     held = []
     while share >= 0:
         held.append(int(shares["node"][share]))
@@ -399,15 +175,6 @@ def _nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
     return held
 
 
-def _times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
+def times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
+    """Return times given in s since the epoch."""
     return pd.DatetimeIndex((seconds * 1_000_000).view("datetime64[us]")).tz_localize("UTC")
-
-
-def _coded(codes: NDArray[Any], words: tuple[str, ...]) -> pd.Categorical:
-    return pd.Categorical.from_codes(codes, dtype=_category(words), validate=False)
-
-
-@lru_cache(maxsize=64)
-def _category(words: tuple[str, ...]) -> Any:
-    """Return the type with these words, of which checking that they are distinct is the slow part."""
-    return pd.CategoricalDtype(list(words))

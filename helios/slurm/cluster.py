@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from helios.actions import JobAction, Lever, Outcome, Result
+from helios.asked_of_jobs import GONE, Wish
 from helios.errors import HeliosError
 from helios.model import Snapshot
 from helios.slurm import translate, values
 from helios.slurm.backend import Backend, Change, RawJob
 from helios.slurm.look import Look, identity, look_at
 from helios.slurm.sprio import SiteFactor
-from helios.slurm.wishes import BLIND, GONE, UNSEEN, Wish, size, verdict, wishes_of
+from helios.slurm.wishes import BLIND, UNSEEN, size, verdict, wishes_of
 
 SPENT = "the writes of this turn are spent"
 OVERRULED = "a later action of the same call asks otherwise"
@@ -128,7 +129,7 @@ class SlurmCluster:
         self._zeroed = look.zeroed
         return look
 
-    def _chosen(self, wishes: Mapping[int, Wish], look: Look) -> _Choice:
+    def _chosen(self, wishes: Mapping[int, Wish[int]], look: Look) -> _Choice:
         """Choose what is written now: of each lever of a job the last wish, within the budget of jobs."""
         last = {(wish.lever, wish.job_id): at for at, wish in wishes.items()}
         left_out = {at: OVERRULED for at, wish in wishes.items() if last[wish.lever, wish.job_id] != at}
@@ -141,7 +142,7 @@ class SlurmCluster:
         writes = {at: wishes[at] for at in last.values() if at not in late}
         return _Choice(writes=writes, left_out=left_out | late)
 
-    def _written(self, wishes: Mapping[int, Wish], look: Look) -> dict[int, Outcome]:
+    def _written(self, wishes: Mapping[int, Wish[int]], look: Look) -> dict[int, Outcome]:
         """Write, read back, and return what became of each wish."""
         if not wishes:
             return {}
@@ -154,7 +155,7 @@ class SlurmCluster:
         self._remember_the_blind(wishes, outcomes, look)
         return outcomes
 
-    def _answers(self, wishes: Sequence[Wish], look: Look) -> dict[str, str]:
+    def _answers(self, wishes: Sequence[Wish[int]], look: Look) -> dict[str, str]:
         """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
         changes = _changes(wishes, look)
         arrays = [change for change in changes if look.jobs[change.job_id]["tasks"] > 1]
@@ -173,12 +174,12 @@ class SlurmCluster:
             # Something was written before: that must be read back and told.
             return [reason.fact] * len(changes)
 
-    def _seen_after(self, wishes: Iterable[Wish], look: Look) -> Look:
+    def _seen_after(self, wishes: Iterable[Wish[int]], look: Look) -> Look:
         orders = any(wish.lever is Lever.ORDER for wish in wishes)
         jobs = {job["job_id"]: job for job in self.backend.queue() if job["state"] == "PENDING"}
         return replace(look, jobs=jobs, factors=self._sprio() if orders else look.factors)
 
-    def _remember_the_blind(self, wishes: Mapping[int, Wish], outcomes: Mapping[int, Outcome], look: Look) -> None:
+    def _remember_the_blind(self, wishes: Mapping[int, Wish[int]], outcomes: Mapping[int, Outcome], look: Look) -> None:
         done = (wishes[at].job_id for at, outcome in outcomes.items() if outcome.remark == BLIND)
         self._zeroed |= {identity(look.jobs[job_id]) for job_id in done}
 
@@ -192,11 +193,11 @@ class SlurmCluster:
 class _Choice:
     """Which wishes are written now, and why the others are not."""
 
-    writes: Mapping[int, Wish]
+    writes: Mapping[int, Wish[int]]
     left_out: Mapping[int, str]
 
 
-def became(wish: Wish, before: Look, after: Look, answer: str) -> Outcome:
+def became(wish: Wish[int], before: Look, after: Look, answer: str) -> Outcome:
     """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
     was = before.value(wish.lever, wish.job_id)
     if wish.job_id not in after.jobs:
@@ -216,7 +217,7 @@ def became(wish: Wish, before: Look, after: Look, answer: str) -> Outcome:
     return wish.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _changes(wishes: Sequence[Wish], look: Look) -> list[Change]:
+def _changes(wishes: Sequence[Wish[int]], look: Look) -> list[Change]:
     by_job: dict[str, dict[Lever, int]] = {}
     for wish in wishes:
         by_job.setdefault(wish.job_id, {})[wish.lever] = wish.wanted
@@ -237,12 +238,12 @@ def _tasks_of(job: RawJob) -> str:
     return (job["array_tasks"] or "").partition("%")[0] if is_master else ""
 
 
-def _left_out(wish: Wish, look: Look, why: str) -> Outcome:
+def _left_out(wish: Wish[int], look: Look, why: str) -> Outcome:
     result = Result.POSTPONED if why == SPENT else Result.REFUSED
     return wish.outcome(result, before=look.value(wish.lever, wish.job_id), remark=why)
 
 
-def _unread(wish: Wish, look: Look, reason: HeliosError) -> Outcome:
+def _unread(wish: Wish[int], look: Look, reason: HeliosError) -> Outcome:
     before = look.value(wish.lever, wish.job_id)
     return wish.outcome(
         Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.fact}"

@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from helios.errors import HookTableInvalid
+from helios.marks import MARK, MINUTE_MARK, is_ours
 from helios.slurm.lasting import make_lasting, put
-from helios.slurm.translate import MARK, MINUTE_MARK, is_ours
 
 TABLE = Path("hook") / "table"
 """Where the table lies, below ``control.state_folder``."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from helios import marks
 from helios.actions import Lever
+from helios.asked_of_jobs import SOFT_LIMIT_FLAG
 from helios.slurm import translate
 from helios.slurm.backend import RawJob
 from helios.slurm.sprio import SiteFactor
 
 Identity = tuple[str, int, int]
 """Id, submission and restart of a job: ids are used again."""
-
-SOFT_LIMIT_FLAG = "time_min_as_soft_limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Look:
         if value is None:
             return False
         if lever is Lever.ORDER:
-            return translate.is_ours(value)
+            return marks.is_ours(value)
         return translate.is_our_time_min(value, release=self.release)
 
     def may_hide_ours(self, job_id: str) -> bool:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
+from helios.asked_of_jobs import SOFT_LIMIT_FLAG
 from helios.errors import HeliosError
 from helios.slurm import values
 from helios.slurm.accounting import Accounting
-from helios.slurm.look import SOFT_LIMIT_FLAG
 from helios.slurm.shell import Shell, lines
 from helios.slurm.translate import SOFT_LIMITS_SINCE
 

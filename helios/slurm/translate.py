@@ -1,29 +1,22 @@
-"""Between Slurm's words and Helios': raw records become frames, urgencies become SiteFactors, and back.
+"""Between Slurm's words and Helios': raw records become frames, and what is Helios' in them is told from the rest.
 
-Pure functions. Ownership is written into the values themselves, so that it survives a restart, a lost database and a
-site without Python: every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7.
+Pure functions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import pandas as pd
 
+from helios import marks
 from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
 from helios.slurm.sprio import SiteFactor
 
-MARK = 37
-"""Last two digits of every non-zero SiteFactor that Helios writes."""
-STEP = 100
-"""Distance of two neighbouring SiteFactors that Helios writes."""
-MINUTE_MARK = 7
-"""Last digit of every TimeMin, in minutes, that Helios writes."""
 SOFT_LIMITS_SINCE = (23, 11)
 """First release of ``SchedulerParameters=time_min_as_soft_limit``: before it, every TimeMin is the user's own."""
 
@@ -49,35 +42,6 @@ _TIMES = {
 }
 
 
-def site_factor(urgency: float, *, most: int) -> int:
-    """Return the SiteFactor that stands for ``urgency``, between ``-most`` and ``most``."""
-    level = round(abs(urgency) * steps(most))
-    return int(math.copysign(level * STEP + MARK, urgency)) if level else 0
-
-
-def urgency(value: int, *, most: int) -> float:
-    """Return the urgency that a SiteFactor of Helios stands for; 0 for one that is not Helios'."""
-    if not is_ours(value):
-        return 0.0
-    return math.copysign(min(abs(value) // STEP / steps(most), 1.0), value)
-
-
-def steps(most: int) -> int:
-    """Return how many urgencies a bound of the SiteFactor tells apart on either side of 0."""
-    return (most - MARK) // STEP
-
-
-def is_ours(value: int) -> bool:
-    """Return whether a SiteFactor bears Helios' mark; 0 bears none."""
-    return abs(value) % STEP == MARK
-
-
-def time_min(run_time: timedelta) -> int:
-    """Return the TimeMin in minutes that stands for a soft limit: the next one up that bears Helios' mark."""
-    minutes = math.ceil(run_time / timedelta(minutes=1))
-    return minutes + (MINUTE_MARK - minutes) % 10
-
-
 def minutes(length: Length) -> int:
     """Return a TimeMin as read in minutes; 0: none."""
     return round(length / 60) if isinstance(length, (int, float)) else 0
@@ -85,7 +49,7 @@ def minutes(length: Length) -> int:
 
 def is_our_time_min(value: int, *, release: tuple[int, int]) -> bool:
     """Return whether a TimeMin, in minutes, bears Helios' mark on a Slurm of this release."""
-    return release >= SOFT_LIMITS_SINCE and value % 10 == MINUTE_MARK
+    return release >= SOFT_LIMITS_SINCE and marks.is_our_time_min(value)
 
 
 def hands_off(job: RawJob, factor: SiteFactor | None) -> str:
@@ -112,7 +76,7 @@ def _hand_on_it(job: RawJob, factor: SiteFactor | None) -> str:
         return "it is held"
     if factor is not None and factor.direct:
         return f"its priority was set directly, to {job['priority']}"
-    if factor is not None and factor.value and not is_ours(factor.value):
+    if factor is not None and factor.value and not marks.is_ours(factor.value):
         return f"an admin set SiteFactor {factor.value}"
     return ""
 
@@ -203,7 +167,7 @@ def _of_the_user(job: RawJob, release: tuple[int, int]) -> float | None:
 
 
 def _urgency_of(factor: SiteFactor | None, most: int) -> float:
-    return 0.0 if factor is None else urgency(factor.value, most=most)
+    return 0.0 if factor is None else marks.urgency(factor.value, most=most)
 
 
 def _times(values: Iterable[Any]) -> pd.Series[Any]:

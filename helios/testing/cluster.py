@@ -14,15 +14,12 @@ from typing import Any
 
 import pandas as pd
 
-from helios.actions import JobAction, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios import marks
+from helios.actions import JobAction, Lever, Outcome, Result
+from helios.asked_of_jobs import GONE, Ground, Wish, slurms_terms, verdict, wishes_of
 from helios.errors import ClusterUnavailable
 from helios.model import Snapshot
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
-
-MARK = 37
-"""Last two digits of every non-zero SiteFactor that Helios writes."""
-MINUTE_MARK = 7
-"""Last digit of every TimeMin, in minutes, that Helios writes."""
 
 
 class Crash(Exception):
@@ -91,7 +88,8 @@ class FakeCluster:
         self.writes = 0
         self.looks = 0
         self.applied: list[tuple[JobAction, ...]] = []
-        self._steps = (site_factor_most - MARK) // 100
+        self._most = site_factor_most
+        self._terms = slurms_terms(site_factor=self.site_factor)
         self._jobs: dict[str, _Job] = {}
         self._faults = _Faults()
         self._left: float = 0
@@ -198,8 +196,7 @@ class FakeCluster:
 
     def site_factor(self, urgency: float) -> int:
         """Return the SiteFactor that stands for ``urgency`` here."""
-        level = round(abs(urgency) * self._steps)
-        return int(math.copysign(level * 100 + MARK, urgency)) if level else 0
+        return marks.site_factor(urgency, most=self._most)
 
     # The socket.
 
@@ -224,75 +221,49 @@ class FakeCluster:
         return [outcome for action in actions for outcome in self._carried_out(action)]
 
     def _carried_out(self, action: JobAction) -> list[Outcome]:
-        if isinstance(action, Reorder):
-            return [self._place(place) for place in action.order]
-        if isinstance(action, SoftLimit):
-            return [self._soften(action)]
-        return self._restore(action)
+        wishes = wishes_of(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
+        return [self._became(wish) for wish in wishes]
 
-    def _place(self, place: Place) -> Outcome:
-        wanted = self.site_factor(place.urgency)
-        return self._carry_out(
-            _Change(action="Reorder", lever=Lever.ORDER, job_id=place.job_id, reason=place.reason, wanted=wanted)
-        )
-
-    def _soften(self, limit: SoftLimit) -> Outcome:
-        wanted = _marked_minutes(limit.run_time)
-        return self._carry_out(
-            _Change(action="SoftLimit", lever=Lever.SOFT_LIMIT, job_id=limit.job_id, reason=limit.reason, wanted=wanted)
-        )
-
-    def _restore(self, restore: Restore) -> list[Outcome]:
-        levers = tuple(Lever) if restore.lever is None else (restore.lever,)
-        jobs = self._pending_ids() if restore.job_ids is None else restore.job_ids
-        return [
-            self._carry_out(_Change(action="Restore", lever=lever, job_id=job_id, reason=restore.reason, wanted=0))
-            for job_id in jobs
-            for lever in levers
-            if restore.job_ids is not None or _is_ours(lever, _value(self._jobs[job_id], lever))
-        ]
-
-    def _carry_out(self, change: _Change) -> Outcome:
-        job = self._pending(change.job_id)
+    def _became(self, wish: Wish[int]) -> Outcome:
+        job = self._pending(wish.job_id)
         if job is None:
-            return change.outcome(Result.GONE, remark="no longer pending")
-        before = _value(job, change.lever)
-        why = self._why_not(change, job, before)
-        if why:
-            return change.outcome(Result.REFUSED, before=before, remark=why)
-        if change.action == "Reorder" and not _is_eligible(job, self.now):
-            return change.outcome(Result.POSTPONED, remark="not yet eligible")
-        if before == change.wanted or (change.action == "Restore" and not _is_ours(change.lever, before)):
-            return change.outcome(Result.UNCHANGED, before=before, after=before)
+            return wish.outcome(Result.GONE, remark=GONE)
+        said = verdict(wish, self._ground(wish, job))
+        if said is not None:
+            return said
+        before = _value(job, wish.lever)
         if self._left == 0:
-            return change.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
-        return self._write(change, job, before)
+            return wish.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
+        return self._write(wish, job, before)
 
-    def _why_not(self, change: _Change, job: _Job, before: int) -> str:
-        if change.action == "Restore":
-            return self._hands_off(job) if before and not _is_ours(change.lever, before) else ""
-        if self._hands_off(job) or change.lever is Lever.ORDER:
-            return self._hands_off(job)
-        if not self.soft_limits:
-            return "SchedulerParameters lacks time_min_as_soft_limit"
-        if before and not _is_ours(change.lever, before):
-            return "the user set a --time-min"
+    def _ground(self, wish: Wish[int], job: _Job) -> Ground:
+        # As on Slurm, whose sprio says nothing of a job that is not eligible; but what stands there can be taken back.
+        hidden = wish.lever is Lever.ORDER and not wish.takes_back and not _is_eligible(job, self.now)
         limit_s = job.row["time_limit_s"]
-        return "not below the time limit" if limit_s is not None and change.wanted * 60 >= limit_s else ""
+        return Ground(
+            before=None if hidden else _value(job, wish.lever),
+            is_set=_is_ours(wish.lever, _value(job, wish.lever)),
+            hands_off=self._hands_off(job),
+            soft_limits=self.soft_limits,
+            time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
+        )
 
-    def _write(self, change: _Change, job: _Job, before: int) -> Outcome:
-        refusal = self._faults.refused.get(change.job_id, "")
+    def _is_set(self, lever: Lever, job_id: str) -> bool:
+        return _is_ours(lever, _value(self._jobs[job_id], lever))
+
+    def _write(self, wish: Wish[int], job: _Job, before: int) -> Outcome:
+        refusal = self._faults.refused.get(wish.job_id, "")
         if refusal:
-            return change.outcome(Result.FAILED, before=before, remark=refusal)
+            return wish.outcome(Result.FAILED, before=before, remark=refusal)
         self._count_a_write()
         if self._faults.swallowed > 0:
             self._faults.swallowed -= 1
-        elif change.lever is Lever.ORDER:
-            job.site_factor = change.wanted
+        elif wish.lever is Lever.ORDER:
+            job.site_factor = wish.wanted
         else:
-            job.time_min = change.wanted
-        after = _value(job, change.lever)
-        return change.outcome(Result.DONE if after == change.wanted else Result.MISMATCH, before=before, after=after)
+            job.time_min = wish.wanted
+        after = _value(job, wish.lever)
+        return wish.outcome(Result.DONE if after == wish.wanted else Result.MISMATCH, before=before, after=after)
 
     def _count_a_write(self) -> None:
         if self._faults.crash_after == 0:
@@ -335,9 +306,7 @@ class FakeCluster:
         return f"an admin set SiteFactor {job.site_factor}" if foreign else ""
 
     def _urgency(self, job: _Job) -> float:
-        if not _is_ours(Lever.ORDER, job.site_factor):
-            return 0.0
-        return math.copysign((abs(job.site_factor) - MARK) // 100 / self._steps, job.site_factor)
+        return marks.urgency(job.site_factor, most=self._most)
 
     def _priority(self, job: _Job) -> float:
         return float(job.row["priority"]) if job.touched else float(job.row["priority"] + job.site_factor)
@@ -345,29 +314,6 @@ class FakeCluster:
     def _place_in_queue(self, job: _Job) -> tuple[float, pd.Timestamp, int, str]:
         job_id = str(job.row["job_id"])
         return (-self._priority(job), job.row["submitted_at"], len(job_id), job_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    action: str
-    lever: Lever
-    job_id: str
-    reason: str
-    wanted: int
-
-    def outcome(
-        self, result: Result, *, before: int | None = None, after: int | None = None, remark: str = ""
-    ) -> Outcome:
-        return Outcome(
-            action=self.action,
-            lever=self.lever,
-            job_id=self.job_id,
-            result=result,
-            reason=self.reason,
-            before=_worded(self.lever, before),
-            after=_worded(self.lever, after),
-            remark=remark,
-        )
 
 
 def _is_pending(job: _Job) -> bool:
@@ -380,19 +326,8 @@ def _is_eligible(job: _Job, now: datetime) -> bool:
 
 
 def _is_ours(lever: Lever, value: int) -> bool:
-    return abs(value) % 100 == MARK if lever is Lever.ORDER else value % 10 == MINUTE_MARK
-
-
-def _marked_minutes(run_time: timedelta) -> int:
-    minutes = math.ceil(run_time / timedelta(minutes=1))
-    return minutes + (MINUTE_MARK - minutes) % 10
+    return marks.is_ours(value) if lever is Lever.ORDER else marks.is_our_time_min(value)
 
 
 def _value(job: _Job, lever: Lever) -> int:
     return job.site_factor if lever is Lever.ORDER else job.time_min
-
-
-def _worded(lever: Lever, value: int | None) -> str:
-    if value is None:
-        return ""
-    return f"SiteFactor {value}" if lever is Lever.ORDER else f"TimeMin {value} min"

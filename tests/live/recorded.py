@@ -9,127 +9,25 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from helios.app.slurm_controls import pooled_easy
-from helios.app.slurm_jobs import seconds_of, slurm_jobs
+from helios.app.slurm_jobs import SlurmJobs, seconds_of, slurm_jobs
 from helios.model import JOBS
 from helios.model.site import SlurmSite
 from helios.report.fidelity import Fidelity, fidelity
 from helios.simulate.slurmlike import SlurmLatency, replay_slurm
 from helios.slurm.site_files import read_site
 from tests.live.rig import Rig
-from tests.traces import TRACES
+from tests.live.stretch import ACCOUNTS, Submission
 
-TRACE = TRACES / "helios_venus_mar-aug2020.csv.gz"
-FIRST = 52_000
-"""Where in Venus (jobs with GPUs, by submission) the stretch begins: jobs of all sizes, in bursts."""
-LARGEST_GPUS, GPUS, GPUS_PER_NODE = 16, 64, 8
-OFFERED = 1.0
-"""GPU seconds submitted for each that the rig has: a queue grows, and most of the time something can start."""
-ACCOUNTS = {"alice": "vision", "bob": "speech", "carol": "vision"}
-SETTINGS = {
-    "NAME": "fidelity",
-    "NODES": str(GPUS // GPUS_PER_NODE),
-    "GPUS": str(GPUS_PER_NODE),
-    "CPUS": "32",
-    "MEMORY": "256000",
-    "PARTITIONS": "PartitionName=gpu Nodes=n[1-8] Default=YES MaxTime=2:00:00 DefMemPerCPU=1000 PriorityJobFactor=1\n"
-    "PartitionName=debug Nodes=n[5-8] MaxTime=30 DefMemPerCPU=1000 PriorityJobFactor=10",
-    "CONF": "SchedulerParameters=bf_interval=2,bf_resolution=10,bf_window=120,bf_continue,bf_max_job_test=200\n"
-    "PriorityWeightAge=5000\nPriorityMaxAge=0:20:00\nPriorityWeightFairshare=2000\nPriorityWeightJobSize=1000\n"
-    "PriorityWeightPartition=500\nPriorityWeightQOS=2000\nPriorityCalcPeriod=1\nPriorityDecayHalfLife=0:05:00\n"
-    "Epilog=/bin/true",
-}
-"""Slurm's own defaults, but for what has to be as short as the jobs are: minutes for days. With an epilog, as most
-sites have one, an end makes a pass at once; without, it is a race that nobody can foretell."""
 SHARES = {"vision": 3, "speech": 1, "alice": 2, "carol": 1, "bob": 1}
 TEXTS = ("slurm.conf", "qos.txt", "assoc.txt")
 SOURCE = "Slurm 22.05.8; sizes, order of run times and gaps after HeliosData, Venus (CC-BY-4.0), compressed"
-BEGAN = pd.Timestamp("2026-01-01", tz="UTC")
-"""When a recording is said to begin, where it stands for history."""
 COLUMNS = (
     "job_id", "array_job_id", "array_task_id", "user", "account", "partition", "qos", "nice", "submitted_s",
     "eligible_s", "started_s", "ended_s", "limit_s", "nodes", "cpus", "memory_mib", "gpus", "node_list", "started_by",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """What is asked of Slurm, ``after_s`` the first."""
-
-    after_s: float
-    user: str
-    gpus: int
-    cpus_per_gpu: int
-    run_time_s: float
-    limit_min: int
-    partition: str = "gpu"
-    qos: str = "normal"
-    nice: int = 0
-    begin_s: int = 0
-    tasks: int = 0
-
-    def submit(self, rig: Rig) -> str:
-        """Hand it in, and return the job's id."""
-        nodes = max(1, -(-self.gpus // GPUS_PER_NODE))
-        each = self.gpus // nodes
-        asked = [f"--gres=gpu:{each}"] if self.gpus else []
-        asked += [f"--nice={self.nice}"] if self.nice else []
-        asked += [f"--begin=now+{self.begin_s}"] if self.begin_s else []
-        asked += [f"--array=0-{self.tasks - 1}"] if self.tasks else []
-        return rig.run(
-            "sbatch",
-            "--parsable",
-            "--output=/dev/null",
-            f"--nodes={nodes}",
-            f"--ntasks={nodes}",
-            f"--cpus-per-task={max(1, each) * self.cpus_per_gpu}",
-            f"--time={self.limit_min}",
-            f"--partition={self.partition}",
-            f"--qos={self.qos}",
-            *asked,
-            f"--wrap=sleep {self.run_time_s:g}",
-            user=self.user,
-        ).strip()
-
-
-def submissions(jobs: int, *, shortest_s: float = 4.0, seed: int = 1) -> list[Submission]:
-    """Return a stretch of Venus, squeezed: run times from ``shortest_s`` to 35 times that, in the same order."""
-    rng = np.random.default_rng(seed)
-    trace = pd.read_csv(TRACE, parse_dates=["submit_time"]).query("gpu_num > 0")
-    chosen = trace.sort_values(["submit_time", "job_id"]).iloc[FIRST : FIRST + jobs]
-    gpus = np.minimum(chosen["gpu_num"].to_numpy(), LARGEST_GPUS)
-    gpus = np.where(gpus > GPUS_PER_NODE, LARGEST_GPUS, gpus)
-    run_time_s = np.round(shortest_s * np.maximum(chosen["duration"].to_numpy() / 16, 1) ** 0.38, 1)
-    gap_s = np.minimum(np.diff(chosen["submit_time"].to_numpy().astype("datetime64[s]").astype(np.int64)), 1800)
-    after_s = np.concatenate([[0.0], np.cumsum(gap_s)])
-    after_s *= float((gpus * run_time_s).sum()) / GPUS / OFFERED / after_s[-1]
-    return [
-        _dressed(rng, after_s=float(at), gpus=int(size), run_time_s=float(runs), tasks=8 * (place == jobs // 3))
-        for place, (at, size, runs) in enumerate(zip(after_s, gpus, run_time_s, strict=True))
-    ]
-
-
-def _dressed(rng: np.random.Generator, *, after_s: float, gpus: int, run_time_s: float, tasks: int) -> Submission:
-    """Give a job of the trace what the trace does not tell."""
-    partition = rng.choice(["gpu", "debug", "gpu,debug"], p=[0.8, 0.14, 0.06])
-    shortest_min = int(np.ceil((run_time_s + 5) / 60))
-    over = [0, 1, 3, 8, 25] if partition == "gpu" else [0, 1, 3]
-    return Submission(
-        after_s=after_s,
-        user=str(rng.choice(list(ACCOUNTS), p=[0.5, 0.3, 0.2])),
-        gpus=1 if tasks else int(gpus * (rng.random() > 0.04)),
-        cpus_per_gpu=int(rng.choice([1, 2, 4], p=[0.2, 0.5, 0.3])),
-        run_time_s=run_time_s,
-        limit_min=shortest_min + int(rng.choice(over)),
-        partition=str(partition),
-        qos=str(rng.choice(["normal", "high"], p=[0.92, 0.08])),
-        nice=int(rng.choice([0, 500], p=[0.95, 0.05])),
-        begin_s=int(rng.choice([0, 45], p=[0.98, 0.02])),
-        tasks=tasks,
-    )
 
 
 def give_shares(rig: Rig) -> None:
@@ -145,12 +43,14 @@ def give_shares(rig: Rig) -> None:
 class Recording:
     """What became of some jobs under a real Slurm, and how that was set up.
 
-    ``jobs`` has ``COLUMNS``; its times are seconds since the second of the first submission, to the millisecond, from
-    the controller's log; they agree with what ``sacct`` says, which knows whole seconds. The controller was up at
-    ``started_s``, from when it counts its periods: where a replay has to begin.
+    ``jobs`` has ``COLUMNS``; its times are seconds since ``began_s``, the second of the first submission since the
+    epoch (Slurm rounds its plans by the clock), to the millisecond, from the controller's log; they agree with what
+    ``sacct`` says, which knows whole seconds. The controller was up at ``started_s``, from when it counts its periods:
+    where a replay has to begin.
     """
 
     jobs: pd.DataFrame
+    began_s: int
     started_s: float
     texts: Mapping[str, str]
 
@@ -158,17 +58,18 @@ class Recording:
         """Write it down, so that it can be judged without Slurm."""
         folder.mkdir(parents=True, exist_ok=True)
         table = self.jobs.to_csv(index=False, lineterminator="\n")
-        (folder / "jobs.csv").write_text(f"# {SOURCE}\n# controller up at: {self.started_s}\n{table}")
+        head = f"# {SOURCE}\n# seconds since the epoch at 0: {self.began_s}\n# controller up at: {self.started_s}\n"
+        (folder / "jobs.csv").write_text(head + table)
         for name, text in self.texts.items():
             (folder / name).write_text(text)
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
         """Read what was written down."""
-        head = (folder / "jobs.csv").read_text().split("\n", 2)[1]
+        began, started = (line.rpartition(":")[2] for line in (folder / "jobs.csv").read_text().split("\n", 3)[1:3])
         jobs = pd.read_csv(folder / "jobs.csv", comment="#", dtype={"array_job_id": "str", "array_task_id": "str"})
         texts = {name: (folder / name).read_text() for name in TEXTS}
-        return cls(jobs=jobs, started_s=float(head.rpartition(":")[2]), texts=texts)
+        return cls(jobs=jobs, began_s=int(began), started_s=float(started), texts=texts)
 
     @property
     def site(self) -> SlurmSite:
@@ -185,7 +86,7 @@ def record(rig: Rig, asked: list[Submission]) -> Recording:
         if pause_s > 0:
             time.sleep(pause_s)  # the arrivals of a trace come at their time: that is the recording
         by_id[one.submit(rig)] = one
-    rig.until(lambda: not rig.lines("squeue", "-h", "-o", "%i"), longest_s=900)
+    _wait_for_the_end(rig)
     tasks = sum(max(1, one.tasks) for one in asked)
     rig.until(lambda: len([row for row in _accounted(rig) if row["State"] == "COMPLETED"]) >= tasks)
     logged = _logged(rig)
@@ -193,12 +94,13 @@ def record(rig: Rig, asked: list[Submission]) -> Recording:
     rows = [_row(row, by_id, logged, first_s) for row in _accounted(rig)]
     return Recording(
         jobs=pd.DataFrame(rows, columns=COLUMNS).sort_values(["submitted_s", "job_id"], ignore_index=True),
+        began_s=int(first_s),
         started_s=round(_controller_up_s(rig) - first_s, 3),
         texts=dict(
             zip(
                 TEXTS,
                 (
-                    (rig.folder / "conf" / "slurm.conf").read_text(),
+                    _nameless((rig.folder / "conf" / "slurm.conf").read_text(), rig),
                     rig.run("sacctmgr", "show", "qos", "-P"),
                     rig.run("sacctmgr", "show", "assoc", "tree", "-P"),
                 ),
@@ -206,6 +108,21 @@ def record(rig: Rig, asked: list[Submission]) -> Recording:
             )
         ),
     )
+
+
+def _nameless(conf: str, rig: Rig) -> str:
+    """Return a ``slurm.conf`` that names neither this machine nor where the cluster was on it."""
+    host = re.search(r"^SlurmctldHost=([^(\s]+)", conf, re.MULTILINE)
+    assert host is not None
+    conf = conf.replace(str(rig.folder), "/srv/slurm")
+    return re.sub(rf"(?<==){re.escape(host[1])}\b", "head", conf)
+
+
+def _wait_for_the_end(rig: Rig, *, longest_s: float = 7200.0) -> None:
+    limit = time.monotonic() + longest_s
+    while rig.lines("squeue", "-h", "-o", "%i"):
+        assert time.monotonic() < limit, "jobs are still in the queue"
+        time.sleep(2)  # seldom: whoever asks takes the controller's locks
 
 
 FIELDS = "JobIDRaw,JobID,State,User,Account,QOS,Submit,Eligible,Start,End,TimelimitRaw,AllocTRES,NodeList"
@@ -220,10 +137,16 @@ _EVENTS = {
         "ended": rf"_job_complete: {_JOB}\)? done",
     }.items()
 }
+_BACKFILL = re.compile(_STAMP + "sched/backfill: _attempt_backfill: beginning", re.MULTILINE)
+
+
+def backfill_began_s(log: str) -> list[float]:
+    """Return when each backfill pass began, s since the epoch, as a controller's log says."""
+    return [_moment_s(found["at"]) for found in _BACKFILL.finditer(log)]
 
 
 def _accounted(rig: Rig) -> list[Mapping[str, str]]:
-    rows = rig.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-X", "-n", "-P", "-S", "now-1hour", f"-o{FIELDS}")
+    rows = rig.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "-a", "-X", "-n", "-P", "-S", "now-1day", f"-o{FIELDS}")
     return [dict(zip(FIELDS.split(","), row.split("|"), strict=True)) for row in rows.splitlines()]
 
 
@@ -291,10 +214,11 @@ def _mib(text: str) -> int:
     return round(float(text[:-1]) * {"M": 1, "G": 1024}[text[-1]])
 
 
-def as_jobs(recording: pd.DataFrame) -> pd.DataFrame:
+def as_jobs(recorded: Recording) -> pd.DataFrame:
     """Return recorded jobs as history, columns of ``JOBS``, in submission order; ``nice`` is not history."""
+    recording, began = recorded.jobs, pd.Timestamp(recorded.began_s, unit="s", tz="UTC")
     times = {
-        name.replace("_s", "_at"): BEGAN + pd.to_timedelta((recording[name] * 1000).round(), unit="ms")
+        name.replace("_s", "_at"): began + pd.to_timedelta((recording[name] * 1000).round(), unit="ms")
         for name in ("submitted_s", "eligible_s", "started_s", "ended_s")
     }
     same = ("user", "account", "partition", "qos", "nodes", "cpus", "memory_mib", "gpus", "node_list")
@@ -310,15 +234,26 @@ def as_jobs(recording: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def as_submitted(recording: Recording) -> SlurmJobs:
+    """Return the jobs of a recording as they were asked for, ``nice`` included."""
+    jobs = slurm_jobs(as_jobs(recording), recording.site, nice=recording.jobs["nice"].to_numpy())
+    assert not jobs.notes, jobs.notes
+    return jobs
+
+
+def known_latency(recording: Recording) -> SlurmLatency:
+    """Return the controller of a recording: when it began to count its periods."""
+    return SlurmLatency(controller_started_s=recording.began_s + recording.started_s)
+
+
 def held_against(recording: Recording) -> list[Fidelity]:
     """Replay a recording under the configuration and the arrivals that it had, and judge that beside naive controls.
 
     Times limits, sizes, users and true run times are given, and when the controller began to count; then the same
     without that, which a replay of history has not.
     """
-    jobs = slurm_jobs(as_jobs(recording.jobs), recording.site, nice=recording.jobs["nice"].to_numpy())
-    assert not jobs.notes, jobs.notes
-    known = SlurmLatency(controller_started_s=BEGAN.timestamp() + recording.started_s)
+    jobs = as_submitted(recording)
+    known = known_latency(recording)
     eligible_s = jobs.workload.column("eligible_s")
     replays = {
         "Slurm's rules": replay_slurm(jobs.workload, recording.site, latency=known).started_s,

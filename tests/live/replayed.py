@@ -33,6 +33,7 @@ ingest_s = 30
 listen = ""
 [services.qssf]
 every_s = 1
+order = "service"  # a quarter of these jobs take more than 8 of the 32 GPUs: to favour them is to favour nobody
 promote_after_s = {PROMOTE_AFTER_S}
 """
 

@@ -12,13 +12,14 @@ import pytest
 from rich.console import Console
 
 from helios.report.fidelity import fidelity_table
-from tests.live.recorded import SETTINGS, Recording, give_shares, held_against, record, submissions
+from tests.live.recorded import Recording, give_shares, held_against, record
 from tests.live.rig import Rig, missing, roomy_folder
+from tests.live.stretch import Stretch, submissions
 from tests.traces import needs_traces
 
 # A short stretch of short jobs: real Slurm's own rhythms of one to three seconds are a good part of their waits.
 # benchmarks/fidelity.py is the long one.
-JOBS, SHORTEST_S = 64, 1.0
+STRETCH = Stretch(jobs=64, shortest_s=1.0)
 # On a busy machine one real cluster starts such a stretch in another order than the next (.865 to .952 was seen): what
 # is asked of the order here is that the replay follows these jobs at all. The kept recording is held to far more.
 LEAST_ORDER, MOST_WAIT_ERROR = 0.75, 0.35
@@ -29,7 +30,7 @@ def cluster() -> Iterator[Rig]:
     """A cluster of its own: nobody else's jobs may be in the queue."""
     if why := missing():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
-    rig = Rig(roomy_folder(), settings=SETTINGS)
+    rig = Rig(roomy_folder(), settings=STRETCH.settings)
     try:
         rig.control("up")
         yield rig
@@ -42,7 +43,7 @@ def test_the_simulator_repeats_the_waits_of_a_real_slurm_better_than_the_textboo
     cluster: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give_shares(cluster)
-    record(cluster, submissions(JOBS, shortest_s=SHORTEST_S)).write(tmp_path)
+    record(cluster, submissions(STRETCH)).write(tmp_path)
     recording = Recording.read(tmp_path)
     ours, _, textbook, at_once = held_against(recording)
     with capsys.disabled():

@@ -11,6 +11,8 @@ from tests.story.shell import Answer, Helios, shell
 
 REHEARSE = ("rehearse", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
 
+AGAIN = ("--predict-again", "10min")
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
@@ -58,6 +60,15 @@ def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: An
     ).json["runs"]
     assert again[0] == runs[0]
     assert again[2] != runs[2]
+
+
+def test_what_waits_is_predicted_again_as_often_as_is_said(site: Helios) -> None:
+    question = (*REHEARSE, "--service", "qssf", "--json")
+    usual, named, never = (site(*question, *said).json for said in ((), AGAIN, ("--predict-again", "never")))
+    assert usual == named
+    assert usual["services"][0]["asked"] > never["services"][0]["asked"]
+    said = site(*question, "--predict-again", "often", code=2).err
+    assert "Write 7d, 12h or 90min" in said
 
 
 def test_without_a_name_the_services_of_the_configuration_are_rehearsed_and_a_page_can_be_written(

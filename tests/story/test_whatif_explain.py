@@ -8,6 +8,7 @@ from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Helios, shell
 
 REPLAY = ("--trace", "venus.csv", "--timezone", "UTC", "--nodes", "6", "--oversized", "skip")
+MORNING = ("--to", "2020-09-01T09:00:00Z")
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +47,15 @@ def test_what_does_not_exist_is_named_with_what_does(site: Helios) -> None:
 def test_a_window_that_ends_before_it_begins_is_misuse(site: Helios, command: tuple[str, ...]) -> None:
     said = site("whatif", *command, "--trace", "venus.csv", "--from", "2020-05-02", "--to", "2020-05-01", code=2).err
     assert "Give a --from that is before --to." in said
+
+
+def test_orders_go_by_what_is_predicted_again_where_that_is_asked_for(site: Helios) -> None:
+    question = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
+    once, again = (site(*question, "--predict-again", said).json["runs"] for said in ("never", "10min"))
+    assert once != again
+
+
+def test_jobs_that_fit_nowhere_are_left_out_of_the_published_replay_where_that_is_asked_for(site: Helios) -> None:
+    question = ("whatif", "published", "--trace", "venus.csv", *MORNING, "--nodes", "1", "--draws", "0")
+    assert "--oversized skip" in site(*question, code=1).err
+    assert "note: Left out: " in site(*question, "--oversized", "skip").err

@@ -20,7 +20,7 @@ def site(tmp_path: Path) -> Path:
     recording = Recording.read(RECORDED)
     for name, text in recording.texts.items():
         (tmp_path / name).write_text(text)
-    rows = [_sacct(job) for job in as_jobs(recording.jobs).to_dict("records")]
+    rows = [_sacct(job) for job in as_jobs(recording).to_dict("records")]
     (tmp_path / "sacct.txt").write_text("\n".join([FIELDS, *rows]) + "\n")
     return tmp_path
 

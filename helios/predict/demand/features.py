@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept, part
 from helios.model import STEP_S
 from helios.predict.demand.values import AHEAD, DAY, Calendar, JobState
 
@@ -63,7 +63,7 @@ def names(state: JobState | None) -> tuple[str, ...]:
     return (*SERIES_FEATURES, *CALENDAR_FEATURES, *(state.names if state is not None else ()))
 
 
-@njit(cache=True)
+@kept
 def _describe(  # noqa: PLR0917 - numba kernels are called by position
     busy: Any, total: Any, rows: Any, lags: Any, windows: Any, ahead: Any, kept: Any, ewma_steps: int, out: Any
 ) -> None:
@@ -84,7 +84,7 @@ def _describe(  # noqa: PLR0917 - numba kernels are called by position
         _seasons(busy, row, ahead, out[place], column + 2)
 
 
-@njit(cache=True)
+@part
 def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
     weight, total, share = 0.0, 0.0, 1.0
     for back in range(min(row + 1, steps)):
@@ -94,7 +94,7 @@ def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
     return total / weight
 
 
-@njit(cache=True)
+@part
 def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
     """Tell mean, most and least of the last steps, for each of the ascending ``windows``."""
     now, total, most, least, back = busy[row], 0.0, -np.inf, np.inf, 0
@@ -111,7 +111,7 @@ def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
     return column
 
 
-@njit(cache=True)
+@part
 def _roughness(busy: Any, row: int, steps: int) -> float:
     """Return the mean change from hour to hour over the last ``steps``."""
     total, seen = 0.0, 0
@@ -123,7 +123,7 @@ def _roughness(busy: Any, row: int, steps: int) -> float:
     return total / seen if seen else np.nan
 
 
-@njit(cache=True)
+@part
 def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
     """Tell what followed at this hour of the last seven days: the change, and the rise to the most in between."""
     n_ahead = len(ahead)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
+from helios.kernels import kept, part
 from helios.predict.demand.values import AHEAD_S, JobState
 
 NEVER_S = np.iinfo(np.int64).max
@@ -205,7 +205,7 @@ def _nothing_yet(n_jobs: int) -> _Moment:
     )
 
 
-@njit(cache=True)
+@kept
 def _walk(  # noqa: PLR0917 - numba kernels are called by position
     jobs: Any, starts: Any, ends: Any, at_s: Any, ages: Any, ahead: Any, moment: Any, values: Any
 ) -> None:
@@ -227,7 +227,7 @@ def _walk(  # noqa: PLR0917 - numba kernels are called by position
             step += 1
 
 
-@njit(cache=True)
+@part
 def _arrive(jobs: Any, moment: Any, now: int) -> None:
     counts = moment.counts
     while counts[_ARRIVED] < len(jobs.nodes) and jobs.submitted_s[counts[_ARRIVED]] < now:
@@ -236,7 +236,7 @@ def _arrive(jobs: Any, moment: Any, now: int) -> None:
         counts[_ARRIVED] += 1
 
 
-@njit(cache=True)
+@part
 def _begin(jobs: Any, starts: Any, moment: Any, now: int) -> None:
     counts = moment.counts
     while counts[_BEGUN] < len(starts) and jobs.started_s[starts[counts[_BEGUN]]] < now:
@@ -249,7 +249,7 @@ def _begin(jobs: Any, starts: Any, moment: Any, now: int) -> None:
         counts[_BEGUN] += 1
 
 
-@njit(cache=True)
+@part
 def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
     counts = moment.counts
     while counts[_OVER] < len(ends) and jobs.ended_s[ends[counts[_OVER]]] < now:
@@ -268,7 +268,7 @@ def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
         moment.died[jobs.kind[job], _age(age, ages)] += 1.0
 
 
-@njit(cache=True)
+@part
 def _tell_queue(jobs: Any, moment: Any, now: int, row: Any) -> None:
     counts = moment.counts
     while counts[_OLDEST] < counts[_ARRIVED]:
@@ -280,7 +280,7 @@ def _tell_queue(jobs: Any, moment: Any, now: int, row: Any) -> None:
     row[2] = (now - jobs.submitted_s[counts[_OLDEST]]) / 3600.0 if counts[_OLDEST] < counts[_ARRIVED] else 0.0
 
 
-@njit(cache=True)
+@part
 def _tell(  # noqa: PLR0917 - numba kernels are called by position
     jobs: Any, running: Any, now: int, cumulated: Any, ages: Any, ahead: Any, row: Any
 ) -> None:
@@ -303,7 +303,7 @@ def _tell(  # noqa: PLR0917 - numba kernels are called by position
     row[2 + 2 * n_ahead] = large
 
 
-@njit(cache=True)
+@part
 def _age(age: float, ages: Any) -> int:
     """Return the stretch of ages that ``age`` lies in."""
     if age < ages[1]:
@@ -311,7 +311,7 @@ def _age(age: float, ages: Any) -> int:
     return min(int(np.log(age / 60.0) / np.log(1.25) + 1e-9) + 1, len(ages) - 1)
 
 
-@njit(cache=True)
+@part
 def _expose(risked: Any, age: float, ages: Any) -> None:
     last = _age(age, ages)
     for stretch in range(last):
@@ -319,7 +319,7 @@ def _expose(risked: Any, age: float, ages: Any) -> None:
     risked[last] += age - ages[last]
 
 
-@njit(cache=True)
+@part
 def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
     jobs: Any, running: Any, now: int, died: Any, risked: Any, ages: Any
 ) -> Any:
@@ -333,7 +333,7 @@ def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
     return _cumulated(died, lived, ages)
 
 
-@njit(cache=True)
+@part
 def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
     """Return the hazard summed up to the start of each stretch of ages, and in the last column beyond all of them."""
     n_kinds, n_ages = died.shape
@@ -349,7 +349,7 @@ def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
     return summed
 
 
-@njit(cache=True)
+@part
 def _at(summed: Any, age: float, ages: Any) -> float:
     stretch = _age(age, ages)
     start = ages[stretch]

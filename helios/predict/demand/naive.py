@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept
 from helios.predict.demand.values import AHEAD, DAY, LEVELS
 
 Values = NDArray[np.float64]
@@ -77,7 +77,7 @@ def rises_of(rise: Values) -> Values:
     return told
 
 
-@njit(cache=True)
+@kept
 def _look_ahead(busy: Any, ahead: Any, point: Any, mean: Any, most: Any) -> None:
     for row in range(len(busy)):
         total, highest, seen = 0.0, -np.inf, 0

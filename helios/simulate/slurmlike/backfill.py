@@ -18,7 +18,6 @@ from helios.simulate.slurmlike.running import expect_anew, start
 from helios.simulate.slurmlike.slots import (
     begin_slots,
     count_nodes,
-    end_of_window,
     free_nodes,
     has_marked,
     is_reserved,
@@ -48,8 +47,8 @@ def backfill_pass(state: SlurmState) -> None:
     clock, position, started = state.clock[0], plain(0), 0
     now_s, tested = clock.now_ms // MS, 0
     clock.backfill_passes += 1
-    clock.last_backfill_ms, clock.moved_ms = clock.now_ms, NEVER
     clock.changed = 1 if clock.soft and expect_anew(state) else 0
+    clock.pushed, clock.planned_idle = 0, 0
     begin_slots(state, now_s)
     for partition in range(len(state.partitions)):
         state.partitions[partition].tested = 0
@@ -74,6 +73,7 @@ def backfill_pass(state: SlurmState) -> None:
             continue
         if begin_s > now_s and begin_s != NEVER:
             _note_plan(state, job, begin_s)
+            _note_idle(state)
             plans += 1
             if state.jobs[job].next_task != NOBODY and plans < _tasks_left(state, job):
                 continue
@@ -86,6 +86,14 @@ def _note_plan(state: SlurmState, job: int, begin_s: int) -> None:
     its, number = state.jobs[job], state.clock[0].backfill_passes
     if its.planned_in != number or begin_s < its.planned_s:
         its.planned_in, its.planned_s = number, begin_s
+
+
+@kernel
+def _note_idle(state: SlurmState) -> None:
+    """Note whether a node that is planned with is idle: it is marked so, which is an update."""
+    for place in range(state.clock[0].picked):
+        if state.free[NOW, state.picked[place]].jobs == 0:
+            state.clock[0].planned_idle = 1
 
 
 @kernel
@@ -135,8 +143,6 @@ def _plan(state: SlurmState, choice: int, now_s: int) -> int:
     later_s, tried = now_s, False
     while True:
         from_s = later_s
-        if end_of_window(state) < from_s:
-            return NEVER if tried else NOBODY
         later_s = free_nodes(state, asked.partition, from_s, max(from_s, now_s) + lasts_s)
         begin_s = NEVER
         if count_nodes(state) >= nodes:
@@ -146,26 +152,27 @@ def _plan(state: SlurmState, choice: int, now_s: int) -> int:
             if later_s == 0:
                 return NEVER if tried else NOBODY
             continue
-        begin_s = max(begin_s, from_s)
+        if begin_s < from_s:
+            begin_s, clock.pushed = from_s, 1
         if begin_s <= now_s:
             return now_s
         if later_s > 0 and begin_s > later_s:
             continue
         if begin_s > now_s + clock.window_s:
             return NEVER
-        later_s = _book(state, begin_s, lasts_s, from_s)
+        later_s = _book(state, begin_s, lasts_s)
         if later_s == 0:
             return begin_s
 
 
 @kernel
-def _book(state: SlurmState, begin_s: int, lasts_s: int, from_s: int) -> int:
+def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
     """Reserve the nodes picked from ``begin_s`` on; return 0, or where they are reserved already, when to try next."""
     step_s = state.clock[0].resolution_s
-    slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s + step_s - 1) // step_s * step_s
+    slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s) // step_s * step_s
     mark_picked(state)
     if is_reserved(state, slot_s, slot_end_s):
-        return int(begin_s + step_s if begin_s == from_s else begin_s)
+        return int(begin_s)
     reserve(state, slot_s, slot_end_s)
     return 0
 

@@ -3,9 +3,12 @@
 What is modelled of ``slurmctld`` 22.05 (its source, and what was seen on a live one): a background loop that looks each
 second makes a quick pass of the main scheduler when a submission or an end has asked for one and ``batch_sched_delay``
 has passed since its last pass, and a full one every ``sched_interval``. Where nodes have an epilog, its message makes a
-quick pass at once. A backfill pass begins ``bf_interval`` after the last, if anything waits or has changed, else its
-thread looks again every second. Priorities are made anew every ``PriorityCalcPeriod``. A job that becomes eligible
-later than it was submitted asks for nothing. At one moment: ends, submissions, priorities, main scheduler, backfill.
+quick pass at once. A backfill pass begins ``bf_interval`` after the end of the last, if jobs or nodes were updated in
+its second or since, else its thread looks again every second; what waits is no reason by itself. Updates are starts,
+ends, submissions, new priorities of what waits, main passes in which a job meets a closed partition, and backfill
+passes that put a start off or plan with an idle node. Priorities are made anew every ``PriorityCalcPeriod``. A job that
+becomes eligible later than it was submitted asks for nothing. At one moment: ends, submissions, priorities, main
+scheduler, backfill.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from helios.simulate.slurmlike import state as state_tables
 from helios.simulate.slurmlike.backfill import backfill_pass
 from helios.simulate.slurmlike.fairshare import make_factors, settle_usage
 from helios.simulate.slurmlike.main_pass import main_pass as go_down_the_queue
-from helios.simulate.slurmlike.order import change, queue_up, reweigh, take_out, weigh
+from helios.simulate.slurmlike.order import change, queue_up, reweigh, take_out, update, weigh
 from helios.simulate.slurmlike.placing import keep_those_that_fit
 from helios.simulate.slurmlike.running import end
 from helios.simulate.slurmlike.state import FUTURE, MS, NEVER, NOBODY, PENDING, SlurmState
@@ -82,7 +85,8 @@ def _full_after_last(state: SlurmState) -> int:
 def _next_full(state: SlurmState) -> int:
     """Return when the next full pass is due that could change anything."""
     clock = state.clock[0]
-    if clock.sched_interval_s <= 0 or clock.queued == 0 or clock.unseen == 0:
+    # One that starts nothing is of interest only as an update.
+    if clock.sched_interval_s <= 0 or clock.queued == 0 or (clock.unseen == 0 and clock.closed == 0):
         return NEVER
     return int(max(_full_after_last(state), clock.now_ms))
 
@@ -113,18 +117,9 @@ def _next_main(state: SlurmState) -> int:
 @kernel
 def _next_backfill(state: SlurmState) -> int:
     clock = state.clock[0]
-    if clock.backfill_interval_ms <= 0:
+    if clock.backfill_interval_ms <= 0 or clock.moved_ms == NEVER:
         return NEVER
     due = clock.last_backfill_ms + clock.backfill_interval_ms
-    if clock.queued > 0:
-        return int(max(due, clock.now_ms)) if clock.moved_ms == NEVER or clock.moved_ms <= due else _polled(state, due)
-    return NEVER if clock.moved_ms == NEVER else _polled(state, due)
-
-
-@kernel
-def _polled(state: SlurmState, due: int) -> int:
-    """Return when the backfill thread, which looks each second from ``due`` on, sees what moved."""
-    clock = state.clock[0]
     return int(due if clock.moved_ms <= due else _later(clock.moved_ms, due, clock.poll_ms))
 
 
@@ -134,8 +129,7 @@ def _next_priority(state: SlurmState) -> int:
     if clock.multifactor == 0 or clock.calc_period_ms <= 0:
         return NEVER
     # While nothing runs usage decays, but as it does so for all alike nobody's factor changes.
-    idle = clock.queued == 0 and (clock.fair_weight == 0 or clock.running + clock.charged == 0)
-    if idle or (clock.fair_weight == 0 and clock.age_weight == 0):
+    if clock.queued == 0 and (clock.fair_weight == 0 or clock.running + clock.charged == 0):
         return NEVER
     return _later(max(clock.now_ms, clock.last_priority_ms + 1), clock.last_priority_ms, clock.calc_period_ms)
 
@@ -174,9 +168,11 @@ def _enter(state: SlurmState, job: int) -> None:
         return
     weigh(state, job)
     queue_up(state, job)
-    change(state, clock.now_ms)
     if its.asks:
+        change(state, clock.now_ms)
         _ask(state, clock.now_ms)
+    else:
+        clock.changed, clock.unseen = 1, 1
 
 
 @kernel
@@ -186,10 +182,10 @@ def make_priorities(state: SlurmState) -> None:
     if clock.fair_weight > 0:
         settle_usage(state)
     clock.last_priority_ms = clock.now_ms
-    if reweigh(state):
+    if (clock.fair_weight > 0 or clock.age_weight > 0) and reweigh(state):
         clock.changed, clock.unseen = 1, 1
-    if clock.queued > 0 and clock.moved_ms == NEVER:
-        clock.moved_ms = clock.now_ms
+    if clock.queued > 0:
+        update(state, clock.now_ms)
 
 
 @kernel
@@ -204,15 +200,35 @@ def schedule(state: SlurmState) -> None:
             clock.asked_ms = NEVER
         if full:
             clock.last_full_ms = now
-        if full or clock.queued > 0:
+        if full and clock.unseen == 0:
+            update(state, now)
+        elif full or clock.queued > 0:
             clock.unseen = 0 if full else clock.unseen
             go_down_the_queue(state, full)
         clock.pass_due = 0
     if _next_backfill(state) <= now:
-        if clock.changed and clock.queued > 0:
-            backfill_pass(state)
-        else:
-            clock.last_backfill_ms, clock.moved_ms = now, NEVER
+        _backfill(state)
+
+
+@kernel
+def _backfill(state: SlurmState) -> None:
+    """Make a backfill pass; where nothing has changed it does what the last did, and where nothing waits, nothing."""
+    clock, records = state.clock[0], state.clock[0].queued
+    if clock.planned_idle:  # those nodes are no longer planned
+        update(state, clock.now_ms)
+    if records == 0:
+        clock.pushed, clock.planned_idle = 0, 0
+    elif clock.changed:
+        backfill_pass(state)
+    if clock.pushed:
+        update(state, clock.now_ms)
+    spent_us = clock.spent_us + clock.pass_us + clock.record_us * min(records, clock.max_test)
+    clock.last_backfill_ms, clock.spent_us = clock.now_ms + spent_us // 1000, spent_us % 1000
+    if clock.planned_idle:
+        update(state, clock.last_backfill_ms)
+    # time_t is whole seconds: what was updated in the second of its end counts as news to the next.
+    is_news = clock.updated_ms // MS >= clock.last_backfill_ms // MS
+    clock.moved_ms = clock.updated_ms if is_news else NEVER
 
 
 @kernel

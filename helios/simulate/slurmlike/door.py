@@ -6,34 +6,28 @@ and an urgency is a SiteFactor among the other terms of the priority.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, Outcome, Result
+from helios.actions import JobAction, Outcome, Reorder, Result
 from helios.errors import Misuse, WorkloadInvalid
-from helios.model import JOBS, NODE_STATES, QUEUE, JobState
+from helios.marks import whole_minutes
 from helios.model.site import SlurmSite
+from helios.simulate.glance import Frames, Glance, Sight
 from helios.simulate.playable import Halt
+from helios.simulate.rows import Jobs, Predictions, Rows
 from helios.simulate.slurmlike.clock import carry_on, is_over
-from helios.simulate.slurmlike.levers import Levers, whole_minutes
-from helios.simulate.slurmlike.state import FUTURE, MS, NEVER, NOBODY, NOW
-from helios.simulate.slurmlike.tables import SlurmLatency, node_names
+from helios.simulate.slurmlike.levers import Levers
+from helios.simulate.slurmlike.state import FUTURE, MS, NEVER, NOW
+from helios.simulate.slurmlike.tables import SlurmLatency
 from helios.simulate.slurmlike.timeline import SlurmTimeline
+from helios.simulate.slurmlike.view import SlurmView
 from helios.simulate.slurmlike.workload import SlurmWorkload
-from helios.simulate.view import Facts, Glance, Jobs, Predictions, Rows, Scene, unique_ids
-
-_FIXED = [
-    name
-    for name in JOBS.names
-    if name in QUEUE.by_name and name not in ("job_id", "state", "started_at", "node_list", "partition")
-]
+from helios.simulate.view import unique_ids
 
 
 class SlurmDoor:
@@ -81,7 +75,7 @@ class SlurmDoor:
     ) -> None:
         if len(workload) != len(jobs):
             raise WorkloadInvalid(f"{len(jobs)} rows for {len(workload)} jobs")
-        self.name, self._site = name, site
+        self.name = name
         self._timeline = SlurmTimeline(workload, site, latency=latency)
         self._state = self._timeline.state
         self._submitted_ms: Jobs = np.rint(workload.submitted_s * MS).astype(np.int64)
@@ -90,10 +84,10 @@ class SlurmDoor:
         self._ended_s = np.full(len(jobs), NEVER)
         self._n_started = self._n_ended = self._n_arrived = self._first_waiting = 0
         job_ids = unique_ids(workload)
-        self._facts = Facts(_queue(workload, jobs, job_ids))
+        self._view = SlurmView(workload, site, jobs, self._state, job_ids=job_ids)
         self._levers = Levers(
             self._timeline,
-            self._facts,
+            self._view.facts,
             started_s=self._started_s,
             arrived=lambda: self._n_arrived,
             job_ids=job_ids,
@@ -104,8 +98,7 @@ class SlurmDoor:
         )
         self._array = workload.column("array")
         self._all_want_gpus = bool((workload.column("gpus") > 0).all())
-        self._names, self._node_facts = node_names(site), _nodes(site)
-        self._scene: Callable[[], Scene | None] = _nothing
+        self._sight = Sight()
 
     # Time.
 
@@ -165,7 +158,7 @@ class SlurmDoor:
         return self._events() > events
 
     def _carry(self, until_ms: int, *, first_event: bool) -> None:
-        self._leave()
+        self._sight.leave()
         carry_on(self._state, until_ms=until_ms, leave_due=True, first_event=first_event)
         self._n_arrived = int(np.searchsorted(self._submitted_ms, self._now_ms[0], side="right"))
         self._note_starts()
@@ -193,13 +186,6 @@ class SlurmDoor:
     def _is_over(self) -> bool:
         n_jobs = len(self._started_s)
         return self._n_ended == n_jobs or (self._n_arrived == n_jobs and is_over(self._state))
-
-    def _leave(self) -> None:
-        """Let whoever still holds a snapshot keep what it shows."""
-        scene = self._scene()
-        if scene is not None:
-            scene.kept()
-        self._scene = _nothing
 
     @property
     def timeline(self) -> SlurmTimeline:
@@ -244,27 +230,15 @@ class SlurmDoor:
     def look(self, predictions: Predictions | None) -> Glance:
         """Look, with predictions already in the columns of the pending jobs."""
         return Glance.at(
-            self.now_s, cluster=self.name, pending=self.rows(self._queue(), predictions), scene=self._present()
+            self.now_s,
+            cluster=self.name,
+            pending=self.rows(self._queue(), predictions),
+            scene=self._sight.now(self._frames),
         )
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> SlurmRows:
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> Rows:
         """Look at pending ``jobs`` alone, by position."""
-        levers, held = self._levers, self._levers.held(jobs)
-        first = self._state.jobs["first_choice"][jobs]
-        return SlurmRows(
-            facts=self._facts,
-            jobs=jobs,
-            urgency=levers.urgency(jobs),
-            soft_limit_s=levers.soft_limit_s(jobs),
-            steps=levers.steps,
-            hands_off=levers.hands_off(jobs),
-            held=held,
-            quantiles_s=None if predictions is None else predictions.quantiles_s.take(jobs, axis=0),
-            source=None if predictions is None else predictions.source.take(jobs),
-            sources=() if predictions is None else tuple(predictions.sources),
-            known_priority=np.where(held, 0.0, self._state.choices["priority"][first].astype(np.float64)),
-            user_soft_limit_s=levers.user_soft_limit_s(jobs),
-        )
+        return self._view.pending(jobs, self._levers, predictions)
 
     def waiting(self) -> Jobs:
         """Return the jobs that were submitted and have not started by position, ascending."""
@@ -284,6 +258,10 @@ class SlurmDoor:
     def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Act, and say only how many jobs ended in each way: what telling of each costs is saved."""
         return self._levers.act(actions)
+
+    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+        """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
+        return self._levers.ranked(reorder)
 
     def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
@@ -349,134 +327,15 @@ class SlurmDoor:
         rank[behind] = [leads.get(array, len(queued)) for array in self._array[behind].tolist()]
         return waiting[np.lexsort((waiting, rank[waiting], self._levers.held(waiting)))]
 
-    def _present(self) -> Scene:
-        scene = self._scene()
-        if scene is None:
-            scene = Scene(self._frames)
-            self._scene = weakref.ref(scene)
-        return scene
-
-    def _frames(self) -> dict[str, Callable[[], pd.DataFrame]]:
+    def _frames(self) -> Frames:
         running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
         by_start = running[np.argsort(self._state.jobs["started_ms"][running], kind="stable")]
-        return {"running": self._running(by_start), "nodes": self._nodes_now()}
-
-    def _running(self, jobs: Jobs) -> Callable[[], pd.DataFrame]:
-        """Return what makes the frame of ``jobs``, which run, in that order, as of now."""
-        started_at = pd.to_datetime(self._started_s[jobs], unit="s", utc=True).as_unit("us")
-        first, holdings = self._state.jobs["first_share"][jobs], self._state.holdings.copy()
-        user_s = self._levers.user_soft_limit_s(jobs)
-
-        def made() -> pd.DataFrame:
-            places = [",".join(self._names[node] for node in _nodes_of(holdings, share)) for share in first.tolist()]
-            state = _coded(np.zeros(len(jobs), dtype=np.int8), JobState.RUNNING.value)
-            reason = _coded(np.full(len(jobs), -1, dtype=np.int8))
-            own = {"started_at": started_at.array, "node_list": pd.Categorical(places), "state": state}
-            return self._facts.frame(jobs, own | {"reason": reason, "user_soft_limit_s": user_s})
-
-        return made
-
-    def _nodes_now(self) -> Callable[[], pd.DataFrame]:
-        """Return what makes the frame of all nodes as of now."""
-        free = self._state.free["cpus"][NOW].copy()
-        by_type = self._state.free_gpus[NOW].reshape(len(self._names), -1)
-        free_gpus = by_type.sum(axis=1)
-
-        def made() -> pd.DataFrame:
-            cpus_held = self._node_facts["cpus"].to_numpy() - free
-            level = (cpus_held > 0).astype(np.int8) + ((free == 0) & (cpus_held > 0))
-            state = _coded(level, "IDLE", "MIXED", "ALLOCATED")
-            gpus_held = self._node_facts["gpus"].to_numpy() - free_gpus
-            return NODE_STATES.conform(
-                self._node_facts.assign(state=state, cpus_held=cpus_held.astype(np.float64), gpus_held=gpus_held)
-            )
-
-        return made
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlurmRows(Rows):
-    """Some jobs of a replay at one moment, with the priority that Slurm gives them and what their users set."""
-
-    known_priority: NDArray[np.float64]
-    user_soft_limit_s: NDArray[np.float64]
-
-    def frame(self) -> pd.DataFrame:
-        """Return columns of ``QUEUE``."""
-        made = Rows.frame(self)  # no super(): a dataclass with slots is not the class that its methods were born in
-        made["user_soft_limit_s"] = self.user_soft_limit_s
-        return made
-
-    def values(self, name: str) -> NDArray[Any]:
-        """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
-        return self.user_soft_limit_s if name == "user_soft_limit_s" else Rows.values(self, name)
-
-    @property
-    def priority(self) -> NDArray[np.float64]:
-        """Slurm's priority of each job, in the first partition that it asks for."""
-        return self.known_priority
-
-
-def _queue(workload: SlurmWorkload, jobs: pd.DataFrame, job_ids: list[str]) -> pd.DataFrame:
-    """Return all jobs as they are while they wait and nobody has set anything."""
-    partitions = [",".join(workload.partitions[code] for code in workload.choices(job)) for job in range(len(jobs))]
-    known = jobs[_FIXED].reset_index(drop=True)
-    return QUEUE.conform(
-        known.assign(
-            job_id=job_ids,
-            tasks=1,
-            partition=partitions,
-            state=JobState.PENDING.value,
-            reason="Priority",
-            submitted_at=_times(workload.submitted_s),
-            eligible_at=_times(workload.column("eligible_s")),
-        )
-    )
-
-
-def _times(seconds: NDArray[np.float64]) -> pd.DatetimeIndex:
-    """Return times in whole seconds, as Slurm tells them."""
-    return pd.to_datetime(np.floor(seconds).astype(np.int64), unit="s", utc=True)
-
-
-def _nodes(site: SlurmSite) -> pd.DataFrame:
-    homes: dict[str, list[str]] = {}
-    for rules in site.partitions:
-        for node in rules.nodes:
-            homes.setdefault(node, []).append(rules.name)
-    rows = [
-        {
-            "name": node,
-            "partitions": ",".join(homes.get(node, ())),
-            "power": "awake",
-            "kept_awake": 0,
-            "cpus": group.cpus,
-            "gpus": sum(group.gpus.values()),
-            "gpu_type": ",".join(kind for kind in group.gpus if kind) or None,
-            "memory_mib": group.memory_mib,
-            "weight": group.weight,
+        user_s = self._levers.user_soft_limit_s(by_start)
+        return {
+            "running": self._view.running(by_start, started_s=self._started_s[by_start], user_soft_limit_s=user_s),
+            "nodes": self._view.nodes(),
         }
-        for group in site.nodes
-        for node in group.names
-    ]
-    return NODE_STATES.conform(pd.DataFrame(rows).assign(state="IDLE", cpus_held=0.0, gpus_held=0))
-
-
-def _nodes_of(holdings: NDArray[np.void], share: int) -> list[int]:
-    nodes = set()
-    while share != NOBODY:
-        nodes.add(int(holdings["node"][share]))
-        share = int(holdings["next"][share])
-    return sorted(nodes)
-
-
-def _coded(codes: NDArray[np.int8], *words: str) -> Any:
-    return pd.Categorical.from_codes(codes, dtype=pd.CategoricalDtype([*words]))
 
 
 def _in_ms(seconds: int) -> int:
     return NEVER if seconds == NEVER else seconds * MS
-
-
-def _nothing() -> None:
-    """Be the scene that nobody has seen."""

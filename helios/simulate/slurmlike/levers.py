@@ -5,29 +5,25 @@ A SiteFactor that bears no mark of Helios is an admin's, a TimeMin that Helios d
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, Lever, Outcome, Ranking, Reorder, Restore, Result, SoftLimit
+from helios import marks
+from helios.actions import JobAction, Lever, Outcome, Ranking, Reorder, Result
+from helios.asked_of_jobs import GONE, Ground, Wish, slurms_terms, verdict, wishes_of
+from helios.simulate.glance import Glance
 from helios.simulate.jobs import steps_of
+from helios.simulate.rows import Facts, Jobs
 from helios.simulate.slurmlike.state import NEVER, NOBODY, YEAR_MIN
 from helios.simulate.slurmlike.timeline import SlurmTimeline
-from helios.simulate.view import MARK, STEP, Facts, Glance, Jobs
 
 _DONE, _UNCHANGED, _REFUSED, _GONE = 0, 1, 2, 3
 _RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
-_NOT_SOFT = "SchedulerParameters lacks time_min_as_soft_limit: here a TimeMin would let Slurm shorten the job"
-
-
-def whole_minutes(run_time: timedelta) -> int:
-    """Return the TimeMin, min, that is no shorter than ``run_time``."""
-    return math.ceil(run_time / timedelta(minutes=1))
 
 
 class Levers:
@@ -69,7 +65,8 @@ class Levers:
         self._job_ids = job_ids
         self._position = {job_id: position for position, job_id in enumerate(job_ids)}
         self.steps = steps_of(resolution)
-        self._soft_limits, self._time_min = soft_limits, time_min
+        self._soft_limits = soft_limits
+        self._terms = slurms_terms(site_factor=partial(marks.site_factor, most=resolution), time_min=time_min)
         # Columns of the tables, which live as long as the timeline.
         jobs = timeline.state.jobs
         self._site: Jobs = jobs["site"]
@@ -83,10 +80,7 @@ class Levers:
 
     def urgency(self, jobs: Jobs) -> NDArray[np.float64]:
         """Return the urgency that the SiteFactor of each of ``jobs`` stands for; 0 where it is not Helios'."""
-        site = self._site[jobs]
-        level = np.where(_is_ours(site), np.minimum(np.abs(site) // STEP, self.steps), 0)
-        urgency: NDArray[np.float64] = np.sign(site) * level / self.steps
-        return urgency
+        return marks.urgencies(self._site[jobs], n_steps=self.steps)
 
     def soft_limit_s(self, jobs: Jobs) -> NDArray[np.float64]:
         """Return the soft limits that Helios has set, s; NaN: none."""
@@ -115,7 +109,7 @@ class Levers:
 
     def _barred(self, jobs: Jobs) -> NDArray[np.bool_]:
         site = self._site[jobs]
-        barred: NDArray[np.bool_] = self._kept[jobs] | self.held(jobs) | ((site != 0) & ~_is_ours(site))
+        barred: NDArray[np.bool_] = self._kept[jobs] | self.held(jobs) | ((site != 0) & ~marks.are_ours(site))
         return barred
 
     def _why(self, job: int) -> str:
@@ -124,7 +118,7 @@ class Levers:
         if self._is_held[job]:
             return "it is held"
         site = int(self._site[job])
-        return "" if site == 0 or abs(site) % STEP == MARK else f"an admin set SiteFactor {site}"
+        return "" if site == 0 or marks.is_ours(site) else f"an admin set SiteFactor {site}"
 
     # Acting.
 
@@ -137,7 +131,7 @@ class Levers:
         counts: Counter[Result] = Counter()
         for action in actions:
             if isinstance(action, Reorder):
-                counts.update(self.wish(*self._ranked(action)))
+                counts.update(self.wish(*self.ranked(action)))
             else:
                 counts.update(outcome.result for outcome in self._carried_out(action))
         return counts
@@ -145,28 +139,26 @@ class Levers:
     def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
         named = ~np.isnan(urgency)
-        results, _, _ = self._order(jobs[named], urgency[named])
+        results = self._order(jobs[named], urgency[named])
         counts = np.bincount(results, minlength=len(_RESULTS)).tolist()
         return {result: n for result, n in zip(_RESULTS, counts, strict=True) if n}
 
-    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> tuple[NDArray[np.int64], Jobs, Jobs]:
-        """Write the SiteFactors of distinct jobs; return what became of each, what stood and what was wished."""
-        level = np.rint(np.abs(urgency) * self.steps).astype(np.int64)
-        wanted = np.sign(urgency).astype(np.int64) * np.where(level > 0, level * STEP + MARK, 0)
-        before = self._site[jobs]
+    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Write the SiteFactors of distinct jobs, and return what became of each."""
+        before, wanted = self._site[jobs], marks.site_factors(urgency, n_steps=self.steps)
         results = np.where(before == wanted, _UNCHANGED, _DONE)
         results[self._barred(jobs)] = _REFUSED
         results[~self._is_pending(jobs)] = _GONE
         written = results == _DONE
         if written.any():
             self._timeline.set_site_factor(jobs[written], wanted[written])
-        return results, before, wanted
+        return results
 
     def _is_pending(self, jobs: Jobs) -> NDArray[np.bool_]:
         pending: NDArray[np.bool_] = (jobs >= 0) & (jobs < self._arrived()) & (self._started_s[jobs] == NEVER)
         return pending
 
-    def _ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that an order names by position, each once, and their urgencies."""
         if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, Glance):
             jobs = reorder.snapshot.positions(reorder.rows, self._facts)
@@ -177,84 +169,50 @@ class Levers:
         return jobs, np.array([*last.values()], dtype=np.float64)
 
     def _carried_out(self, action: JobAction) -> Iterator[Outcome]:
-        if isinstance(action, Reorder):
-            yield from self._reordered(action)
-        elif isinstance(action, SoftLimit):
-            yield self._softened(action)
-        else:
-            yield from self._restored(action)
+        wishes = wishes_of(
+            action,
+            self._terms,
+            pending=self._changed,
+            is_set=lambda lever, job_id: self._is_our(lever, self._position[job_id]),
+        )
+        return map(self._became, wishes)
 
-    def _reordered(self, reorder: Reorder) -> Iterator[Outcome]:
-        for place in reorder.order:
-            change = _Change("Reorder", Lever.ORDER, place.job_id, place.reason)
-            job = self._position.get(place.job_id, NOBODY)
-            (code,), (before,), (wanted,) = self._order(np.array([job]), np.array([place.urgency]))
-            if code == _GONE:
-                yield change.gone()
-            elif code == _REFUSED:
-                yield change.outcome(Result.REFUSED, before=int(before), remark=self._why(job))
-            else:
-                yield change.outcome(_RESULTS[code], before=int(before), after=int(wanted))
-
-    def _softened(self, limit: SoftLimit) -> Outcome:
-        change = _Change("SoftLimit", Lever.SOFT_LIMIT, limit.job_id, limit.reason)
-        job = self.pending_position(limit.job_id)
+    def _became(self, wish: Wish[int]) -> Outcome:
+        job = self.pending_position(wish.job_id)
         if job is None:
-            return change.gone()
-        before, wanted = int(self._minutes[job]), self._time_min(limit.run_time)
-        if why := self._why(job) or self._why_not_soft(job, wanted):
-            return change.outcome(Result.REFUSED, before=before, remark=why)
-        return self._written(change, job, before, wanted)
+            return wish.outcome(Result.GONE, remark=GONE)
+        return verdict(wish, self._ground(wish, job)) or self._written(wish, job)
 
-    def _why_not_soft(self, job: int, wanted: int) -> str:
-        if not self._soft_limits:
-            return _NOT_SOFT
-        if self._minutes[job] and not self._has_our_minutes(np.array([job]))[0]:
-            return "the user set a --time-min"
+    def _ground(self, wish: Wish[int], job: int) -> Ground:
         state = self._timeline.state
         limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
-        return "it is not below the time limit" if limit < YEAR_MIN and wanted >= limit else ""
-
-    def _restored(self, restore: Restore) -> Iterator[Outcome]:
-        levers = tuple(Lever) if restore.lever is None else (restore.lever,)
-        named = restore.job_ids is not None
-        for job_id in restore.job_ids if restore.job_ids is not None else self._changed():
-            for lever in levers:
-                change = _Change("Restore", lever, job_id, restore.reason)
-                job = self.pending_position(job_id)
-                if job is None:
-                    yield change.gone()
-                elif self._is_our(lever, job):
-                    yield self._written(change, job, self._value(lever, job), 0)
-                elif named:
-                    yield self._left_alone(change, job)
+        return Ground(
+            before=self._value(wish.lever, job),
+            is_set=self._is_our(wish.lever, job),
+            hands_off=self._why(job),
+            soft_limits=self._soft_limits,
+            time_limit=limit if limit < YEAR_MIN else 0,
+        )
 
     def _changed(self) -> list[str]:
         """Return the ids of the pending jobs on which Helios has set something."""
         waiting = np.flatnonzero(self._started_s[: self._arrived()] == NEVER)
-        ours = waiting[_is_ours(self._site[waiting]) | self._has_our_minutes(waiting)]
+        ours = waiting[marks.are_ours(self._site[waiting]) | self._has_our_minutes(waiting)]
         return [self._job_ids[job] for job in ours.tolist()]
 
-    def _left_alone(self, change: _Change, job: int) -> Outcome:
-        before, why = self._value(change.lever, job), self._why(job)
-        if before and why:
-            return change.outcome(Result.REFUSED, before=before, remark=why)
-        return change.outcome(Result.UNCHANGED, before=before, after=before)
-
-    def _written(self, change: _Change, job: int, before: int, wanted: int) -> Outcome:
-        if before == wanted:
-            return change.outcome(Result.UNCHANGED, before=before, after=before)
-        its = np.array([job])
-        if change.lever is Lever.ORDER:
-            self._timeline.set_site_factor(its, np.array([wanted]))
+    def _written(self, wish: Wish[int], job: int) -> Outcome:
+        its, before = np.array([job]), self._value(wish.lever, job)
+        if wish.lever is Lever.ORDER:
+            self._timeline.set_site_factor(its, np.array([wish.wanted]))
         else:
-            self._own_minutes[job] = wanted
-            self._timeline.set_time_min(its, np.array([60.0 * wanted]))
-        return change.outcome(Result.DONE, before=before, after=wanted)
+            self._own_minutes[job] = wish.wanted
+            self._timeline.set_time_min(its, np.array([60.0 * wish.wanted]))
+        return wish.outcome(Result.DONE, before=before, after=wish.wanted)
 
     def _is_our(self, lever: Lever, job: int) -> bool:
-        its = np.array([job])
-        return bool(_is_ours(self._site[its])[0] if lever is Lever.ORDER else self._has_our_minutes(its)[0])
+        if lever is Lever.ORDER:
+            return marks.is_ours(int(self._site[job]))
+        return bool(self._has_our_minutes(np.array([job]))[0])
 
     def _value(self, lever: Lever, job: int) -> int:
         return int((self._site if lever is Lever.ORDER else self._minutes)[job])
@@ -263,38 +221,3 @@ class Levers:
         """Return the position of a pending job; None: there is none of this id."""
         job = self._position.get(job_id)
         return job if job is not None and job < self._arrived() and self._started_s[job] == NEVER else None
-
-
-def _is_ours(site: Jobs) -> NDArray[np.bool_]:
-    ours: NDArray[np.bool_] = np.abs(site) % STEP == MARK
-    return ours
-
-
-class _Change(NamedTuple):
-    action: str
-    lever: Lever
-    job_id: str
-    reason: str
-
-    def gone(self) -> Outcome:
-        return self.outcome(Result.GONE, remark="no longer pending")
-
-    def outcome(
-        self, result: Result, *, before: int | None = None, after: int | None = None, remark: str = ""
-    ) -> Outcome:
-        return Outcome(
-            action=self.action,
-            lever=self.lever,
-            job_id=self.job_id,
-            result=result,
-            reason=self.reason,
-            before=_worded(self.lever, before),
-            after=_worded(self.lever, after),
-            remark=remark,
-        )
-
-
-def _worded(lever: Lever, value: int | None) -> str:
-    if value is None:
-        return ""
-    return f"SiteFactor {value}" if lever is Lever.ORDER else f"TimeMin {value} min"

@@ -9,21 +9,38 @@ from __future__ import annotations
 
 from helios.simulate.kernel import kernel
 from helios.simulate.slurmlike.limits import allowed
+from helios.simulate.slurmlike.order import update
 from helios.simulate.slurmlike.placing import count_units, pick, units_wanted
 from helios.simulate.slurmlike.plain import plain
 from helios.simulate.slurmlike.running import start
 from helios.simulate.slurmlike.state import ALL, BY_MAIN, NOW, SlurmState
 
+FITS, BUSY, TOO_FEW, HELD = 1, 0, -1, -2
+"""What becomes of a job that the pass looks at."""
+
 
 @kernel
 def main_pass(state: SlurmState, full: bool) -> None:
     """Go down the queue: all of it, or to the depth of a quick pass."""
-    clock, position, tested, started = state.clock[0], plain(0), 0, 0
+    clock = state.clock[0]
     clock.main_passes += 1
     clock.last_pass_ms = clock.now_ms
     _open_all(state)
+    closed = _go_down(state, full)
+    if full:
+        clock.closed = closed
+    if closed:
+        update(state, clock.now_ms)
+
+
+@kernel
+def _go_down(state: SlurmState, full: bool) -> int:
+    """Start what can start, and say whether a job met a closed partition, or too few open nodes (1, 0)."""
+    clock, position, tested, started = state.clock[0], plain(0), 0, 0
+    closed = 0
     n_open = len(state.partitions)
-    while position < clock.queued and n_open > 0:
+    # With a depth for each partition those that come after count too.
+    while position < clock.queued and (n_open > 0 or clock.partition_depth > 0):
         choice = state.queue[position]
         home = state.partitions[state.choices[choice].partition]
         if state.jobs[state.choices[choice].job].is_held:
@@ -35,24 +52,29 @@ def main_pass(state: SlurmState, full: bool) -> None:
                 position += 1
                 continue
         if not full and tested > clock.quick_depth:
-            return
+            return closed
         tested += 1
         if home.failed:
+            closed = 1
             position += 1
             continue
         fits = _fits_open(state, choice)
-        if fits > 0:
+        if fits == FITS:
             pick(state, plain(NOW), choice, clock.words)
             position -= start(state, choice, position, state.choices[choice].limit_min, plain(BY_MAIN))
             started += 1
             if 0 < clock.most_starts <= started:
-                return
+                return closed
             continue
-        if fits == 0:
+        if fits != HELD:
+            closed = 1 if fits == TOO_FEW else closed
             home.failed = 1
             n_open -= 1
             _close(state, state.choices[choice].partition)
         position += 1
+    if position < clock.queued and (full or tested <= clock.quick_depth):
+        return 1
+    return closed
 
 
 @kernel
@@ -73,15 +95,15 @@ def _close(state: SlurmState, partition: int) -> None:
 
 @kernel
 def _fits_open(state: SlurmState, choice: int) -> int:
-    """Say whether the job fits on what is open of its partition: 1; its nodes are busy: 0; or it may not run: -1.
+    """Say whether the job fits on what is open of its partition, or why not; its nodes: second set of ``state.words``.
 
-    The nodes are then the second set of ``state.words``.
+    ``TOO_FEW``: other nodes are kept for a job of another partition; that closes its own one, as busy nodes do (22.05).
     """
     clock, asked = state.clock[0], state.choices[choice]
     its = state.jobs[asked.job]
     its.held_by_limit = 0 if allowed(state, choice) else 1
     if its.held_by_limit:
-        return -1
+        return HELD
     n_open = 0
     for word in range(clock.words):
         bits = state.words[word] & state.part_nodes[asked.partition, word]
@@ -90,5 +112,5 @@ def _fits_open(state: SlurmState, choice: int) -> int:
             bits &= bits - 1
             n_open += 1
     if n_open < max(its.nodes, 1):
-        return -1  # its nodes are reserved for another partition's job
-    return 1 if count_units(state, plain(NOW), choice, clock.words) >= units_wanted(state, asked.job) else 0
+        return TOO_FEW
+    return FITS if count_units(state, plain(NOW), choice, clock.words) >= units_wanted(state, asked.job) else BUSY

@@ -116,5 +116,14 @@ def change(state: SlurmState, now_ms: int) -> None:
     """Note that something changed ``now_ms`` that may let another job start."""
     clock = state.clock[0]
     clock.changed, clock.unseen = 1, 1
+    update(state, now_ms)
+
+
+@kernel
+def update(state: SlurmState, now_ms: int) -> None:
+    """Note that jobs or nodes were updated ``now_ms``, which is what the backfill thread looks for."""
+    clock = state.clock[0]
+    # Whoever comes while a pass holds the locks waits for its end.
+    clock.updated_ms = max(now_ms, clock.last_backfill_ms)
     if clock.moved_ms == NEVER:
         clock.moved_ms = now_ms

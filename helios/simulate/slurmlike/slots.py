@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from helios.simulate.kernel import kernel
 from helios.simulate.slurmlike.plain import plain
-from helios.simulate.slurmlike.state import ALL, MS, NOBODY, WORD, SlurmState
+from helios.simulate.slurmlike.state import ALL, NOBODY, WORD, SlurmState
 
 
 @kernel
@@ -21,14 +21,6 @@ def begin_slots(state: SlurmState, now_s: int) -> None:
     clock.slots = 1
     for word in range(clock.words):
         state.slot_nodes[0, word] = ALL
-
-
-@kernel
-def end_of_window(state: SlurmState) -> int:
-    """Return the end of the last slot, s."""
-    clock = state.clock[0]
-    end_s: int = (clock.last_backfill_ms // MS + clock.window_s) // clock.resolution_s * clock.resolution_s
-    return end_s
 
 
 @kernel
@@ -46,8 +38,6 @@ def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> 
             if its.next != NOBODY and later_s == 0 and _opens(state, partition, slot):
                 later_s = its.end_s
             if its.begin_s > until_s:
-                if later_s == 0 and its.next != NOBODY and state.slots[its.next].next != NOBODY:
-                    later_s = state.slots[its.next].end_s
                 return int(later_s)
             for word in range(clock.words):
                 state.words[word] &= state.slot_nodes[slot, word]

@@ -157,7 +157,12 @@ CLOCK = np.dtype(
         ("last_full_ms", np.int64),
         ("last_pass_ms", np.int64),
         ("last_backfill_ms", np.int64),
-        ("moved_ms", np.int64),  # first change since the last backfill pass; NEVER: none
+        ("moved_ms", np.int64),  # first update since the last backfill pass; NEVER: none
+        ("updated_ms", np.int64),  # last update of jobs or nodes
+        ("pushed", np.int64),  # whether the last backfill pass put a planned start off
+        ("planned_idle", np.int64),  # whether its plans have idle nodes
+        ("closed", np.int64),  # whether the last full pass met a closed partition
+        ("spent_us", np.int64),  # by backfill passes, what is less than a millisecond
         ("changed", np.int64),  # whether a backfill pass could find something new
         ("unseen", np.int64),  # whether a full pass could
         ("last_priority_ms", np.int64),
@@ -174,6 +179,8 @@ CLOCK = np.dtype(
         ("release_ms", np.int64),
         ("ends_ask", np.int64),  # whether an end waits for the background loop
         ("backfill_interval_ms", np.int64),  # -1: none
+        ("pass_us", np.int64),  # that a backfill pass takes
+        ("record_us", np.int64),  # that it takes for each record in the queue
         ("poll_ms", np.int64),
         ("window_s", np.int64),
         ("resolution_s", np.int64),

@@ -51,8 +51,9 @@ class SlurmLatency:
         Period of the background loop.
     poll_s : float
         Period at which the backfill thread looks whether anything changed.
-    backfill_s : float
-        What a backfill pass takes: the next begins so much later than ``bf_interval`` after this.
+    backfill_s, backfill_job_s : float
+        What a backfill pass takes, and what more for each record in the queue: the next begins ``bf_interval`` after
+        its end.
     loop_phase_s : float
         How long after the controller's start its background loop, and the clock of priorities, begin to count.
     controller_started_s : float, optional
@@ -62,7 +63,8 @@ class SlurmLatency:
     release_s: float = 0.04
     tick_s: float = 1.003
     poll_s: float = 1.0
-    backfill_s: float = 0.003
+    backfill_s: float = 0.0003
+    backfill_job_s: float = 0.00035
     loop_phase_s: float = 0.27
     controller_started_s: float | None = None
 
@@ -331,7 +333,8 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
     clock["now_ms"] = min(begin_ms, boot_ms) - 1
     clock["tick_origin_ms"] = clock["last_full_ms"] = clock["last_priority_ms"] = loop_ms
     clock["last_background_ms"] = clock["last_pass_ms"] = loop_ms
-    clock["last_backfill_ms"], clock["asked_ms"], clock["moved_ms"] = boot_ms, NEVER, NEVER
+    clock["last_backfill_ms"] = clock["updated_ms"] = clock["moved_ms"] = boot_ms
+    clock["asked_ms"] = NEVER
     half_life_s = _whole_minutes(priority.decay_half_life_s)
     backfill = rules.backfill and rules.bf_interval_s > 0
     for name, value in {
@@ -344,7 +347,9 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
         "tick_ms": max(round(latency.tick_s * MS), 1),
         "release_ms": round(latency.release_s * MS),
         "ends_ask": rules.defer or not rules.epilog,
-        "backfill_interval_ms": rules.bf_interval_s * MS + round(latency.backfill_s * MS) if backfill else -1,
+        "backfill_interval_ms": rules.bf_interval_s * MS if backfill else -1,
+        "pass_us": round(latency.backfill_s * 1e6),
+        "record_us": round(latency.backfill_job_s * 1e6),
         "poll_ms": max(round(latency.poll_s * MS), 1),
         "window_s": rules.bf_window_s,
         "resolution_s": max(rules.bf_resolution_s, 1),

@@ -78,6 +78,27 @@ def test_weeks_are_drawn_where_there_are_four_days_where_there_are_seven_arrival
     assert (urn.over, urn.blocks) == (over, blocks)
 
 
+def test_a_window_of_exactly_a_week_is_drawn_by_its_seven_days_however_quiet_its_ends() -> None:
+    history, since = a_site(20, jobs=1_000), START + timedelta(days=3)
+    hours = (history.jobs["submitted_at"] - since) / timedelta(hours=1)
+    awake = history.jobs[~hours.between(0, 5) & ~hours.between(7 * 24 - 5, 7 * 24)].reset_index(drop=True)
+    question = Question(plans=(FIFO,), since=since, until=since + timedelta(days=7), nodes={"gpu": 4})
+    urn = urn_of(set_the_stage(replace(history, jobs=awake), question))
+    assert (urn.over, urn.blocks, urn.begins_s) == (Over.DAYS, 7, since.timestamp())
+    shorter = replace(question, until=since + timedelta(days=6, hours=20))
+    assert urn_of(set_the_stage(replace(history, jobs=awake), shorter)).over is Over.SEEDS
+
+
+def test_a_window_beyond_the_history_is_as_long_as_the_history() -> None:
+    history = a_site(8, jobs=400)
+    question = Question(
+        plans=(FIFO,), since=START - timedelta(days=30), until=START + timedelta(days=30), nodes={"gpu": 4}
+    )
+    first = history.jobs["submitted_at"].iloc[0]
+    urn = urn_of(set_the_stage(history, question))
+    assert (urn.over, urn.blocks, urn.begins_s) == (Over.DAYS, 8, int(first.timestamp()))
+
+
 def test_each_job_keeps_its_weekday_hour_user_size_limit_and_run_time() -> None:
     stage = staged(35)
     again, _ = drawn(stage)
@@ -147,7 +168,6 @@ def test_a_working_day_stands_in_for_a_working_day() -> None:
             found.setdefault(run, set()).add(weekday >= 5)
         return found
 
-    # The days begin with the first submission, minutes after midnight.
     was, now = at_weekend(stage), at_weekend(again)
     strangers = [run for run in now if now[run] != was[run]]
     assert len(strangers) <= 0.02 * len(now)

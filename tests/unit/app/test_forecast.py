@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.app.forecast import (
-    ClusterShapeAsked,
-    ForecastQuestion,
-    Watched,
-    evaluate_forecasts,
-    most_held,
-    watch_cluster,
-    watch_files,
-)
+from helios.app.forecast import ForecastQuestion, evaluate_forecasts
 from helios.app.history import History
+from helios.app.watched import ClusterShapeAsked, Watched, most_held, watch_cluster, watch_files
 from helios.errors import NotEnoughHistory
 from helios.model import NodeSeries
 from helios.predict.demand import DAY, Calendar

@@ -9,7 +9,7 @@ from helios.app.plans import Policy
 from helios.app.published import PublishedAnswer, PublishedQuestion, as_published, drawn_errors
 from helios.app.published_table import ALL, PHILLY
 from helios.cli.whatif_published import partition_table, published_table
-from helios.errors import NotEnoughHistory
+from helios.errors import JobLargerThanPartition, NotEnoughHistory
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2017-10-01T08:00", tz="UTC")
@@ -74,6 +74,17 @@ def test_jobs_without_gpus_or_length_are_left_out_and_the_latter_are_counted() -
     answer = asked(at(0, run_time_s=60), at(1, gpus=0, run_time_s=60), at(2, run_time_s=0), at(3, run_time_s=None))
     assert answer.jobs == 1
     assert any(note.startswith("2 jobs without a run time") for note in answer.notes)
+
+
+def test_jobs_larger_than_their_partition_are_refused_or_left_out_and_told() -> None:
+    jobs = [*a_crowd(), at(3, gpus=9, run_time_s=10)]
+    with pytest.raises(JobLargerThanPartition, match="--oversized skip"):
+        asked(*jobs)
+    answer = asked(*jobs, skip_oversized=True)
+    assert answer.jobs == 4
+    assert any(note.startswith("Left out: 1 jobs are larger") for note in answer.notes)
+    with pytest.raises(NotEnoughHistory, match="left out"):
+        asked(jobs[-1], skip_oversized=True)
 
 
 def test_a_history_with_nothing_to_replay_is_an_error_with_a_remedy() -> None:

@@ -118,9 +118,69 @@ def test_what_makes_no_sense_is_left_out_and_said() -> None:
         asked(a_plan(policies=["srtf"], backfills=["easy"]))
 
 
+def test_options_of_a_policy_are_crossed_and_are_other_cells() -> None:
+    told = [{"share": [0.5, 0.9], "least": ["1h", "3h"]}, {"patience": ["12h", "never"]}]
+    plan = a_plan(policies=["fifo", "balanced"], controls=False, options={"balanced": told})
+    cells = asked(plan).cells
+    assert [dict(cell.plan.options) for cell in cells] == [
+        {},
+        {"share": 0.5, "least_s": 3_600},
+        {"share": 0.5, "least_s": 10_800},
+        {"share": 0.9, "least_s": 3_600},
+        {"share": 0.9, "least_s": 10_800},
+        {"patience_s": 43_200},
+        {"patience_s": None},
+    ]
+    assert len({cell.key("x") for cell in cells}) == 7
+    assert cells[1].to_json()["options"] == {"share": 0.5, "least_s": 3_600}
+
+
+def test_a_table_of_options_is_as_good_as_a_list_of_one() -> None:
+    of_one, of_several = (
+        asked(a_plan(policies=["fifo"], options={"fifo": told}))
+        for told in ({"patience": ["1h"]}, [{"patience": ["1h"]}])
+    )
+    assert of_one == of_several
+    assert dict(of_one.cells[-1].plan.options) == {"patience_s": 3_600}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"balanced": {"share": [0.9]}}, "The options of balanced have no part"),
+        ({"fifo": {"share": [0.9]}}, "fifo has no option share"),
+    ],
+)
+def test_options_that_would_be_passed_over_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        asked(a_plan(options=options))
+
+
+def test_options_change_the_replay_and_are_told_in_its_name(history: History, tmp_path: Path) -> None:
+    plan = a_plan(policies=["fewest_gpus"], controls=False, options={"fewest_gpus": {"patience": ["1h", "never"]}})
+    found = swept(history, tmp_path, plan)
+    bounded, free = found.groups[0].rows
+    assert (bounded.label, free.label) == ("Fewest GPUs, patience 1 h", "Fewest GPUs, patience never")
+    assert bounded.figures["max_wait_s"] < free.figures["max_wait_s"]
+    assert "patience_s=3600" in sweep_csv(found)
+
+
+def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(history: History, tmp_path: Path) -> None:
+    plan = a_plan(policies=["fifo"], backfills=["easy"], estimates=["limit"], options={"fifo": {"patience": ["1h"]}})
+    rows = swept(history, tmp_path, plan).groups[0].rows
+    assert [row.label for row in rows if row.is_today] == ["FIFO + EASY (limit)"]
+    assert "FIFO + EASY (limit), patience 1 h" in [row.label for row in rows]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("policies = []", r'write policies = \["fifo", "qssf"\], or leave it out'),
+        ("seeds = []", "nothing is replayed of an empty list; leave it out"),
+        ("settings = {nodes = []}", "settings.nodes: .* an empty list"),
+        ("options = {balanced = []}", r"write balanced = \{share = "),
+        ("options = {balanced = {share = []}}", r"write balanced = \{share = "),
+        ("options = {lifo = {share = [1]}}", "options.lifo"),
         ('polices = ["fifo"]', "polices: Extra inputs"),
         ('policies = ["lifo"]', "policies.0"),
         ("repeats = 3", "3 repeats say nothing"),
@@ -200,7 +260,9 @@ def test_another_history_another_plan_and_another_helios_are_other_cells(
     assert swept(history, tmp_path).known_before == 4
     monkeypatch.setattr("helios.app.cells.__version__", "99")
     assert swept(history, tmp_path).known_before == 0
-    assert len(lines(tmp_path)) == 12
+    monkeypatch.setattr("helios.app.cells.code_fingerprint", lambda: "other code")
+    assert swept(history, tmp_path).known_before == 0
+    assert len(lines(tmp_path)) == 16
 
 
 def test_the_fingerprint_of_a_history_is_that_of_its_jobs(history: History) -> None:

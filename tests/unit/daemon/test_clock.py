@@ -6,6 +6,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from apscheduler.executors.pool import ThreadPoolExecutor
 
 from helios.actions import Result
 from helios.app.clockwork import Tally
@@ -160,6 +161,25 @@ def test_the_hook_waits_for_a_turn_and_a_wait_too_long_is_said(caplog: pytest.Lo
         slow.let_go()
         assert eventually(lambda: ticking.left_out("hook") >= 1 and toys.count("hook") >= 1)
     assert any("its time passed" in record.getMessage() for record in caplog.records)
+
+
+def test_a_stop_at_the_moment_the_hook_is_called_leaves_no_broken_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking, broken, stopped = Ticking(ToyChores(), turn_s=3600, ingest_s=3600), [], []
+    stopping = threading.Thread(target=ticking.clock.stop)
+    submit = ThreadPoolExecutor.submit_job
+
+    def stopped_meanwhile(workers: ThreadPoolExecutor, job: Any, times: Any) -> None:
+        submit(workers, job, times)
+        if job.id == "hook":
+            stopping.start()
+            stopped.append(eventually(lambda: not ticking.clock._scheduler.running))
+
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit_job", stopped_meanwhile)
+    ticking.clock.start()
+    assert eventually(lambda: stopped == [True])
+    stopping.join(PATIENCE_S)
+    assert broken == []
 
 
 def test_a_long_night_holds_up_no_reading() -> None:

@@ -6,45 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.services.orders import shortest_service_first
-from helios.simulate import ORDERS, Backfill, ClusterShape, Guard, Reservation, Workload, replay
+from helios.simulate import ORDERS, Backfill, Guard, Reservation, replay
 from helios.simulate.policies import shortest_job_first
 
+from .crowds import clusters_with_jobs
 from .reference import reference_replay
 
 ALL_ORDERS = {**ORDERS, "qssf": shortest_service_first}
 thorough = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@st.composite
-def clusters_with_jobs(draw):
-    """Small clusters, crowded: few different times, sizes and lengths, so that ties abound."""
-    n_partitions = draw(st.integers(1, 3))
-    ints = lambda low, high: st.lists(  # noqa: E731  because it names a strategy used twice
-        st.integers(low, high), min_size=n_partitions, max_size=n_partitions
-    )
-    shape = ClusterShape(
-        partitions=tuple("abc"[:n_partitions]),
-        nodes=np.array(draw(ints(1, 4)), dtype=np.int32),
-        gpus_per_node=np.array(draw(ints(1, 8)), dtype=np.int32),
-    )
-    job = st.tuples(
-        st.integers(0, draw(st.sampled_from([0, 5, 60]))),
-        st.integers(0, draw(st.sampled_from([3, 12, 80]))),
-        st.floats(0, 1),
-        st.integers(0, n_partitions - 1),
-        st.integers(0, 90),
-    )
-    rows = sorted(draw(st.lists(job, min_size=1, max_size=30)))
-    submitted, run_time, size, partition, estimate = (np.array(column) for column in zip(*rows, strict=True))
-    sizes = 1 + (size**2 * (shape.capacity[partition] - 1)).round()
-    workload = Workload(
-        job_id=np.array([str(i) for i in range(len(rows))], dtype=object),
-        submitted_s=submitted.astype(np.int64),
-        run_time_s=run_time.astype(np.int64),
-        gpus=sizes.astype(np.int32),
-        partition=partition.astype(np.int32),
-    )
-    return shape, workload, estimate.astype(np.int64)
 
 
 def assert_alike(ours, simulator):

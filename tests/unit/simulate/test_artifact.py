@@ -16,6 +16,7 @@ from helios.simulate.policies import first_in_first_out
 from tests.traces import TRACES, needs_traces
 
 from .builders import a_shape, a_workload
+from .crowds import crowds
 from .stepping import stepping_replay
 
 FIFO, SJF, QSSF, SRTF = PublishedPolicy
@@ -23,37 +24,10 @@ RECORDED = Path(__file__).parent / "recorded" / "published_philly_oct2017.json"
 thorough = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@st.composite
-def crowded_clusters(draw):
-    """Small clusters with more to do than they can, few different values, so that ties and fragments abound."""
-    n_partitions = draw(st.integers(1, 2))
-    ints = lambda low, high: st.lists(  # noqa: E731  because it names a strategy used twice
-        st.integers(low, high), min_size=n_partitions, max_size=n_partitions
-    )
-    shape = ClusterShape(
-        partitions=tuple("ab"[:n_partitions]),
-        nodes=np.array(draw(ints(1, 5)), dtype=np.int32),
-        gpus_per_node=np.array(draw(ints(1, 8)), dtype=np.int32),
-    )
-    job = st.tuples(
-        st.integers(0, draw(st.sampled_from([0, 5, 60]))),
-        st.integers(1, draw(st.sampled_from([3, 12, 150]))),
-        st.floats(0, 1),
-        st.integers(0, n_partitions - 1),
-        st.integers(-2, 6),
-        st.integers(0, 3),
-    )
-    rows = sorted(draw(st.lists(job, min_size=1, max_size=30)))
-    submitted, run_time, size, partition, priority, tie = (np.array(column) for column in zip(*rows, strict=True))
-    sizes = 1 + (size**2 * (shape.capacity[partition] - 1)).round()
-    workload = Workload(
-        job_id=np.array([str(i) for i in range(len(rows))], dtype=object),
-        submitted_s=submitted.astype(np.int64),
-        run_time_s=run_time.astype(np.int64),
-        gpus=sizes.astype(np.int32),
-        partition=partition.astype(np.int32),
-    )
-    return shape, workload, priority.astype(np.float64), tie.astype(np.int64)
+def crowded_clusters():
+    """Draw a shape, a workload, and what its jobs are ordered by: priorities, and ranks for those that are equal."""
+    ranks = st.integers(-2, 6), st.integers(0, 3)
+    return crowds(most_partitions=2, most_nodes=5, least_s=1, most_s=[3, 12, 150], besides=ranks)
 
 
 def assert_alike(ours, jobs):
@@ -69,7 +43,7 @@ def assert_alike(ours, jobs):
 @thorough
 def test_every_job_starts_and_ends_as_when_every_second_is_stepped_through(policy, case, drawn):
     shape, workload, priority, tie = case
-    options = {"priority": priority if policy is QSSF else None, "tie_rank": tie if drawn else None}
+    options = {"priority": priority.astype(np.float64) if policy is QSSF else None, "tie_rank": tie if drawn else None}
     ours = replay_as_published(workload, shape, policy=policy, **options)
     assert_alike(ours, stepping_replay(workload, shape, policy=policy, **options))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from helios.errors import Misuse
 from helios.services.orders import shortest_service_first
 from helios.simulate import Backfill, Backlog, Guard, Reservation, replay
-from helios.simulate.backlog import backlogs_s
+from helios.simulate.backlog import Looks, expected_run_s
 from helios.simulate.policies import first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
@@ -179,25 +179,34 @@ def test_a_first_come_first_served_queue_is_left_as_it_is():
 
 
 def test_the_backlog_is_the_work_before_a_newcomer_and_nothing_where_nobody_waits():
-    longest = backlogs_s(
-        capacity=np.array([8, 8, 4]),
-        waiting=(np.array([0, 0, 2]), np.array([8, 4, 4]), np.array([10.0, 20.0, np.nan])),
-        running=(np.array([0, 1]), np.array([4, 8]), np.array([100, 1_000])),
-        ended=(np.array([4.0, 8.0, 2.0]), np.array([4_000.0, 8_000.0, 60.0])),
+    looks = Looks(np.array([8, 8, 4]))
+    looks.settle(np.array([0]), np.array([0]), np.array([100.0]))
+    looks.look(
+        waits=np.array([True, False, True]),
+        done_gpu_s=np.array([300.0, 8_000.0, 0.0]),
+        open_work=(np.array([0, 0, 1, 2]), np.array([0, 0, 0, 0]), np.array([400.0, 160.0, 9_999.0, 120.0])),
     )
-    # In the first, 160 GPU seconds are expected and 400 done; nobody waits in the second; nothing is said of the third.
-    assert longest.tolist() == [(160 + 400) / 8, 0.0, 4 * 30 / 4]
+    assert looks.longest_s == max((100 + 400 + 160 - 300) / 8, 120 / 4)
+
+
+def test_a_backlog_of_the_past_is_reckoned_anew_when_its_work_is_known():
+    looks = Looks(np.array([8]))
+    here, first = np.array([0]), np.array([0])
+    looks.look(waits=np.array([True]), done_gpu_s=np.zeros(1), open_work=(here, first, np.array([8e6])))
+    assert looks.longest_s == 1e6
+    looks.settle(here, first, np.array([80.0]))
+    nothing = np.array([], dtype=np.int64)
+    looks.look(waits=np.array([False]), done_gpu_s=np.array([80.0]), open_work=(nothing, nothing, np.array([])))
+    assert looks.longest_s == 10
 
 
 @pytest.mark.parametrize("believed", [1e12, np.inf])
 def test_what_is_believed_very_long_counts_as_what_has_ended(believed):
-    longest = backlogs_s(
-        capacity=np.array([8]),
-        waiting=(np.array([0]), np.array([8]), np.array([believed])),
-        running=(np.array([0]), np.array([8]), np.array([100])),
-        ended=(np.array([8.0]), np.array([2_400.0])),
+    expected_s = expected_run_s(
+        ended=(np.array([8.0, 2.0]), np.array([3_200.0, 60.0])),
+        waiting=(np.array([0, 0, 1, 1]), np.array([8, 4, 2, 2]), np.array([believed, 1.0, 10.0, np.nan])),
     )
-    assert longest.tolist() == [(8 * (2_400 + 800) / 8 + 800) / 8]
+    assert expected_s.tolist() == [400.0, 400.0, 10.0, 30.0]
 
 
 @pytest.mark.parametrize("wrong", [{"least_s": -1}, {"share": -0.1}, {"known_s": -1}, {"every_s": 0}], ids=str)
@@ -227,21 +236,36 @@ def test_a_longest_wait_known_from_before_counts_as_a_backlog():
     assert starts(rows, believed=lies, guard=guard)[1] == 1_010
 
 
-def a_backlog_in_plain_words(workload, result, predicted_s, moments, gpus):
-    """Return the longest backlog at ``moments`` as the replay has them, counted job by job."""
+class Noting(Backlog):
+    """Keeps a list of the longest backlogs that it is told."""
+
+    __slots__ = ("told",)
+
+    def patience_s(self, longest_s):
+        if not hasattr(self, "told"):
+            object.__setattr__(self, "told", [])
+        self.told.append(longest_s)
+        return Backlog.patience_s(self, longest_s)
+
+
+def a_backlog_in_plain_words(workload, result, predicted_s, past, gpus):
+    """Return the longest backlog at the moments in ``past``, by what is known at the last, counted job by job."""
+    now = past[-1]
+    started, ended = result.started_s < now, result.ended_s < now
+    running, waiting = started & ~ended, (workload.submitted_s < now) & ~started
+    work = np.where(ended, workload.run_time_s, np.where(running, 1.5 * (now - result.started_s), 0)) * workload.gpus
+    ran = (workload.gpus * (now - result.started_s))[running].sum()
+    mean = (work[ended].sum() + ran) / workload.gpus[ended].sum() if ended.any() else 0.0
+    as_predicted = sum(workload.gpus[job] * predicted_s[job] for job in np.flatnonzero(waiting))
+    for job in np.flatnonzero(waiting):
+        capped = as_predicted > workload.gpus[waiting].sum() * mean
+        work[job] = workload.gpus[job] * (mean if capped else predicted_s[job])
     longest = 0.0
-    for now in moments:
-        waiting = (workload.submitted_s < now) & (result.started_s >= now)
-        running = (result.started_s < now) & (result.ended_s >= now)
-        ended = result.ended_s < now
-        ran = sum(workload.gpus[job] * (now - result.started_s[job]) for job in np.flatnonzero(running))
-        took = sum(workload.gpus[job] * workload.run_time_s[job] for job in np.flatnonzero(ended))
-        mean = (took + ran) / workload.gpus[ended].sum() if ended.any() else 0.0
-        work = min(
-            sum(workload.gpus[job] * mean for job in np.flatnonzero(waiting)),
-            sum(workload.gpus[job] * predicted_s[job] for job in np.flatnonzero(waiting)),
-        )
-        longest = max(longest, (work + ran) / gpus if waiting.any() else 0.0)
+    for look in past:
+        there = workload.submitted_s < look
+        done = (workload.gpus * np.clip(look - result.started_s, 0, workload.run_time_s)).sum()
+        if (there & (result.started_s >= look)).any():
+            longest = max(longest, (work[there].sum() - done) / gpus)
     return longest
 
 
@@ -254,19 +278,24 @@ def test_the_bound_by_the_backlog_needs_nothing_that_comes_later(rows, share, se
     """A job starts first after ``share`` x the backlog: no sooner than the least, no later than the longest allows."""
     workload = a_workload(sorted(rows))
     predicted = np.exp(np.random.default_rng(seed).normal(0, 10, len(workload)))
+    guard = Noting(least_s=20, share=share, every_s=1)
     result = replay(
         workload,
         a_shape((2, 8)),
         backfill=Backfill.NONE,
         order=shortest_service_first,
         run_time_s=predicted,
-        guard=Backlog(least_s=20, share=share, every_s=1),
+        guard=guard,
     )
-    moments = np.unique(np.concatenate((workload.submitted_s, result.ended_s)))
+    moments = np.unique(np.concatenate((workload.submitted_s, result.ended_s)))[1:]  # the first is no look
+    said = [
+        a_backlog_in_plain_words(workload, result, predicted, moments[: look + 1], gpus=16)
+        for look in range(len(moments))
+    ]
+    np.testing.assert_allclose(guard.told[1:], said, rtol=1e-9, atol=1e-6)
     for job in range(len(workload)):
-        past = moments[moments <= result.started_s[job]]
-        backlog_s = a_backlog_in_plain_words(workload, result, predicted, past, gpus=16)
-        turn_s = workload.submitted_s[job] + max(20, share * backlog_s)
+        past = [value for value, moment in zip(said, moments, strict=True) if moment <= result.started_s[job]]
+        turn_s = workload.submitted_s[job] + max(20, share * max(past, default=0))
         running = (result.started_s <= turn_s) & (result.ended_s > turn_s)
         ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
         assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()

@@ -13,8 +13,8 @@ from helios.simulate import Backfill, Placement, SimCluster, Sleep, replay
 from helios.simulate.policies import first_in_first_out
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
+from .crowds import clusters_with_jobs
 from .sleeping_reference import Sleepers
-from .test_against_reference import clusters_with_jobs
 
 thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -10,8 +10,8 @@ from helios.simulate import ORDERS, Backfill, Guard, Reservation, Witness, repla
 from helios.simulate.state import NEVER
 
 from .builders import a_shape, a_workload
+from .crowds import clusters_with_jobs
 from .reference import ReferenceSimulator
-from .test_against_reference import clusters_with_jobs
 
 ALL_ORDERS = {**ORDERS, "qssf": shortest_service_first}
 usual = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])

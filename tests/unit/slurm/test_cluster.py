@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helios.actions import Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.asked_of_jobs import INELIGIBLE
 from helios.errors import ClusterUnavailable
 from helios.slurm.cluster import SPENT, SlurmCluster
-from helios.slurm.wishes import INELIGIBLE, UNSEEN
+from helios.slurm.wishes import UNSEEN
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 

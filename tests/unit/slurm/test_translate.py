@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from helios.slurm import translate
 from helios.slurm.sprio import SiteFactor
 from tests.unit.slurm.slurm import START, a_raw_job, a_raw_node
 
 NEW, OLD = (25, 11), (22, 5)
-
-
-@given(urgency=st.floats(-1, 1), most=st.integers(137, 1_000_000_000))
-def test_every_site_factor_bears_the_mark_stays_within_its_bound_and_reads_back(urgency: float, most: int) -> None:
-    written = translate.site_factor(urgency, most=most)
-    assert abs(written) <= most
-    assert written == 0 or abs(written) % 100 == 37
-    assert abs(translate.urgency(written, most=most) - urgency) <= 0.5 / translate.steps(most) + 1e-9
-
-
-@given(first=st.floats(-1, 1), second=st.floats(-1, 1))
-def test_a_more_urgent_job_never_gets_less(first: float, second: float) -> None:
-    low, high = sorted((first, second))
-    assert translate.site_factor(low, most=10_000) <= translate.site_factor(high, most=10_000)
-
-
-@pytest.mark.parametrize("value", [0, 100, 36, 38, -500, 10_000])
-def test_a_site_factor_without_the_mark_is_no_urgency(value: int) -> None:
-    assert translate.urgency(value, most=10_000) == 0
-    assert not translate.is_ours(value)
-
-
-def test_a_site_factor_from_a_wider_bound_is_still_helios_and_reads_as_the_utmost() -> None:
-    assert translate.urgency(-50_037, most=10_000) == -1
-
-
-@given(seconds=st.floats(0.001, 1e7))
-def test_a_time_min_bears_the_mark_and_is_the_next_one_up(seconds: float) -> None:
-    minutes = translate.time_min(timedelta(seconds=seconds))
-    assert minutes % 10 == 7
-    assert 0 <= minutes * 60 - timedelta(seconds=seconds).total_seconds() <= 600
 
 
 def test_the_queue_is_in_slurms_order() -> None:

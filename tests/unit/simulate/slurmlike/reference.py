@@ -338,7 +338,7 @@ class Reference:
         if task is not None:
             self.status[task] = "pending"
             self.priority[task] = self.priority[job]
-        self.changed = True
+        self.change()
 
     def next_task(self, job):
         array = self._get("array", job)
@@ -363,12 +363,15 @@ class Reference:
             if not full and tested > rules.default_queue_depth:
                 return
             tested += 1
+            if home in failed:
+                self.update(self.now)
             if home in failed or not self.allowed(job, home):
                 continue
             among = open_nodes & self.members[home]
-            if len(among) < max(int(self._get("nodes", job)), 1):
-                continue
-            if self.fits(self.free, job, home, among):
+            enough = len(among) >= max(int(self._get("nodes", job)), 1)
+            if not enough:
+                self.update(self.now)
+            if enough and self.fits(self.free, job, home, among):
                 chosen = self.choose(self.free, job, home, among)
                 self.start(job, home, chosen, self.minutes(job, home, starting=True))
                 task = self.next_task(job)
@@ -383,7 +386,6 @@ class Reference:
         now = self.now // 1000
         step = rules.bf_resolution_s
         self.slots = [[now // step * step, (now + rules.bf_window_s) // step * step, set(range(len(self.nodes)))]]
-        self.plan_end = self.slots[0][1]
         counts, tested, started, cuts = {}, 0, 0, 1
         most_cuts = rules.bf_node_space_size or rules.bf_max_job_test
         left, plans = self.queue(), 0
@@ -416,7 +418,8 @@ class Reference:
                     left = [(task, home), *((task if one == job else one, two) for one, two in left)]
                 continue
             if begin is not NO_START:
-                cuts += self.reserve(begin // step * step, -(-(begin + lasts) // step) * step, set(chosen))
+                cuts += self.reserve(begin // step * step, (begin + lasts) // step * step, set(chosen))
+                self.planned_idle |= any(self.free[node]["jobs"] == 0 for node in chosen)
                 self.planned.setdefault(self.passes, {}).setdefault(job, []).append((begin, lasts, set(chosen)))
                 plans += 1
                 tasks = 1
@@ -444,8 +447,6 @@ class Reference:
         step = rules.bf_resolution_s
         while True:
             since = later
-            if self.plan_end < since:
-                return NO_START, [], tried
             among, later = self.unreserved(home, since, max(since, now) + lasts)
             begin, chosen = NO_START, []
             if len(among) >= max(int(self._get("nodes", job)), 1):
@@ -455,6 +456,7 @@ class Reference:
                 if later is None:
                     return NO_START, [], tried
                 continue
+            self.pushed |= begin < since
             begin = max(begin, since)
             if begin <= now:
                 return now, chosen, tried
@@ -462,10 +464,10 @@ class Reference:
                 continue
             if begin > now + rules.bf_window_s:
                 return NO_START, [], tried
-            first, last = begin // step * step, -(-(begin + lasts) // step) * step
+            first, last = begin // step * step, (begin + lasts) // step * step
             clash = any(end > first and start < last and not set(chosen) <= nodes for start, end, nodes in self.slots)
             if clash:
-                later = begin + step if begin == since else begin
+                later = begin
                 continue
             return begin, chosen, tried
 
@@ -479,8 +481,6 @@ class Reference:
             if following and later is None and (self.members[home] & following[2]) - (among & nodes):
                 later = end
             if begin > until:
-                if later is None and following and place + 2 < len(self.slots):
-                    later = following[1]
                 break
             among &= nodes
         return among, later
@@ -493,6 +493,13 @@ class Reference:
         if soft < now and soft < self.limit[job]:
             return now + max(self.limit[job] - now, 0) // 2
         return min(soft, self.limit[job])
+
+    def outruns(self, job):
+        """Say whether a running job has outlasted its soft limit: its expected end moves with the clock."""
+        least = math.ceil(self._get("time_min_s", job) / 60)
+        soft = self.started[job] // 1000 + least * 60
+        is_soft = self.site.scheduling.time_min_is_soft and least > 0
+        return is_soft and soft < self.now // 1000 and soft < self.limit[job]
 
     def will_run(self, job, home, among, now):
         if self.fits(self.free, job, home, among):
@@ -556,8 +563,10 @@ class Reference:
         self.tick, self.release = round(lat.tick_s * 1000), round(lat.release_s * 1000)
         self.last_full = self.last_background = self.next_tick = boot + round(lat.loop_phase_s * 1000)
         self.asked = self.pass_due = self.changed = False
-        self.interval = rules.bf_interval_s * 1000 + round(lat.backfill_s * 1000)
-        self.wake = boot + self.interval
+        self.pushed = self.planned_idle = False
+        self.updated = self.pass_end = boot
+        self.spent_us = 0
+        self.wake = boot + rules.bf_interval_s * 1000
         self.calc = math.ceil(self.site.priority.calc_period_s / 60) * 60_000
         self.next_calc = self.last_full + self.calc
         jobs = range(len(self.w))
@@ -586,7 +595,7 @@ class Reference:
         for job in [job for job in self.held if self.ended[job] + self.release <= self.now]:
             self._move(self.free, self.held.pop(job), 1)
             self.status[job] = "ended"
-            self.changed = True
+            self.change()
             if self.site.scheduling.epilog and not self.site.scheduling.defer:
                 self.pass_due = True
             else:
@@ -604,15 +613,25 @@ class Reference:
             self.changed = True
             if self._get("eligible_s", job) <= self._get("submitted_s", job):
                 self.asked = True
+                self.change()
 
     def make_priorities(self):
         self.next_calc += self.calc
         if not self.site.priority.multifactor:
             return
+        before = self.queue()
         for job in range(len(self.w)):
             if self.status[job] == "pending":
                 self.priority[job] = self.weigh(job)
-                self.changed = True
+                self.update(self.now)
+        self.changed |= self.queue() != before
+
+    def change(self):
+        self.changed = True
+        self.update(self.now)
+
+    def update(self, at):
+        self.updated = max(at, self.pass_end)
 
     def look(self):
         """Do what the background loop does at each of its ticks."""
@@ -629,14 +648,27 @@ class Reference:
 
     def wake_backfill(self):
         rules = self.site.scheduling
-        waits = any(status == "pending" for status in self.status)
-        if rules.backfill and rules.bf_interval_s > 0 and (waits or self.changed):
-            self.changed = False
+        if not rules.backfill or rules.bf_interval_s <= 0 or self.updated // 1000 < self.pass_end // 1000:
+            self.wake += round(self.latency.poll_s * 1000)
+            return
+        if self.planned_idle:
+            self.update(self.now)
+        records, known = len(self.queue()), (self.pushed, self.planned_idle)
+        self.pushed = self.planned_idle = False
+        if records:
+            news, self.changed = self.changed, any(self.outruns(job) for job in self.held)
             self.passes += 1
             self.backfill_pass()
-            self.wake += self.interval
-        else:
-            self.wake += round(self.latency.poll_s * 1000)
+            if not news:  # by definition it does to jobs and nodes what the one before did
+                self.pushed, self.planned_idle = known
+        if self.pushed:
+            self.update(self.now)
+        each_us = round(self.latency.backfill_job_s * 1e6) * min(records, rules.bf_max_job_test)
+        self.spent_us += round(self.latency.backfill_s * 1e6) + each_us
+        self.pass_end, self.spent_us = self.now + self.spent_us // 1000, self.spent_us % 1000
+        if self.planned_idle:
+            self.update(self.pass_end)
+        self.wake = self.pass_end + rules.bf_interval_s * 1000
 
     def is_later_task(self, job):
         array = self._get("array", job)

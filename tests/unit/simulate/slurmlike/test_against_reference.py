@@ -114,7 +114,7 @@ def _jobs(draw, gpus, typed):
 
 
 def _with_array(workload, array):
-    """Make one array of the marked jobs: all of them ask for what the first does, and come with it."""
+    """Make one array of the marked jobs: all ask for what the first does, and come with it, one after the other."""
     tasks = np.flatnonzero(array >= 0)
     if len(tasks) < 2:
         return workload
@@ -126,7 +126,9 @@ def _with_array(workload, array):
         values = workload.column(name).copy()
         values[tasks] = values[tasks[0]]
         columns[name] = values
-    order = np.argsort(columns["submitted_s"], kind="stable")
+    place = np.arange(len(workload))
+    place[tasks] = tasks[0]
+    order = np.lexsort((place, columns["submitted_s"]))
     more = {job: parts for job, parts in workload.more_partitions.items() if array[job] < 0}
     place = {int(job): new for new, job in enumerate(order)}
     moved = {name: values[order] for name, values in columns.items()}

@@ -1,5 +1,7 @@
 """Does each rule of Slurm do what the manual, or its source, says?"""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,16 @@ def test_a_job_that_cannot_start_closes_its_partition_and_its_nodes():
     assert times[4] == 2.0
 
 
+def test_a_job_whose_nodes_another_partition_keeps_closes_its_own():
+    partitions = (PartitionRules(name="p", nodes=("n0", "n1")), PartitionRules(name="q", nodes=("n1", "n2")))
+    site = a_site(nodes=3, partitions=partitions, scheduling={"backfill": False})
+    rows = [(0, 100, 8, 600), (1, 10, 16, 600), (2, 10, 16, 600), (3, 10, 4, 600)]
+    workload = a_workload(rows, partitions=("p", "q"), partition=[0, 0, 1, 1], nodes=[1, 2, 2, 1])
+    times = started(site, workload)
+    # n1 is kept for the second; the third needs it too, so that the last does not get n2, which nobody uses.
+    assert times[3] >= times[2] >= 110.0
+
+
 def test_a_quick_pass_stops_at_its_depth_and_a_full_one_does_not():
     limited = QosRules(name="limited", max_jobs_per_user=1)
     site = a_site(qos=(limited,), scheduling={"backfill": False, "default_queue_depth": 2}, partitions=None)
@@ -171,6 +183,44 @@ def test_a_planned_start_is_never_later_than_the_limit_of_what_runs_says():
         if len(waiting) and not np.isfinite(promised) and np.isfinite(replay.planned_s[head]):
             promised = replay.planned_s[head]
     assert kept > 10
+
+
+def test_planned_ends_are_rounded_down_to_the_resolution():
+    rows = [(5, 600, 8, 10 * MINUTE), (6, 100, 8, 2 * MINUTE), (7, 100, 8, 2 * MINUTE)]
+    timeline = SlurmTimeline(a_workload(rows), a_site(scheduling={"bf_resolution_s": 60}), latency=AT_ONCE)
+    timeline.advance(120.0)
+    # From 605 to 725 by the limits; the slot ends at 720.
+    assert timeline.result().planned_s[1:].tolist() == [605.0, 720.0]
+
+
+def a_wait_for_both_nodes(*, second_is_idle):
+    """Build: one node is full, the other idle or not; one job waits for both, a short one comes at 107.3 s."""
+    rows = [(0, 900, 8, 15 * MINUTE), (0, 900, 4, 15 * MINUTE), (1, 60, 16, MINUTE), (107.3, 30, 4, MINUTE)]
+    kept = [0, 2, 3] if second_is_idle else [0, 1, 2, 3]
+    return a_workload([rows[row] for row in kept], nodes=[[1, 1, 2, 1][row] for row in kept])
+
+
+def test_backfill_waits_for_news_not_for_its_interval_where_nothing_was_updated():
+    times = started(a_site(nodes=2), a_wait_for_both_nodes(second_is_idle=False))
+    # Its thread has looked each second since 60 s.
+    assert times[-1] == 108.0
+
+
+@pytest.mark.parametrize(("calc_period_s", "seen_s"), [(60, 120.0), (600, 540.0)])
+def test_new_priorities_are_news_and_a_begin_time_that_passes_is_none(calc_period_s, seen_s):
+    rows = [(0, 900, 8, 15 * MINUTE), (0, 900, 4, 15 * MINUTE), (1, 60, 16, MINUTE), (2, 30, 4, MINUTE)]
+    workload = a_workload(rows, nodes=[1, 1, 2, 1], eligible_s=[0.0, 0.0, 1.0, 107.3])
+    site = a_site(nodes=2, priority={"calc_period_s": calc_period_s}, scheduling={"sched_interval_s": 3600})
+    # Priorities are made anew each period from the controller's start at -60.
+    assert started(site, workload)[-1] == seen_s
+
+
+def test_a_plan_with_an_idle_node_is_news_so_that_the_next_pass_comes_at_its_interval():
+    site, workload = a_site(nodes=2), a_wait_for_both_nodes(second_is_idle=True)
+    assert started(site, workload)[-1] == 4 * 30.0
+    slow = dataclasses.replace(AT_ONCE, backfill_s=2.0, backfill_job_s=1.5)
+    # Each begins 30 s after the end of the one before: the first, at 2 s, and what takes 2 s and 1.5 s for who waits.
+    assert replay_slurm(workload, site, latency=slow).started_s[-1] == 2 + 4 * (30 + 2 + 1.5)
 
 
 def test_time_min_shortens_a_job_to_fit_unless_it_is_soft():

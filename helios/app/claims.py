@@ -1,0 +1,134 @@
+"""Whose each lever of each job is in a rehearsal, and what of it is taken back: the rules of a live turn.
+
+As :mod:`helios.control` has them: of several services that want a lever the first has it, and keeps it from those after
+it also while it is not asked; what a service that was asked no longer names is taken back, and all that a benched
+one has. A ``Restore`` is the wish that nothing stands, which is what a job has that is not named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.actions import JobAction, Lever, Reorder, Restore, Result, SoftLimit
+from helios.simulate.playable import Playable
+from helios.simulate.state import NEVER
+
+Positions = NDArray[np.int64]
+FREE = np.iinfo(np.int16).max
+"""In place of a seat's number, where no service has a job's place in the queue."""
+NOT_NAMED = "the service no longer asks for it"
+_STANDS = frozenset({Result.DONE, Result.UNCHANGED})
+
+
+class Claims:
+    """Carries out what services propose, as far as each may, and takes back what they no longer ask for.
+
+    Parameters
+    ----------
+    cluster : Playable
+    seats : int
+        How many services there are. Each goes by its number: the first that wants a lever is the smallest.
+    """
+
+    def __init__(self, cluster: Playable, seats: int) -> None:
+        self._cluster, self._alone = cluster, seats == 1
+        jobs = len(cluster.started_s) + 1  # the last in place of NOBODY, whose position is -1
+        self._ordered_by = np.full(jobs, FREE, dtype=np.int16)
+        self._is_named = np.zeros(jobs, dtype=np.bool_)
+        self._named = [np.empty(0, dtype=np.int64)] * seats
+        self._limited_by: dict[str, int] = {}
+
+    def wish(self, seat: int, jobs: Positions, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+        """Set urgencies of pending jobs by position, NaN: they are not named; say how many jobs ended in each way."""
+        unnamed = np.isnan(urgency)
+        if self._alone and not unnamed.any():
+            self._ordered_by[jobs] = seat
+            self._ordered_by[-1] = FREE
+            return self._cluster.wish(jobs, urgency)
+        owner = self._ordered_by[jobs]
+        dropped, another = unnamed & (owner == seat), ~unnamed & (owner < seat)
+        its = ~unnamed & ~another
+        self._ordered_by[jobs[its]] = seat
+        self._ordered_by[jobs[dropped]] = self._ordered_by[-1] = FREE
+        outcomes = self._cluster.wish(jobs, np.where(its, urgency, np.where(dropped, 0.0, np.nan)))
+        return _and(outcomes, Result.REFUSED, int(another.sum()))
+
+    def act(self, seat: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
+        """Do what a service proposes, and take back what it no longer does; say how many jobs ended in each way."""
+        restores = [action for action in actions if isinstance(action, Restore)]
+        orders = [action for action in actions if isinstance(action, Reorder)]
+        limits = [action for action in actions if isinstance(action, SoftLimit)]
+        if restores:
+            orders = [_left_of(order, restores) for order in orders]
+            limits = [limit for limit in limits if not _covers(restores, Lever.SOFT_LIMIT, limit.job_id)]
+        outcomes = self._order(seat, orders) if orders or len(self._named[seat]) else {}
+        if not limits and seat not in self._limited_by.values():
+            return outcomes
+        return Counter(outcomes) + Counter(self._limit(seat, limits))
+
+    def release(self, seat: int) -> Mapping[Result, int]:
+        """Take back all that a service has."""
+        return self.act(seat, ())
+
+    def _order(self, seat: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
+        jobs, urgency = self._places(orders)
+        dropped, self._named[seat] = self._unnamed(seat, jobs), jobs
+        if len(dropped):
+            jobs, urgency = np.concatenate((jobs, dropped)), np.concatenate((urgency, np.full(len(dropped), np.nan)))
+        return self.wish(seat, jobs, urgency)
+
+    def _places(self, orders: Sequence[Reorder]) -> tuple[Positions, NDArray[np.float64]]:
+        """Return the jobs that orders name by position, each once, as the last of them has it, and their urgencies."""
+        ranked = [self._cluster.ranked(order) for order in orders] or [(np.empty(0, dtype=np.int64), np.empty(0))]
+        if len(ranked) == 1:
+            return ranked[0]
+        jobs, urgency = (np.concatenate(parts)[::-1] for parts in zip(*ranked, strict=True))
+        distinct, last = np.unique(jobs, return_index=True)
+        return distinct, urgency[last]
+
+    def _unnamed(self, seat: int, named: Positions) -> Positions:
+        """Return the pending jobs that ``seat`` has, named the last time, and does not name."""
+        before = self._named[seat]
+        self._is_named[named] = True
+        unnamed: Positions = before[~self._is_named[before]]
+        self._is_named[named] = False
+        its: Positions = unnamed[self._ordered_by[unnamed] == seat]
+        pending: Positions = its[self._cluster.started_s[its] == NEVER]
+        return pending
+
+    def _limit(self, seat: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
+        its = [limit for limit in limits if self._limited_by.get(limit.job_id, seat) >= seat]
+        outcomes = self._cluster.apply(its)
+        stands = {outcome.job_id for outcome in outcomes if outcome.result in _STANDS}
+        self._limited_by.update(dict.fromkeys(stands, seat))
+        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(seat, but=stands))
+        return _and(counts, Result.REFUSED, len(limits) - len(its))
+
+    def _take_back_limits(self, seat: int, *, but: set[str]) -> Iterator[Result]:
+        """Take back the soft limits of a service but some, and yield what became of those that still pend."""
+        dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == seat and job_id not in but)
+        for job_id in dropped:
+            del self._limited_by[job_id]
+        if dropped:
+            restore = Restore(lever=Lever.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
+
+
+def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:
+    return {**outcomes, result: outcomes.get(result, 0) + jobs} if jobs else outcomes
+
+
+def _left_of(order: Reorder, restores: Sequence[Restore]) -> Reorder:
+    places = tuple(place for place in order.order if not _covers(restores, Lever.ORDER, place.job_id))
+    return Reorder(partition=order.partition, order=places, reason=order.reason)
+
+
+def _covers(restores: Sequence[Restore], lever: Lever, job_id: str) -> bool:
+    return any(
+        restore.lever in (None, lever) and (restore.job_ids is None or job_id in restore.job_ids)
+        for restore in restores
+    )

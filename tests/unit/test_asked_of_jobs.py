@@ -1,0 +1,148 @@
+"""What actions ask of jobs is taken apart in one way, judged in one order, and told in the words of the cluster."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helios.actions import Lever, Outcome, Place, PowerUp, Ranking, Reorder, Restore, Result, SoftLimit
+from helios.asked_of_jobs import (
+    INELIGIBLE,
+    NO_SOFT_LIMITS,
+    TOO_LONG,
+    USERS_OWN,
+    Ground,
+    Wish,
+    slurms_terms,
+    verdict,
+    wishes_of,
+)
+from helios.testing import a_snapshot
+
+TERMS = slurms_terms(site_factor=lambda urgency: round(100 * urgency))
+
+
+def asked(action: Any, *, set_on: dict[Lever, set[str]] | None = None) -> list[tuple[str, str, str, int]]:
+    of_lever = set_on or {}
+    wishes = wishes_of(
+        action, TERMS, pending=lambda: ["1", "2"], is_set=lambda lever, job_id: job_id in of_lever.get(lever, ())
+    )
+    return [(wish.action, wish.lever.value, wish.job_id, wish.wanted) for wish in wishes]
+
+
+def places(*names: str) -> tuple[Place, ...]:
+    return tuple(Place(job_id=name, urgency=0.5, reason=f"why {name}") for name in names)
+
+
+def a_wish(wanted: int = 50, *, lever: Lever = Lever.ORDER, action: str = "Reorder") -> Wish[int]:
+    return Wish(action=action, lever=lever, job_id="1", reason="why", wanted=wanted, terms=TERMS)
+
+
+def a_ground(**known: Any) -> Ground:
+    return Ground(**({"before": 0, "is_set": False, "hands_off": "", "soft_limits": True, "time_limit": 0} | known))
+
+
+def refusal(wish: Wish[int], **known: Any) -> tuple[Result, str]:
+    said = verdict(wish, a_ground(**known))
+    assert isinstance(said, Outcome)
+    return said.result, said.remark
+
+
+def test_an_order_asks_for_the_value_of_each_urgency() -> None:
+    order = Reorder(partition="gpu", order=places("2", "1"), reason="why")
+    assert asked(order) == [("Reorder", "order", "2", 50), ("Reorder", "order", "1", 50)]
+
+
+def test_an_order_by_rows_is_told_as_an_order() -> None:
+    ranking = Ranking(
+        partition="gpu",
+        snapshot=a_snapshot(),
+        rows=np.zeros(0, dtype=np.int64),
+        urgency=np.zeros(0),
+        order=lambda: places("1"),
+        reason=lambda: "why",
+    )
+    assert asked(ranking) == [("Reorder", "order", "1", 50)]
+
+
+def test_a_soft_limit_asks_for_its_marked_minutes() -> None:
+    limit = SoftLimit(job_id="1", run_time=timedelta(minutes=11), reason="why")
+    assert asked(limit) == [("SoftLimit", "soft_limit", "1", 17)]
+
+
+def test_what_is_to_be_taken_back_of_named_jobs_is_asked_for_whatever_stands_there() -> None:
+    restore = Restore(job_ids=("1", "9"), lever=Lever.ORDER, reason="why")
+    assert asked(restore) == [("Restore", "order", "1", 0), ("Restore", "order", "9", 0)]
+
+
+def test_what_is_to_be_taken_back_of_everybody_is_asked_for_where_helios_has_set_it() -> None:
+    restore = Restore(reason="why")
+    set_on = {Lever.ORDER: {"2", "9"}, Lever.SOFT_LIMIT: {"1"}}
+    assert asked(restore, set_on=set_on) == [("Restore", "soft_limit", "1", 0), ("Restore", "order", "2", 0)]
+
+
+def test_what_is_no_action_on_jobs_is_named() -> None:
+    with pytest.raises(TypeError, match="PowerUp is not an action"):
+        asked(PowerUp(node="n1", reason="why"))
+
+
+def test_a_wish_is_told_in_slurms_words() -> None:
+    said = a_wish().outcome(Result.DONE, before=0, after=50)
+    assert (said.before, said.after) == ("SiteFactor 0", "SiteFactor 50")
+    said = a_wish(lever=Lever.SOFT_LIMIT).outcome(Result.GONE, after=17)
+    assert (said.before, said.after) == ("", "TimeMin 17 min")
+
+
+def test_what_differs_is_to_be_written() -> None:
+    assert verdict(a_wish(), a_ground()) is None
+
+
+def test_what_stands_already_is_unchanged() -> None:
+    said = verdict(a_wish(), a_ground(before=50, is_set=True))
+    assert said is not None
+    assert (said.result, said.before, said.after) == (Result.UNCHANGED, "SiteFactor 50", "SiteFactor 50")
+
+
+def test_a_job_to_be_left_alone_is_refused_even_where_nothing_would_change() -> None:
+    assert refusal(a_wish(), before=50, hands_off="it is held") == (Result.REFUSED, "it is held")
+
+
+def test_what_cannot_be_read_is_postponed() -> None:
+    assert refusal(a_wish(), before=None) == (Result.POSTPONED, INELIGIBLE)
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({"soft_limits": False, "before": 5}, NO_SOFT_LIMITS),
+        ({"before": 5, "time_limit": 17}, USERS_OWN),
+        ({"before": 7, "is_set": True, "time_limit": 17}, TOO_LONG),
+    ],
+)
+def test_a_soft_limit_is_refused_with_the_first_reason(known: dict[str, Any], why: str) -> None:
+    wish = a_wish(17, lever=Lever.SOFT_LIMIT, action="SoftLimit")
+    assert refusal(wish, **known) == (Result.REFUSED, why)
+
+
+@pytest.mark.parametrize("known", [{"time_limit": 18}, {"before": 7, "is_set": True}])
+def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any]) -> None:
+    assert verdict(a_wish(17, lever=Lever.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
+
+
+def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
+    assert verdict(a_wish(0, action="Restore"), a_ground(before=50, is_set=True, hands_off="it is held")) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "result"),
+    [
+        ({"before": 12}, Result.UNCHANGED),
+        ({"before": 12, "hands_off": "an admin set it"}, Result.REFUSED),
+        ({"before": 0, "hands_off": "it is held"}, Result.UNCHANGED),
+    ],
+)
+def test_what_helios_did_not_set_is_not_taken_back(known: dict[str, Any], result: Result) -> None:
+    assert refusal(a_wish(0, action="Restore"), **known)[0] is result

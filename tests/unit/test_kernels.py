@@ -1,0 +1,133 @@
+"""Code that is kept on disk is compiled anew when anything it was made of was edited, in whatever file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helios.kernels import fingerprint, kept, part
+
+CALLEE = """
+from helios.kernels import part
+
+@part
+def step(x):
+    return x + {by}
+"""
+ENTRY = """
+from callee import step
+from helios.kernels import kept
+
+@kept
+def twice(x):
+    return step(step(x))
+
+print(twice(1), sum(twice.stats.cache_hits.values()))
+"""
+
+
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+def a_step(text: str) -> Callable[[int], int]:
+    names: dict[str, Any] = {}
+    exec(f"def step(x):\n    return {text}", names)
+    return names["step"]  # type: ignore[no-any-return]  # because it was just made of text
+
+
+def an_entry(*, step: Any = plus_one, limit: Any = 3) -> Callable[[int], int]:
+    """Build an entry point as another module would define it: what it names is found by name."""
+    names = {"step": step, "limit": limit}
+    exec("def entry(x):\n    return step(x) + limit", names)
+    return names["entry"]  # type: ignore[no-any-return]  # because it was just made of text
+
+
+def test_the_fingerprint_of_the_same_code_stays() -> None:
+    assert fingerprint(an_entry(step=part(plus_one))) == fingerprint(an_entry(step=part(plus_one)))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("step", part(a_step("x + 1")), part(a_step("x - 1"))),
+        ("step", part(a_step("x + 1")), part(a_step("x + 2"))),
+        ("step", part(a_step("sum([i for i in (x, 1)])")), part(a_step("sum([i for i in (x, 2)])"))),
+        ("step", part(plus_one), part(plus_one, fastmath=True)),
+        ("step", an_entry(limit=1), an_entry(limit=2)),
+        ("limit", 1, 2),
+        ("limit", 1.0, 1.5),
+        ("limit", (1, 2), (1, 3)),
+        ("limit", np.array([1, 2]), np.array([1, 3])),
+        ("limit", np.array([1, 2]), np.array([1, 2]).view(np.float64)),
+        ("limit", np.array([1, 2]), np.array([[1, 2]])),
+    ],
+    ids=[
+        "code",
+        "constant",
+        "constant inside",
+        "options",
+        "further down",
+        "int",
+        "float",
+        "tuple",
+        "values",
+        "type of values",
+        "shape of values",
+    ],
+)
+def test_the_fingerprint_changes_with_what_is_named(name: str, before: Any, after: Any) -> None:
+    assert fingerprint(an_entry(**{name: before})) != fingerprint(an_entry(**{name: after}))
+
+
+def test_the_fingerprint_changes_with_a_member_of_a_module_of_ours() -> None:
+    def by_module(limit: int) -> Callable[[int], int]:
+        module = ModuleType("helios.made_up")
+        vars(module).update(LIMIT=limit)
+        names: dict[str, Any] = {"values": module}
+        exec("def entry(x):\n    return x + values.LIMIT", names)
+        return names["entry"]  # type: ignore[no-any-return]  # because it was just made of text
+
+    assert fingerprint(by_module(1)) != fingerprint(by_module(2))
+
+
+def test_the_fingerprint_changes_with_what_a_closure_holds() -> None:
+    def holding(limit: int) -> Callable[[int], int]:
+        return lambda x: x + limit
+
+    assert fingerprint(holding(1)) != fingerprint(holding(2))
+
+
+def test_what_calls_itself_has_a_fingerprint() -> None:
+    def down(x: int) -> int:
+        return down(x - 1) if x else 0
+
+    assert fingerprint(down) == fingerprint(down)
+
+
+def test_parts_are_not_kept_one_by_one() -> None:
+    # A part that is kept would bring old code of its callees into an entry point that is compiled anew.
+    assert not part(plus_one).stats.cache_path  # type: ignore[attr-defined]  # because numba's types are not known
+    assert kept(plus_one).stats.cache_path  # type: ignore[attr-defined]  # because numba's types are not known
+
+
+def test_an_edit_of_a_callee_in_another_file_has_the_entry_compiled_anew(tmp_path: Path) -> None:
+    (tmp_path / "entry.py").write_text(ENTRY)
+
+    def said(by: int) -> str:
+        (tmp_path / "callee.py").write_text(CALLEE.format(by=by))
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "entry.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert [said(by=1), said(by=1), said(by=2)] == ["3 0", "3 1", "5 0"]
