@@ -20,7 +20,7 @@ from helios.metrics import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, in_silence
 from helios.predict import DurationModel, OnlinePredictor, train
 from helios.report.whatif import Named, Run, WhatIf
-from helios.report.words import DAY_S, unit_of
+from helios.report.words import DAY_S, spoken_duration, unit_of
 from helios.simulate import Backfill, Placement, Replay, Reservation, Witness, Workload, replay
 
 
@@ -130,7 +130,7 @@ def answered(history: History, question: Question, stage: Stage, *, runs: Sequen
         resource=resource_of(history, question),
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
-        notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said)),
+        notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said), *_bounds_said(runs)),
         named=Named(
             job_ids=stage.workload.job_id[stage.counted],
             partition=stage.workload.partition[stage.counted],
@@ -209,6 +209,16 @@ def _replayable(
     return window[timed & sized], notes
 
 
+def _bounds_said(runs: Sequence[Run]) -> list[str]:
+    """Say what bound each replay that had one of its own came to, and where it goes on a live cluster."""
+    return [
+        f"{run.label}: by the end, who had waited {spoken_duration(run.bound_s)} went first. To the service qssf that "
+        f"is promote_after_s = {run.bound_s}."
+        for run in runs
+        if run.bound_s is not None and run.policy == Policy.BALANCED and "patience_s" not in run.options
+    ]
+
+
 def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list[str]]:
     """Return each job's time limit, s, the default where it has none or UNLIMITED, and a note of how many."""
     limit_s = jobs["time_limit_s"].to_numpy()
@@ -285,6 +295,7 @@ def run_of(
         options=dict(plan.options),
         started_s=result.started_s,
         ended_s=result.ended_s,
+        bound_s=result.bound_s,
     )
 
 
@@ -298,6 +309,7 @@ def measured(
     started_s: NDArray[np.int64],
     ended_s: NDArray[np.int64],
     options: Mapping[str, Any] | None = None,
+    bound_s: int | None = None,
 ) -> Run:
     """Measure the jobs that count of a replay, given start and end of every job of the stage."""
     counted, workload = stage.counted, stage.workload
@@ -309,6 +321,7 @@ def measured(
         estimates=estimates,
         backfill=backfill,
         options=options or {},
+        bound_s=bound_s,
         summary=summarize_queue(
             submitted_s=submitted_s,
             ended_s=ended_s,

@@ -179,7 +179,9 @@ def _run_time(story: Story) -> str:
     if story.believed_s is not None:
         parts.append(f"the order believed {spoken_duration(story.believed_s)}")
     if story.planned_s is not None:
-        source = {"limit": "its time limit", "predicted": "predicted", "true": "the truth"}.get(story.planned_by, "")
+        source = {"limit": "its time limit", "predicted": "predicted", "expected": "expected", "true": "the truth"}.get(
+            story.planned_by, ""
+        )
         parts.append(f"backfill planned with {spoken_duration(story.planned_s)}{f' ({source})' if source else ''}")
     believed = f"; {', '.join(parts)}" if parts else ""
     return f"It ran {spoken_duration(story.run_time_s)}{believed}."

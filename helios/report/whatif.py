@@ -40,6 +40,8 @@ class Run:
         What backfill plans with; where it does not plan what the order believes.
     options : mapping
         What else the policy was told; lengths in s, None: never.
+    bound_s : int, optional
+        Who had waited longer went first, at the end of the replay, s; None: nobody did.
     summary : QueueSummary
     submitted_s, started_s, ended_s, wait_s, gpus, users : arrays of shape (jobs,)
         Each job's own figures; ``users`` are codes, -1 unknown.
@@ -57,6 +59,7 @@ class Run:
     gpus: NDArray[np.int32]
     users: NDArray[np.int64]
     options: Mapping[str, float | None] = field(default_factory=dict)
+    bound_s: int | None = None
 
     @property
     def label(self) -> str:
@@ -88,6 +91,7 @@ class Run:
             "estimates": self.estimates,
             "backfill": self.backfill,
             **({"options": dict(self.options)} if self.options else {}),
+            **({} if self.bound_s is None else {"bound_s": self.bound_s}),
             **self.summary.to_json(),
         }
 

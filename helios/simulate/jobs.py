@@ -6,7 +6,6 @@ Urgencies are written by one compiled call; each outcome is put into words only 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
@@ -91,16 +90,6 @@ class JobDoor:
         outcomes = [outcome for action in actions for outcome in self._carried_out(action, changed)]
         self._requeue(changed)
         return outcomes
-
-    def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
-        """Act, and say only how many jobs ended in each way: what telling of each costs is saved."""
-        first = next((n for n, action in enumerate(actions) if not isinstance(action, Reorder)), len(actions))
-        ranked = [self.ranked(action) for action in actions[:first] if isinstance(action, Reorder)]
-        if not ranked:
-            return Counter(outcome.result for outcome in self.apply(actions))
-        jobs, urgency = ranked[0] if len(ranked) == 1 else map(np.concatenate, zip(*ranked, strict=True))
-        counts = self.wish(jobs, urgency)
-        return counts if first == len(actions) else Counter(counts) + Counter(self.act(actions[first:]))
 
     def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""

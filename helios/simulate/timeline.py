@@ -93,6 +93,8 @@ class Replay:
         Run time that backfill could plan with, s, before any extension; None: it was told none.
     holding : Holding or None
         How many nodes held a job, over time; None: nobody counted.
+    bound_s : int or None
+        The bound on waiting that was in force at the end, when what all jobs took is known, s; None: there was none.
     """
 
     started_s: NDArray[np.int64]
@@ -103,6 +105,7 @@ class Replay:
     believed_s: NDArray[np.float64]
     estimate_s: NDArray[np.int64] | None
     holding: Holding | None = None
+    bound_s: int | None = None
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
         """Return how many nodes of each partition held a job, by steps; see :meth:`Holding.in_steps`.
@@ -359,6 +362,7 @@ def _outcome(state: State, scores: Scores, *, has_estimates: bool) -> Replay:
         believed_s=scores.believed_s,
         estimate_s=scores.plans.copy() if has_estimates else None,
         holding=holding_of(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
+        bound_s=int(state.guard["patience_s"][-1]) if len(state.guard) else None,
     )
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from helios.app.cells import Cell, Done, here
 from helios.app.dask_engine import COMPARED, Processes, Scheduler, SlurmJobs, _refuse_other_releases
 from helios.app.history import History
+from helios.app.policy_options import OPTIONS
 from helios.app.sweep import sweep
 from helios.app.sweep_plan import Cross, Settings, SweepPlan, cross, read_plan
 from helios.app.whatif import Question
@@ -241,18 +242,21 @@ def test_options_that_would_be_ignored_are_refused(
     assert said in refused.exception.fact
 
 
-def test_the_plan_in_the_documentation_is_one(tmp_path: Path) -> None:
+def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
     text = DOCUMENT.read_text()
-    (block,) = [part.split("```")[0] for part in text.split("```toml\n")[1:]]
-    (tmp_path / "plan.toml").write_text(block)
-    plan = read_plan(tmp_path / "plan.toml")
-    assert plan.slurm["jobs"] >= 1
-    cells = cross(plan, base=Question(plans=()), timezone="UTC").cells
-    assert f"{len(cells):,} replays" in text
-    assert replace(cells[0].question, plans=()) != replace(cells[-1].question, plans=())
+    plans = []
+    for block in [part.split("```")[0] for part in text.split("```toml\n")[1:]]:
+        (tmp_path / "plan.toml").write_text(block)
+        plans.append(read_plan(tmp_path / "plan.toml"))
+    whole, of_options = (cross(plan, base=Question(plans=()), timezone="UTC").cells for plan in plans)
+    assert plans[0].slurm["jobs"] >= 1
+    assert f"{len(whole):,} replays" in text
+    assert replace(whole[0].question, plans=()) != replace(whole[-1].question, plans=())
+    assert {name for cell in of_options for name, _ in cell.plan.options} == {"least_s", "patience_s", "share"}
 
 
 def test_every_key_of_a_plan_is_in_the_documentation() -> None:
     text = DOCUMENT.read_text()
-    missing = [name for name in (*SweepPlan.model_fields, *Settings.model_fields) if f"`{name}`" not in text]
+    names = (*SweepPlan.model_fields, *Settings.model_fields, *OPTIONS)
+    missing = [name for name in names if f"`{name}`" not in text]
     assert not missing

@@ -235,7 +235,8 @@ def _backfill(state: SlurmState) -> None:
 def _is_stuck(state: SlurmState) -> bool:
     """Say whether nothing will happen any more: what waits now waits for ever."""
     clock = state.clock[0]
-    if next_event(state) != NEVER or _next_main(state) != NEVER:
+    asked = clock.sched_interval_s >= 0 and (clock.pass_due or clock.asked_ms != NEVER)
+    if next_event(state) != NEVER or asked:
         return False
     looked = clock.unseen == 0 or clock.sched_interval_s <= 0
     return bool(looked and (clock.changed == 0 or clock.backfill_interval_ms <= 0))

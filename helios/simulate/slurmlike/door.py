@@ -255,10 +255,6 @@ class SlurmDoor:
         """Act, and say what became of each job that an action names."""
         return self._levers.apply(actions)
 
-    def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
-        """Act, and say only how many jobs ended in each way: what telling of each costs is saved."""
-        return self._levers.act(actions)
-
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
         return self._levers.ranked(reorder)

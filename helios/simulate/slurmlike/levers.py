@@ -5,7 +5,6 @@ A SiteFactor that bears no mark of Helios is an admin's, a TimeMin that Helios d
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -125,16 +124,6 @@ class Levers:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, and say what became of each job that an action names."""
         return [outcome for action in actions for outcome in self._carried_out(action)]
-
-    def act(self, actions: Sequence[JobAction]) -> Mapping[Result, int]:
-        """Act, and say only how many jobs ended in each way."""
-        counts: Counter[Result] = Counter()
-        for action in actions:
-            if isinstance(action, Reorder):
-                counts.update(self.wish(*self.ranked(action)))
-            else:
-                counts.update(outcome.result for outcome in self._carried_out(action))
-        return counts
 
     def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""

@@ -75,9 +75,16 @@ def test_short_jobs_no_longer_wait_behind_long_ones_when_ordered_by_qssf(answer:
     assert ordered.summary.mean_wait_s < 0.8 * today.summary.mean_wait_s
 
 
-def test_without_backfill_jobs_wait_longer(answer: SlurmAnswer) -> None:
-    today, _, without, _ = answer.whatif.runs
-    assert without.summary.mean_wait_s > today.summary.mean_wait_s
+def test_without_backfill_jobs_wait_longer(site: SlurmSite) -> None:
+    # Every tenth job wants both nodes, and leaves one of them to jobs of minutes while it waits for the other.
+    history = a_history(days=6)
+    wide = np.arange(len(history.jobs)) % 10 == 0
+    gpus = np.where(wide, 8, history.jobs["gpus"]).astype("int32")
+    limit_s = np.where(history.jobs["user"] == "long", 10_800.0, 600.0)
+    jobs = history.jobs.assign(gpus=gpus, nodes=np.where(wide, 2.0, 1.0), time_limit_s=limit_s)
+    question = SlurmQuestion(site=site, otherwise=read_site(CONF + "SchedulerType=sched/builtin\n"))
+    today, _, without, _ = slurm_whatif(replace(history, jobs=JOBS.conform(jobs)), question).whatif.runs
+    assert without.summary.mean_wait_s > 1.5 * today.summary.mean_wait_s
 
 
 def test_no_job_starts_before_it_is_submitted_or_runs_for_another_time(answer: SlurmAnswer) -> None:

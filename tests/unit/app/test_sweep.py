@@ -320,6 +320,13 @@ def test_the_best_are_told_beside_the_controls(history: History, tmp_path: Path)
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_settings_that_differ_are_told_in_words(history: History, tmp_path: Path) -> None:
+    settings = {"predict_again": ["never", "1h"]}
+    text = table_of(swept(history, tmp_path, a_plan(policies=["fifo"], controls=False, settings=settings)))
+    assert "predict again never" in text
+    assert "predict again 1h00m" in text
+
+
 def test_an_oracle_is_never_the_best() -> None:
     def a_row(label: str, wait_s: float, *, oracle: bool = False) -> Row:
         figures = dict.fromkeys(CRITERIA, wait_s)

@@ -410,12 +410,13 @@ def test_before_a_moment_nothing_of_it_has_happened():
     assert (halt.moment_s, halt.before, len(cluster.ended), cluster.arrived) == (20, False, 1, 2)
 
 
-def test_acting_without_telling_says_how_many_jobs_ended_in_each_way():
-    orders = [an_order(job1=0.5, job2=0.25, job77=0.1), a_soft_limit("2", 660), an_order(job1=0.5)]
+def test_wishing_by_position_says_how_many_jobs_ended_in_each_way():
+    order = an_order(job1=0.5, job2=0.25, job77=0.1)
     told, counted = a_busy_cluster(), a_busy_cluster()
-    outcomes = told.apply(orders)
-    assert counted.act(orders) == Counter(outcome.result for outcome in outcomes)
-    assert pending_ids(counted) == pending_ids(told)
+    for _ in range(2):
+        outcomes = told.apply([order])
+        assert counted.wish(*counted.ranked(order)) == Counter(outcome.result for outcome in outcomes)
+        assert pending_ids(counted) == pending_ids(told)
 
 
 def test_urgencies_are_not_rounded_where_the_site_factor_has_no_bound():
