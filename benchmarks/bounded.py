@@ -63,8 +63,8 @@ class PerturbedRun:
 
     def again(self, order: Any, backfill: Backfill, **options: Any) -> Any:
         """Replay by what is predicted on the way, each hour anew for what waits; plan with what is expected."""
-        options = {"predictor": self.predictor(), "predict_again_s": 3_600, "plan_quantile": None} | options
-        return replay(self.workload, self.stage.machine.shape, backfill=backfill, order=order, **options)
+        own: dict[str, Any] = {"predictor": self.predictor(), "predict_again_s": 3_600, "plan_quantile": None}
+        return replay(self.workload, self.stage.machine.shape, backfill=backfill, order=order, **(own | options))
 
     def replayed(self, order: Any, backfill: Backfill, **options: Any) -> Any:
         """Replay by what was predicted and by limits, unless told otherwise."""
@@ -179,8 +179,8 @@ FIFO, QSSF = "FIFO + EASY", "QSSF + EASY"
 
 def shipped(run: PerturbedRun, **options: Any) -> Any:
     """Replay `balanced` as `helios whatif` does by itself."""
-    options = {"backfill": NODES, "guard": Backlog(), "reservation": CLOSED} | options
-    return run.again(balanced, **options)
+    own: dict[str, Any] = {"backfill": NODES, "guard": Backlog(), "reservation": CLOSED}
+    return run.again(balanced, **(own | options))
 
 
 def lied_to(run: PerturbedRun, bad: Callable[[PerturbedRun], np.ndarray]) -> Any:
