@@ -197,8 +197,9 @@ TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
     "QSSF + EASY, bound": lambda run: run.replayed(shortest_service_first, EASY, guard=Backlog()),
     "QSSF + nodes": lambda run: run.replayed(shortest_service_first, NODES),
     "FIFO + nodes": lambda run: run.replayed(ORDERS["fifo"], NODES),
-    "balanced (nodes, expected, bound, again)": shipped,
+    "balanced (nodes, expected, bound, fading, again)": shipped,
     "balanced, no bound": lambda run: shipped(run, guard=None, reservation=None),
+    "balanced, not fading": lambda run: shipped(run, guard=Backlog(fades=False)),
     "balanced, not again": lambda run: shipped(run, predict_again_s=None),
     "balanced, plan with limits": lambda run: shipped(run, estimate_s=run.limit_s),
     "balanced, plan with medians": lambda run: shipped(run, plan_quantile=0.5),
@@ -207,7 +208,7 @@ TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
     "balanced, 32 idle GPUs": lambda run: shipped(run, reservation=Reservation(closed=True, idle_gpus=32)),
     **{
         f"balanced, {share} x the backlog": lambda run, s=share: shipped(run, guard=Backlog(share=s))
-        for share in (0.5, 0.6, 0.8, 0.9)
+        for share in (0.6, 0.7, 0.9, 1.0)
     },
     **{
         f"balanced, constant {hours} h": lambda run, h=hours: shipped(run, guard=Guard.constant(h * 3_600))

@@ -18,7 +18,10 @@ LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 b
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Scores:
-    """What the order and EASY go by; ``keys`` and ``plans`` are columns of the state."""
+    """What the order and EASY go by; ``keys`` and ``plans`` are columns of the state.
+
+    A key is what the order says x ``weight``, which is 1 until somebody has another opinion of the job.
+    """
 
     workload: Workload
     order: Order
@@ -26,6 +29,7 @@ class Scores:
     keys: NDArray[np.float64]
     plans: NDArray[np.int64]
     believed_s: NDArray[np.float64]
+    weight: NDArray[np.float64]
     ranked: bool
     planned: bool
 
@@ -56,6 +60,12 @@ class Scores:
         """Ask the order for the keys of ``these`` jobs."""
         self.keys[these] = self._keys(these)
 
+    def weigh(self, jobs: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Give ``jobs``, which wait, another weight, and return their keys; who was promoted stays so."""
+        self.weight[jobs] = weight
+        keys = self.keys[jobs]
+        return np.where(np.isneginf(keys), keys, self._keys(jobs))
+
     def _keys(self, these: slice | NDArray[np.int64]) -> NDArray[np.float64]:
         keys = self.order(
             submitted_s=self.workload.submitted_s[these],
@@ -67,7 +77,7 @@ class Scores:
                 "the queue order goes by run time, and some jobs have none",
                 remedy="Give run_time_s for every job, or a predictor.",
             )
-        return keys
+        return keys * self.weight[these]
 
     def _planned(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.ceil(quantiles @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)

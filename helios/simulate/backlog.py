@@ -18,15 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import Misuse
+from helios.simulate.asking import Scores
+from helios.simulate.engine import put_anew
 from helios.simulate.state import NEVER, State
 
 GOES_ON = 1.5
 """A running job counts as this many times what it has run so far: half as long again is to come."""
+LEAST_WEIGHT = 1e-6
+"""Of a job whose time has come, until the next pass promotes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
     """Go first after max(``least_s``, ``share`` x the longest backlog so far, or ``known_s`` if that is longer).
+
+    On the way there a job comes nearer to the front: its key, what the order says of it, counts less by the share of
+    the bound that it has waited (``fades``). Then many long jobs start in quiet hours before they have to.
 
     A partition's backlog at a past look is all the work submitted by then, as far as is known now, less the GPU seconds
     done by then, over its GPUs; 0 where nothing waited. What has ended counts as it ran, what runs as ``GOES_ON`` x
@@ -45,6 +52,8 @@ class Backlog:
         The longest wait of the site's past under the queue that is to be compared with, s; 0: none is known.
     every_s : int
         How often the backlog is looked at, s.
+    fades : bool
+        Whether keys count less while their jobs wait. The order's keys must not be negative.
 
     Raises
     ------
@@ -70,9 +79,10 @@ class Backlog:
     """
 
     least_s: int = 3 * 3_600
-    share: float = 0.7
+    share: float = 0.8
     known_s: int = 0
     every_s: int = 3_600
+    fades: bool = True
 
     def __post_init__(self) -> None:
         if min(self.least_s, self.share, self.known_s) < 0 or self.every_s < 1:
@@ -89,10 +99,8 @@ class Backlog:
 class Keeper:
     """Carries a replay on, and keeps the one bound in its guard up to date with the backlog."""
 
-    def __init__(
-        self, state: State, backlog: Backlog, believed_s: NDArray[np.float64], carry: Callable[..., bool]
-    ) -> None:
-        self._state, self._backlog, self._believed_s, self._carry = state, backlog, believed_s, carry
+    def __init__(self, state: State, backlog: Backlog, scores: Scores, carry: Callable[..., bool]) -> None:
+        self._state, self._backlog, self._scores, self._carry = state, backlog, scores, carry
         self._due_s = int(state.jobs["submitted_s"][0]) + backlog.every_s if len(state.jobs) else NEVER
         self._first_waiting = self._told = self._arrived = 0
         self._ended_gpus, self._ended_gpu_s = (np.zeros(len(state.partitions)) for _ in range(2))
@@ -119,7 +127,7 @@ class Keeper:
         done_gpu_s = np.bincount(jobs["partition"][running], weights=elapsed_gpu_s, minlength=n)
         expected_s = expected_run_s(
             ended=(self._ended_gpus, self._ended_gpu_s + done_gpu_s),
-            waiting=(jobs["partition"][waiting], jobs["gpus"][waiting], self._believed_s[waiting]),
+            waiting=(jobs["partition"][waiting], jobs["gpus"][waiting], self._scores.believed_s[waiting]),
         )
         self._looks.look(
             waits=np.bincount(jobs["partition"][waiting], minlength=n) > 0,
@@ -131,7 +139,15 @@ class Keeper:
             ),
         )
         self.longest_s = self._looks.longest_s
-        self._state.guard["patience_s"] = self._backlog.patience_s(self.longest_s)
+        patience_s = self._backlog.patience_s(self.longest_s)
+        self._state.guard["patience_s"] = patience_s
+        if self._backlog.fades and len(waiting):
+            self._fade(waiting, now, patience_s)
+
+    def _fade(self, waiting: NDArray[np.int64], now: int, patience_s: int) -> None:
+        waited = (now - self._state.jobs["submitted_s"][waiting]) / max(patience_s, 1)
+        keys = self._scores.weigh(waiting, np.maximum(1 - waited, LEAST_WEIGHT))
+        put_anew(self._state, waiting, keys=keys, estimates_s=self._scores.plans[waiting])
 
     def _note_arrived(self) -> None:
         arrived = int(self._state.clock["arrived"][0])

@@ -208,6 +208,7 @@ def replay(
         keys=state.pending["key"],
         plans=state.pending["estimate_s"],
         believed_s=_told(workload, run_time_s, np.nan),
+        weight=np.ones(len(workload)),
         ranked=run_time_s is not None or predictor is None,
         planned=estimate_s is not None or predictor is None,
     )
@@ -216,7 +217,7 @@ def replay(
         scores.rank(slice(None))
     carry = watch.run if watch else run
     if isinstance(guard, Backlog):
-        carry = Keeper(state, guard, scores.believed_s, carry).run
+        carry = Keeper(state, guard, scores, carry).run
     _run_through(state, scores, predictor, predict_again_s, progress or _nobody, carry=carry)
     has_estimates = estimate_s is not None or predictor is not None
     return _outcome(state, scores, has_estimates=has_estimates)

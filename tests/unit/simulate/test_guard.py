@@ -301,6 +301,20 @@ def test_the_bound_by_the_backlog_needs_nothing_that_comes_later(rows, share, se
         assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()
 
 
+def test_a_job_counts_less_the_longer_it_has_waited():
+    # One job at a time; the second is ten times as long as those that follow and would go last.
+    rows = [(0, 100, 8), (1, 100, 8), *((second, 10, 8) for second in range(2, 22))]
+    believed = [100.0, 100.0, *[10.0] * 20]
+    fades, stays = (
+        starts(rows, believed=believed, guard=Backlog(least_s=200, share=0, every_s=1, fades=fades))
+        for fades in (True, False)
+    )
+    # At 200 it has waited 199 s of the 200 after which it is promoted: it counts 100 x .005, the others 10 x .1.
+    assert stays[1] == 210
+    assert fades[1] == 200
+    assert sorted(fades[2:]) == [*range(100, 200, 10), *range(300, 400, 10)]
+
+
 @given(rows=JOBS, slack=st.lists(st.integers(0, 60), min_size=40, max_size=40), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_predicted(rows, slack, seed):
