@@ -7,7 +7,7 @@ edit there alone would leave old code in use, and nothing would tell.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
@@ -31,20 +31,29 @@ def part(function: _Function, **options: Any) -> _Function:
 def kept(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
     compiled: Any = njit(cache=True, **options)(function)
-    compiled._cache = _Cache(function)  # type: ignore[no-untyped-call]  # because numba's is untyped
+    compiled._cache = _Cache(compiled)
     return cast(_Function, compiled)
 
 
 class _Cache(FunctionCache):
+    def __init__(self, compiled: Any) -> None:
+        super().__init__(compiled.py_func)  # type: ignore[no-untyped-call]  # because numba's is untyped
+        self._compiled = compiled
+
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]  # because numba's is untyped
-        return (*key, fingerprint(self._py_func))
+        return (*key, fingerprint(self._compiled), _laid_out(sig))
+
+
+def _laid_out(kinds: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the order of the fields of named tuples among ``kinds``: numba's key has their names and types alone."""
+    return tuple((getattr(kind, "fields", ()), _laid_out(kind.types)) for kind in kinds if hasattr(kind, "types"))
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
     """Digest what ``function`` is compiled from: its code, and the code and values of all it names, wherever they are.
 
-    What cannot change without its name (a type, a module's own function) counts by its name.
+    What cannot change without its name (a type, others' functions) counts by its name.
     """
     return hashlib.sha256("\n".join(_told(function, seen=set())).encode()).hexdigest()
 
@@ -58,8 +67,10 @@ def _told(thing: Any, *, seen: set[int]) -> Iterator[str]:
         yield function.__qualname__  # which also ends a recursion
     else:
         seen.add(id(function))
+        code = function.__code__
         yield f"{function.__qualname__} {getattr(thing, 'targetoptions', {})}"
-        yield from _told_of_code(function.__code__, _named_by(function), seen=seen)
+        yield f"{code.co_varnames[: code.co_argcount]} {_value(function.__defaults__)}"
+        yield from _told_of_code(code, _named_by(function), seen=seen)
 
 
 def _told_of_code(code: CodeType, named: Mapping[str, Any], *, seen: set[int]) -> Iterator[str]:
@@ -95,7 +106,12 @@ def _value(thing: Any) -> str:
         return f"{thing.dtype.descr} {thing.shape} {thing.tobytes().hex()}"
     if isinstance(thing, (tuple, frozenset)):
         members = [_value(member) for member in thing]
-        return f"({', '.join(sorted(members) if isinstance(thing, frozenset) else members)})"
+        told = ", ".join(sorted(members) if isinstance(thing, frozenset) else members)
+        return f"{getattr(thing, '_fields', '')}({told})"
     if thing is None or isinstance(thing, (int, float, complex, str, bytes, np.generic)):
         return repr(thing)
+    if hasattr(thing, "_fields"):
+        return (
+            f"{thing.__module__}.{thing.__qualname__} {thing._fields} {_value(tuple(thing._field_defaults.values()))}"
+        )
     return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"

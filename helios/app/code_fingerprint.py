@@ -1,8 +1,8 @@
 """Which code made a result: what a replay hangs on beside its question and its history.
 
-:func:`helios.simulate.kernel.fingerprint` tells edits of compiled kernels only, for numba's cache. Here it is every
-module that a replay can reach, predictors and orders too, by what it says and not by how: neither comments nor
-docstrings count. What reads and keeps histories does not count either: jobs have a fingerprint of their own.
+:func:`helios.kernels.fingerprint` tells edits of compiled kernels only, for numba's cache. Here it is every module that
+a replay can reach, predictors and orders too, by what it says and not by how: neither comments nor docstrings count.
+What reads and keeps histories does not count either: jobs have a fingerprint of their own.
 """
 
 from __future__ import annotations

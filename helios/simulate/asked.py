@@ -7,16 +7,13 @@ Services are asked tens of thousands of times in a replay: all that happens from
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.simulate import engine
 from helios.simulate.engine import admit_due, end_due, next_moment, schedule_touched, touch
-from helios.simulate.kernel import entry_point, fingerprint, kernel
+from helios.simulate.kernel import entry_point, kernel
 from helios.simulate.queue import push, remove
 from helios.simulate.state import NEVER, State
 
@@ -114,70 +111,6 @@ def _set(state: State, orders: Orders, job: int, level: float) -> int:
     return DONE
 
 
-def _compiled(revision: int) -> tuple[Callable[..., Any], ...]:
-    """Return the entries, which hold the ``revision`` of all they call."""
-
-    @entry_point
-    def go_on(state: State, seen: Seen, stops: Stops, now: int, between: bool) -> tuple[int, int]:
-        state.clock[0].now_s = now
-        alarm, due = stops.alarm, not between
-        while True:
-            if due:
-                schedule_touched(state, now)
-            event = next_moment(state)
-            moment = min(event, alarm)
-            if moment >= stops.before or event == NEVER or moment > stops.until:
-                return (NEVER if event == NEVER else moment), BEFORE
-            end_due(state, moment)
-            arrived = admit_due(state, moment) > 0
-            choice = _may_choose(state, seen, moment)
-            if moment == stops.until or (arrived and stops.arrivals) or (choice and moment >= stops.asks_from):
-                return moment, CHOICE if choice and revision >= 0 else QUIET  # see kernel.fingerprint
-            alarm, now, due = stops.alarm_from if choice else NEVER, moment, True
-
-    @entry_point
-    def choose(state: State, seen: Seen, now: int) -> bool:
-        return _may_choose(state, seen, now) if revision >= 0 else False
-
-    @entry_point
-    def order(  # noqa: PLR0917 - as above
-        state: State,
-        orders: Orders,
-        jobs: _Jobs,
-        wished: NDArray[np.float64],
-        steps: int,
-        results: NDArray[np.int8],
-        before: NDArray[np.float64],
-        counts: _Jobs,
-    ) -> int:
-        counts[:] = 0
-        for place in range(len(jobs)):
-            job, level = jobs[place], wished[place]
-            if steps > 0:
-                level = np.rint(level * steps) / steps
-            if 0 <= job < len(state.jobs):
-                before[place] = orders.urgency[job]
-            results[place] = UNNAMED if np.isnan(level) else _set(state, orders, job, level)
-            counts[results[place]] += 1
-        return revision
-
-    @entry_point
-    def wait(state: State, waiting: _Jobs, tally: _Jobs) -> int:
-        n_known, n_seen, n_left = tally[0], tally[1], 0
-        for place in range(n_known + state.clock[0].arrived - n_seen):
-            job = waiting[place] if place < n_known else n_seen + place - n_known
-            if state.jobs[job].started_s == NEVER:
-                waiting[n_left] = job
-                n_left += 1
-        tally[0], tally[1] = n_left, state.clock[0].arrived
-        return n_left if revision >= 0 else 0
-
-    return go_on, choose, order, wait
-
-
-_go_on, _choose, _order, _wait = _compiled(fingerprint(engine, *engine.PARTS, sys.modules[__name__]))
-
-
 def go_on(state: State, seen: Seen, stops: Stops, *, now: int, between: bool = False) -> tuple[int, int]:
     """Make the passes due ``now``, and go on to the first moment at which to stop; its own pass stays due.
 
@@ -193,8 +126,26 @@ def go_on(state: State, seen: Seen, stops: Stops, *, now: int, between: bool = F
     where : int
         BEFORE, QUIET or CHOICE.
     """
-    moment, where = _go_on(state, seen, stops, now, between)
-    return moment, where
+    return _go_on(state, seen, stops, now, between)
+
+
+@entry_point
+def _go_on(state: State, seen: Seen, stops: Stops, now: int, between: bool) -> tuple[int, int]:
+    state.clock[0].now_s = now
+    alarm, due = stops.alarm, not between
+    while True:
+        if due:
+            schedule_touched(state, now)
+        event = next_moment(state)
+        moment = min(event, alarm)
+        if moment >= stops.before or event == NEVER or moment > stops.until:
+            return (NEVER if event == NEVER else moment), BEFORE
+        end_due(state, moment)
+        arrived = admit_due(state, moment) > 0
+        choice = _may_choose(state, seen, moment)
+        if moment == stops.until or (arrived and stops.arrivals) or (choice and moment >= stops.asks_from):
+            return moment, CHOICE if choice else QUIET
+        alarm, now, due = stops.alarm_from if choice else NEVER, moment, True
 
 
 def order(
@@ -225,6 +176,28 @@ def order(
     return results, before, counts.tolist()
 
 
+@entry_point
+def _order(  # noqa: PLR0917 - numba kernels are called by position
+    state: State,
+    orders: Orders,
+    jobs: _Jobs,
+    wished: NDArray[np.float64],
+    steps: int,
+    results: NDArray[np.int8],
+    before: NDArray[np.float64],
+    counts: _Jobs,
+) -> None:
+    counts[:] = 0
+    for place in range(len(jobs)):
+        job, level = jobs[place], wished[place]
+        if steps > 0:
+            level = np.rint(level * steps) / steps
+        if 0 <= job < len(state.jobs):
+            before[place] = orders.urgency[job]
+        results[place] = UNNAMED if np.isnan(level) else _set(state, orders, job, level)
+        counts[results[place]] += 1
+
+
 class Census:
     """Keeps the positions of the pending jobs while a replay goes on, and knows whether one of them may start.
 
@@ -252,4 +225,21 @@ class Census:
 
     def has_choice(self, now: int) -> bool:
         """Say whether a job that fits by count waits since before ``now``, or beside another of its partition."""
-        return bool(_choose(self._state, self.seen, now))
+        return _choose(self._state, self.seen, now)
+
+
+@entry_point
+def _wait(state: State, waiting: _Jobs, tally: _Jobs) -> int:
+    n_known, n_seen, n_left = tally[0], tally[1], 0
+    for place in range(n_known + state.clock[0].arrived - n_seen):
+        job = waiting[place] if place < n_known else n_seen + place - n_known
+        if state.jobs[job].started_s == NEVER:
+            waiting[n_left] = job
+            n_left += 1
+    tally[0], tally[1] = n_left, state.clock[0].arrived
+    return n_left
+
+
+@entry_point
+def _choose(state: State, seen: Seen, now: int) -> bool:
+    return _may_choose(state, seen, now)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.simulate import guard, idle, passes, placement, power, queue, reserve, running, sets, tally
-from helios.simulate import state as state_tables
 from helios.simulate.guard import promote_overdue
-from helios.simulate.kernel import entry_point, fingerprint, kernel
+from helios.simulate.kernel import entry_point, kernel
 from helios.simulate.passes import schedule
 from helios.simulate.power import fell, get_up, next_change, time_out
 from helios.simulate.queue import push, remove
 from helios.simulate.running import end
 from helios.simulate.state import NEVER, NOBODY, State
-
-PARTS = (guard, passes, placement, power, sets, idle, tally, queue, reserve, running, state_tables)
-"""Where the kernels are that the core calls."""
 
 
 @kernel
@@ -98,38 +91,6 @@ def schedule_touched(state: State, now: int) -> None:
         time_out(state, now)
 
 
-def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
-    """Return the entries to the core, which hold the ``revision`` of all they call."""
-
-    @entry_point
-    def carry_on(state: State, scored: int, until_s: int, budget: int) -> int:
-        while budget > 0:
-            now = next_moment(state)
-            if now == NEVER or now >= until_s or awaits(state, now, scored):
-                state.clock[0].next_s = now
-                return 1 if revision >= 0 else 0
-            budget -= end_due(state, now) + admit_due(state, now)
-            schedule_touched(state, now)
-        return 0
-
-    @entry_point
-    def put_anew(
-        state: State, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
-    ) -> int:
-        for place in range(len(jobs)):
-            job = jobs[place]
-            remove(state, job)
-            state.pending[job].key, state.pending[job].estimate_s = keys[place], estimates_s[place]
-            push(state, job)
-            touch(state, state.jobs[job].partition)
-        return revision
-
-    return carry_on, put_anew
-
-
-_carry_on, _put_anew = _compiled(fingerprint(*PARTS))
-
-
 def run(state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
     """Carry the timeline on, in place, and stop before the moment when job number ``scored`` arrives.
 
@@ -150,7 +111,19 @@ def run(state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool
         Whether such a moment, or the end of everything, was reached; ``next_s`` of the clock says which, NEVER being
         the end.
     """
-    return bool(_carry_on(state, scored, until_s, budget))
+    return _carry_on(state, scored, until_s, budget)
+
+
+@entry_point
+def _carry_on(state: State, scored: int, until_s: int, budget: int) -> bool:
+    while budget > 0:
+        now = next_moment(state)
+        if now == NEVER or now >= until_s or awaits(state, now, scored):
+            state.clock[0].next_s = now
+            return True
+        budget -= end_due(state, now) + admit_due(state, now)
+        schedule_touched(state, now)
+    return False
 
 
 def put_anew(
@@ -158,3 +131,13 @@ def put_anew(
 ) -> None:
     """Give pending ``jobs`` other keys and estimates (same length); a pass of their partitions is then due."""
     _put_anew(state, jobs, keys, estimates_s)
+
+
+@entry_point
+def _put_anew(state: State, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]) -> None:
+    for place in range(len(jobs)):
+        job = jobs[place]
+        remove(state, job)
+        state.pending[job].key, state.pending[job].estimate_s = keys[place], estimates_s[place]
+        push(state, job)
+        touch(state, state.jobs[job].partition)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TypeVar
 
 from helios.kernels import kept, part
@@ -27,26 +25,3 @@ def kernel(function: _Function) -> _Function:
 def entry_point(function: _Function) -> _Function:
     """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
     return kept(function, **_OPTIONS)
-
-
-def fingerprint(*modules: ModuleType) -> int:
-    """Digest the kernels that ``modules`` define, with the numbers they name.
-
-    Numba's cache looks at the file of the entry point and not at those of its callees, so that an edit of a callee
-    alone would leave old code in use. It does look at the values a closure holds: an entry point that holds this
-    digest is compiled anew.
-    """
-    named = [
-        (module.__name__, name, _essence(thing))
-        for module in modules
-        for name, thing in sorted(vars(module).items())
-        if hasattr(thing, "py_func") or isinstance(thing, int)
-    ]
-    return zlib.crc32(repr((_OPTIONS, _INSIDE, named)).encode())
-
-
-def _essence(thing: Any) -> Any:
-    if not hasattr(thing, "py_func"):
-        return thing
-    code = thing.py_func.__code__
-    return code.co_code, code.co_consts, code.co_names

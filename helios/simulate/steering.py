@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.simulate import engine
 from helios.simulate.engine import touch
 from helios.simulate.idle import enlist, strike
-from helios.simulate.kernel import entry_point, fingerprint
+from helios.simulate.kernel import entry_point
 from helios.simulate.power import fall, home_of, wake
 from helios.simulate.queue import push, remove
 from helios.simulate.state import AWAKE, FALLING, N_SETS, WAKING, WORD_BITS, State
@@ -19,64 +16,20 @@ from helios.simulate.tally import bring_up
 _Jobs = NDArray[np.int64]
 
 
-def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
-    """Return the entries, which hold the ``revision`` of all they call."""
-
-    @entry_point
-    def withdraw(state: State, jobs: _Jobs) -> int:
-        for place in range(len(jobs)):
-            remove(state, jobs[place])
-            touch(state, state.jobs[jobs[place]].partition)
-        return revision
-
-    @entry_point
-    def admit(state: State, jobs: _Jobs) -> int:
-        for place in range(len(jobs)):
-            push(state, jobs[place])
-            touch(state, state.jobs[jobs[place]].partition)
-        return revision
-
-    @entry_point
-    def steer(state: State, nodes: _Jobs, power: int, now: int) -> int:
-        state.clock[0].now_s = now
-        for place in range(len(nodes)):
-            if power == FALLING:
-                fall(state, home_of(state, nodes[place]), nodes[place])
-            else:
-                wake(state, home_of(state, nodes[place]), nodes[place])
-        return revision
-
-    @entry_point
-    def keep(state: State, node: int, kept: int) -> int:
-        its = state.nodes[node]
-        its.kept = kept
-        if kept:
-            strike(state, node)
-        elif its.power == AWAKE and its.free == state.partitions[home_of(state, node)].gpus_per_node:
-            enlist(state, node)
-        return revision
-
-    @entry_point
-    def count(state: State, now: int) -> int:
-        state.clock[0].now_s = now
-        for partition in range(len(state.partitions)):
-            bring_up(state, partition)
-        return revision
-
-    return withdraw, admit, steer, keep, count
-
-
-_withdraw, _admit, _steer, _keep, _count = _compiled(fingerprint(engine, *engine.PARTS))
-
-
+@entry_point
 def withdraw(state: State, jobs: _Jobs) -> None:
     """Take ``jobs``, which are queued, out of their queues; a pass of their partitions is due."""
-    _withdraw(state, jobs)
+    for place in range(len(jobs)):
+        remove(state, jobs[place])
+        touch(state, state.jobs[jobs[place]].partition)
 
 
+@entry_point
 def admit(state: State, jobs: _Jobs) -> None:
     """Put ``jobs``, which are withdrawn, into their queues by what ``state.pending`` says; a pass is due."""
-    _admit(state, jobs)
+    for place in range(len(jobs)):
+        push(state, jobs[place])
+        touch(state, state.jobs[jobs[place]].partition)
 
 
 def put_to_sleep(state: State, nodes: _Jobs, *, now: int) -> None:
@@ -89,14 +42,41 @@ def wake_up(state: State, nodes: _Jobs, *, now: int) -> None:
     _steer(state, nodes, WAKING, now)
 
 
+@entry_point
+def _steer(state: State, nodes: _Jobs, power: int, now: int) -> None:
+    state.clock[0].now_s = now
+    for place in range(len(nodes)):
+        if power == FALLING:
+            fall(state, home_of(state, nodes[place]), nodes[place])
+        else:
+            wake(state, home_of(state, nodes[place]), nodes[place])
+
+
 def keep_awake(state: State, node: int, *, kept: bool) -> None:
     """Have the idle timer leave ``node`` alone, or no longer."""
     _keep(state, node, int(kept))
 
 
+@entry_point
+def _keep(state: State, node: int, kept: int) -> None:
+    its = state.nodes[node]
+    its.kept = kept
+    if kept:
+        strike(state, node)
+    elif its.power == AWAKE and its.free == state.partitions[home_of(state, node)].gpus_per_node:
+        enlist(state, node)
+
+
 def count_up(state: State, *, now: int) -> None:
     """Count node seconds up to ``now``."""
     _count(state, now)
+
+
+@entry_point
+def _count(state: State, now: int) -> None:
+    state.clock[0].now_s = now
+    for partition in range(len(state.partitions)):
+        bring_up(state, partition)
 
 
 def rank_nodes(state: State, weight: NDArray[np.int64]) -> None:

@@ -6,15 +6,13 @@ that does not grow with the length of the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.simulate import engine
 from helios.simulate.engine import admit_due, awaits, end_due, next_moment, schedule_touched
-from helios.simulate.kernel import entry_point, fingerprint, kernel
+from helios.simulate.kernel import entry_point, kernel
 from helios.simulate.passes import first_up_to
 from helios.simulate.queue import before
 from helios.simulate.reserve import reserve
@@ -78,32 +76,24 @@ def _count_ahead(state: State, job: int, told: NDArray[np.int64]) -> None:
             told[AHEAD] += before(state.pending, other, job)
 
 
-def _compiled(revision: int) -> Callable[..., int]:
-    """Return the entry, which holds the ``revision`` of all it calls."""
-
-    @entry_point
-    def carry_noting(state: State, scored: int, until_s: int, told: NDArray[np.int64], notes: NDArray[np.void]) -> int:
-        job = told[JOB]
-        told[TAKEN] = 0
-        while told[BUDGET] > 0 and told[TAKEN] < len(notes):
-            now = next_moment(state)
-            if now == NEVER or now >= until_s or awaits(state, now, scored):
-                state.clock[0].next_s = now
-                return _REACHED if revision >= 0 else _FULL  # it must name the revision: see kernel.fingerprint
-            told[BUDGET] -= end_due(state, now) + admit_due(state, now)
-            due = state.partitions[state.jobs[job].partition].touched
-            schedule_touched(state, now)
-            if due and state.clock[0].arrived > job and state.jobs[job].started_s == NEVER:
-                if told[QUEUED] == 0:
-                    _count_ahead(state, job, told)
-                _note(state, job, notes[told[TAKEN]], now)
-                told[TAKEN] += 1
-        return _FULL if told[BUDGET] > 0 else _OUT_OF_BUDGET
-
-    return carry_noting
-
-
-_carry_noting = _compiled(fingerprint(engine, *engine.PARTS))
+@entry_point
+def _carry_noting(state: State, scored: int, until_s: int, told: NDArray[np.int64], notes: NDArray[np.void]) -> int:
+    job = told[JOB]
+    told[TAKEN] = 0
+    while told[BUDGET] > 0 and told[TAKEN] < len(notes):
+        now = next_moment(state)
+        if now == NEVER or now >= until_s or awaits(state, now, scored):
+            state.clock[0].next_s = now
+            return _REACHED
+        told[BUDGET] -= end_due(state, now) + admit_due(state, now)
+        due = state.partitions[state.jobs[job].partition].touched
+        schedule_touched(state, now)
+        if due and state.clock[0].arrived > job and state.jobs[job].started_s == NEVER:
+            if told[QUEUED] == 0:
+                _count_ahead(state, job, told)
+            _note(state, job, notes[told[TAKEN]], now)
+            told[TAKEN] += 1
+    return _FULL if told[BUDGET] > 0 else _OUT_OF_BUDGET
 
 
 class Witness:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
+import helios
 from helios.kernels import fingerprint, kept, part
 
 CALLEE = """
@@ -21,6 +25,23 @@ from helios.kernels import part
 @part
 def step(x):
     return x + {by}
+"""
+NAMES = """
+from typing import NamedTuple
+
+class Pair(NamedTuple):
+    {first}: int
+    {second}: int
+"""
+ASKING = """
+from callee import Pair
+from helios.kernels import kept
+
+@kept
+def least(pair):
+    return pair.least
+
+print(least(Pair(least=1, most=2)), sum(least.stats.cache_hits.values()))
 """
 ENTRY = """
 from callee import step
@@ -33,14 +54,31 @@ def twice(x):
 print(twice(1), sum(twice.stats.cache_hits.values()))
 """
 
+REPLAY = """
+import numpy as np
+from helios.simulate import ClusterShape, Workload
+from helios.simulate.artifact import PublishedPolicy, replay_as_published, strict
+
+gpus = np.array([3, 3, 8], dtype=np.int32)
+none = np.zeros(3, dtype=np.int64)
+jobs = Workload(
+    job_id=np.array(list("abc"), dtype=object), submitted_s=none, run_time_s=none + 10, gpus=gpus,
+    partition=none.astype(np.int32),
+)
+shape = ClusterShape(partitions=("a",), nodes=np.int32([2]), gpus_per_node=np.int32([8]))
+done = replay_as_published(jobs, shape, policy=PublishedPolicy.FIFO)
+print(done.started_s.tolist(), sum(strict.play_strict.stats.cache_hits.values()))
+"""
+FULLEST, EMPTIEST = "free < floor.free[best]", "free > floor.free[best]"
+
 
 def plus_one(x: int) -> int:
     return x + 1
 
 
-def a_step(text: str) -> Callable[[int], int]:
+def a_step(text: str, *, takes: str = "x") -> Callable[..., int]:
     names: dict[str, Any] = {}
-    exec(f"def step(x):\n    return {text}", names)
+    exec(f"def step({takes}):\n    return {text}", names)
     return names["step"]  # type: ignore[no-any-return]  # because it was just made of text
 
 
@@ -61,6 +99,8 @@ def test_the_fingerprint_of_the_same_code_stays() -> None:
         ("step", part(a_step("x + 1")), part(a_step("x - 1"))),
         ("step", part(a_step("x + 1")), part(a_step("x + 2"))),
         ("step", part(a_step("sum([i for i in (x, 1)])")), part(a_step("sum([i for i in (x, 2)])"))),
+        ("step", part(a_step("x + y", takes="x, y=1")), part(a_step("x + y", takes="x, y=2"))),
+        ("step", part(a_step("x - y", takes="x, y")), part(a_step("y - x", takes="y, x"))),
         ("step", part(plus_one), part(plus_one, fastmath=True)),
         ("step", an_entry(limit=1), an_entry(limit=2)),
         ("limit", 1, 2),
@@ -69,11 +109,16 @@ def test_the_fingerprint_of_the_same_code_stays() -> None:
         ("limit", np.array([1, 2]), np.array([1, 3])),
         ("limit", np.array([1, 2]), np.array([1, 2]).view(np.float64)),
         ("limit", np.array([1, 2]), np.array([[1, 2]])),
+        ("limit", namedtuple("Pair", "least most"), namedtuple("Pair", "most least")),
+        ("limit", namedtuple("Pair", "least", defaults=[1]), namedtuple("Pair", "least", defaults=[2])),
+        ("limit", namedtuple("Pair", "least most")(1, 2), namedtuple("Pair", "most least")(1, 2)),
     ],
     ids=[
         "code",
         "constant",
         "constant inside",
+        "default",
+        "order of what it takes",
         "options",
         "further down",
         "int",
@@ -82,6 +127,9 @@ def test_the_fingerprint_of_the_same_code_stays() -> None:
         "values",
         "type of values",
         "shape of values",
+        "order of fields",
+        "default of a field",
+        "order of a value's fields",
     ],
 )
 def test_the_fingerprint_changes_with_what_is_named(name: str, before: Any, after: Any) -> None:
@@ -119,15 +167,57 @@ def test_parts_are_not_kept_one_by_one() -> None:
     assert kept(plus_one).stats.cache_path  # type: ignore[attr-defined]  # because numba's types are not known
 
 
-def test_an_edit_of_a_callee_in_another_file_has_the_entry_compiled_anew(tmp_path: Path) -> None:
-    (tmp_path / "entry.py").write_text(ENTRY)
+def test_other_options_have_the_same_code_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
-    def said(by: int) -> str:
-        (tmp_path / "callee.py").write_text(CALLEE.format(by=by))
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, "entry.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
+    def hits(**options: Any) -> int:
+        entry: Any = kept(plus_one, **options)
+        entry(1)
+        return sum(entry.stats.cache_hits.values())
 
-    assert [said(by=1), said(by=1), said(by=2)] == ["3 0", "3 1", "5 0"]
+    assert [hits(), hits(), hits(fastmath=True), hits(fastmath=True)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "before", "after", "said"),
+    [
+        (ENTRY, CALLEE.format(by=1), CALLEE.format(by=2), ["3 0", "3 1", "5 0"]),
+        (
+            ASKING,
+            NAMES.format(first="least", second="most"),
+            NAMES.format(first="most", second="least"),
+            ["1 0", "1 1", "1 0"],
+        ),
+    ],
+    ids=["code", "order of an argument's fields"],
+)
+def test_an_edit_of_another_file_has_the_entry_compiled_anew(
+    tmp_path: Path, entry: str, before: str, after: str, said: list[str]
+) -> None:
+    (tmp_path / "entry.py").write_text(entry)
+
+    def says(callee: str) -> str:
+        (tmp_path / "callee.py").write_text(callee)
+        return run_by_itself(tmp_path)
+
+    assert [says(before), says(before), says(after)] == said
+
+
+def test_an_edit_of_how_nodes_are_taken_has_the_loop_of_a_replay_compiled_anew(tmp_path: Path) -> None:
+    shutil.copytree(Path(helios.__file__).parent, tmp_path / "helios", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "entry.py").write_text(REPLAY)
+    floor = tmp_path / "helios/simulate/artifact/floor.py"
+    before = floor.read_text()
+    assert before.count(FULLEST) == 1
+    said = [run_by_itself(tmp_path), run_by_itself(tmp_path)]
+    floor.write_text(before.replace(FULLEST, EMPTIEST))
+    assert [*said, run_by_itself(tmp_path)] == ["[0, 0, 0] 0", "[0, 0, 0] 1", "[0, 0, 10] 0"]
+
+
+def run_by_itself(folder: Path) -> str:
+    """Return what ``entry.py`` of a folder prints, which finds other modules there before all others."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "entry.py"], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()

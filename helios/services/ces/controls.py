@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from helios.kernels import kept
 from helios.services.ces.rule import highest_of_last
 
 
@@ -41,7 +41,7 @@ class Published(NamedTuple):
     hold_steps: int
 
 
-@njit(cache=True)
+@kept
 def published_levels(
     busy: NDArray[np.float64],
     total: NDArray[np.float64],

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from helios.kernels import kept, part
 
 
 class Setting(NamedTuple):
@@ -57,7 +58,7 @@ class Score(NamedTuple):
     short: NDArray[np.float64]
 
 
-@njit(cache=True)
+@part
 def _next(  # noqa: PLR0917 - numba kernels are called by position
     busy: float, total: float, floor: float, setting: Setting, powered: float, held_until: int, at: int
 ) -> tuple[float, int]:
@@ -72,7 +73,7 @@ def _next(  # noqa: PLR0917 - numba kernels are called by position
     return powered, held_until
 
 
-@njit(cache=True)
+@kept
 def walk(  # noqa: PLR0917 - numba kernels are called by position
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
@@ -119,7 +120,7 @@ def scored(
     return Score(asleep=out[:, 0], wakes=out[:, 1], short=out[:, 2])
 
 
-@njit(cache=True)
+@kept
 def _score(
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
@@ -143,7 +144,7 @@ def _score(
         out[row, 0], out[row, 1], out[row, 2] = asleep, wakes, short
 
 
-@njit(cache=True)
+@kept
 def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.float64]:
     """Return the highest of each value and the ``n_steps`` - 1 before it, as far as there are."""
     highest = values.copy()

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import Misuse, WorkloadInvalid
-from helios.simulate.artifact import book as book_tables
-from helios.simulate.artifact import floor as floor_kernels
-from helios.simulate.artifact import preemptive, strict
 from helios.simulate.artifact.book import NEVER, Book
-from helios.simulate.artifact.floor import Floor, new_floor
-from helios.simulate.kernel import entry_point, fingerprint
+from helios.simulate.artifact.floor import new_floor
+from helios.simulate.artifact.preemptive import play_preemptive
+from helios.simulate.artifact.strict import play_strict
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 
@@ -151,30 +149,6 @@ def _book(workload: Workload, arrival: NDArray[np.int64], keys: tuple[NDArray[np
     )
 
 
-PARTS = (book_tables, floor_kernels, preemptive, strict)
-"""Where the kernels are that the loops call."""
-
-
-def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
-    """Return the loops, which hold the ``revision`` of all they call."""
-    play_strict, play_preemptive = strict.play_strict, preemptive.play_preemptive
-
-    @entry_point
-    def in_order(book: Book, floor: Floor, newcomers_by_size: bool) -> int:
-        play_strict(book, floor, newcomers_by_size)
-        return revision
-
-    @entry_point
-    def by_remaining(book: Book, floor: Floor) -> int:
-        play_preemptive(book, floor)
-        return revision
-
-    return in_order, by_remaining
-
-
-_in_order, _by_remaining = _compiled(fingerprint(*PARTS))
-
-
 def _play(
     book: Book,
     shape: ClusterShape,
@@ -187,9 +161,9 @@ def _play(
         first, end = np.searchsorted(partition, [index, index + 1])
         floor.hall[["nodes", "gpus_per_node", "first", "end"]] = nodes, gpus_per_node, first, end
         if policy is PublishedPolicy.SRTF:
-            _by_remaining(book, floor)
+            play_preemptive(book, floor)
         else:
-            _in_order(book, floor, policy is PublishedPolicy.QSSF)
+            play_strict(book, floor, policy is PublishedPolicy.QSSF)
         tell(int(end))
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from helios.simulate.artifact.book import NEVER, Book
 from helios.simulate.artifact.floor import Floor, clear, place, vacate
-from helios.simulate.kernel import kernel
+from helios.simulate.kernel import entry_point, kernel
 
 
-@kernel
+@entry_point
 def play_strict(book: Book, floor: Floor, newcomers_by_size: bool) -> None:
     """Replay the jobs of the partition at hand, from empty to empty."""
     clear(floor)

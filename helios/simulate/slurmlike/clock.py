@@ -13,24 +13,10 @@ scheduler, backfill.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.simulate.kernel import entry_point, fingerprint, kernel
-from helios.simulate.slurmlike import (
-    backfill,
-    fairshare,
-    limits,
-    main_pass,
-    order,
-    placing,
-    plain,
-    running,
-    slots,
-)
-from helios.simulate.slurmlike import state as state_tables
+from helios.simulate.kernel import entry_point, kernel
 from helios.simulate.slurmlike.backfill import backfill_pass
 from helios.simulate.slurmlike.fairshare import make_factors, settle_usage
 from helios.simulate.slurmlike.main_pass import main_pass as go_down_the_queue
@@ -38,9 +24,6 @@ from helios.simulate.slurmlike.order import change, queue_up, reweigh, take_out,
 from helios.simulate.slurmlike.placing import keep_those_that_fit
 from helios.simulate.slurmlike.running import end
 from helios.simulate.slurmlike.state import FUTURE, MS, NEVER, NOBODY, PENDING, SlurmState
-
-PARTS = (backfill, fairshare, limits, main_pass, order, placing, plain, running, slots, state_tables)
-"""Where the kernels are that the clock calls."""
 
 
 @kernel
@@ -242,71 +225,16 @@ def _is_stuck(state: SlurmState) -> bool:
     return bool(looked and (clock.changed == 0 or clock.backfill_interval_ms <= 0))
 
 
-def _compiled(revision: int) -> tuple[Callable[..., int], ...]:
-    """Return the entries to the clock, which hold the ``revision`` of all they call."""
-
-    @entry_point
-    def carry(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> int:
-        schedule(state)
-        while not _is_stuck(state):
-            moment = next_moment(state)
-            if moment > until_ms or moment == NEVER:
-                break
-            events = state.clock[0].ended + state.clock[0].entered
-            happen(state, moment)
-            if moment == until_ms and leave_due:
-                return revision
-            if first_event and state.clock[0].ended + state.clock[0].entered > events:
-                return revision
-            schedule(state)
-        if until_ms != NEVER and until_ms > state.clock[0].now_ms:
-            state.clock[0].now_ms = until_ms
-        return revision
-
-    @entry_point
-    def event(state: SlurmState) -> int:
-        return next_event(state) if revision >= 0 else NEVER
-
-    @entry_point
-    def stuck(state: SlurmState) -> bool:
-        return _is_stuck(state) if revision >= 0 else True
-
-    @entry_point
-    def rank_anew(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> int:
-        for place in range(len(jobs)):
-            take_out(state, jobs[place], 0)
-        for place in range(len(jobs)):
-            weigh(state, jobs[place])
-            queue_up(state, jobs[place])
-        if len(jobs) > 0:
-            _pass_over(state)
-            change(state, now_ms)
-        return revision
-
-    @entry_point
-    def begin(state: SlurmState) -> int:
-        make_factors(state)
-        return revision
-
-    @entry_point
-    def keep_choices(state: SlurmState) -> int:
-        keep_those_that_fit(state)
-        return revision
-
-    return carry, event, stuck, rank_anew, begin, keep_choices
-
-
-_carry, _event, _stuck, _rank_anew, _begin, _keep_choices = _compiled(fingerprint(*PARTS))
-
-
+@entry_point
 def keep_choices(state: SlurmState) -> None:
     """Take from all jobs, on an empty cluster, the partitions in which they could never start."""
-    _keep_choices(state)
+    keep_those_that_fit(state)
 
 
+@entry_point
 def begin(state: SlurmState) -> None:
     """Work out the first fair shares."""
-    _begin(state)
+    make_factors(state)
 
 
 def carry_on(state: SlurmState, *, until_ms: int = NEVER, leave_due: bool = False, first_event: bool = False) -> None:
@@ -315,19 +243,51 @@ def carry_on(state: SlurmState, *, until_ms: int = NEVER, leave_due: bool = Fals
     With ``leave_due`` the passes due at ``until_ms`` wait for the next call, so that somebody can act before them. With
     ``first_event`` it stops so where nodes are freed or a job enters the queue, if that is earlier.
     """
-    _carry(state, until_ms, leave_due, first_event)
+    _carry_on(state, until_ms, leave_due, first_event)
 
 
+@entry_point
+def _carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> None:
+    schedule(state)
+    while not _is_stuck(state):
+        moment = next_moment(state)
+        if moment > until_ms or moment == NEVER:
+            break
+        events = state.clock[0].ended + state.clock[0].entered
+        happen(state, moment)
+        if moment == until_ms and leave_due:
+            return
+        if first_event and state.clock[0].ended + state.clock[0].entered > events:
+            return
+        schedule(state)
+    if until_ms != NEVER and until_ms > state.clock[0].now_ms:
+        state.clock[0].now_ms = until_ms
+
+
+@entry_point
 def is_over(state: SlurmState) -> bool:
     """Say whether nothing will happen any more by itself: what waits now waits for ever."""
-    return bool(_stuck(state))
+    return _is_stuck(state)
 
 
+@entry_point
 def next_event_ms(state: SlurmState) -> int:
     """Return when nodes are freed or a job enters the queue next, ms, or NEVER."""
-    return _event(state)
+    return next_event(state)
 
 
 def rank_anew(state: SlurmState, jobs: NDArray[np.int64], *, now_ms: int) -> None:
     """Give ``jobs``, which are queued, the priority that they have now."""
     _rank_anew(state, jobs, now_ms)
+
+
+@entry_point
+def _rank_anew(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> None:
+    for place in range(len(jobs)):
+        take_out(state, jobs[place], 0)
+    for place in range(len(jobs)):
+        weigh(state, jobs[place])
+        queue_up(state, jobs[place])
+    if len(jobs) > 0:
+        _pass_over(state)
+        change(state, now_ms)
