@@ -208,7 +208,7 @@ TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
     "balanced, 32 idle GPUs": lambda run: shipped(run, reservation=Reservation(closed=True, idle_gpus=32)),
     **{
         f"balanced, {share} x the backlog": lambda run, s=share: shipped(run, guard=Backlog(share=s))
-        for share in (0.6, 0.7, 0.9, 1.0)
+        for share in (0.7, 0.8, 0.9, 1.2)
     },
     **{
         f"balanced, constant {hours} h": lambda run, h=hours: shipped(run, guard=Guard.constant(h * 3_600))

@@ -20,7 +20,7 @@ from helios.actions import Reorder
 from helios.model import Snapshot
 from helios.ports import Columns, Wishes
 from helios.services.jobwise import reorders
-from helios.services.orders import favour
+from helios.services.orders import LARGE_FAVOUR, LARGE_GPUS, favour
 from helios.services.wording import counted, duration, gpu_time
 
 SHORTEST_GPU_S = 10.0
@@ -135,7 +135,7 @@ class Qssf:
         return reorders(
             snapshot,
             wishes,
-            why=lambda rows: _reasons(snapshot, wishes.urgency, rows),
+            why=lambda rows: _reasons(snapshot, wishes.urgency, rows, favours=self.options.order == Rule.BALANCED),
             reason=lambda rows: _summary(wishes.urgency[rows]),
         )
 
@@ -204,13 +204,13 @@ def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: 
     return np.where(np.isnan(level), 0.0, level * step) + 0.0  # + 0.0: no negative zero
 
 
-def _reasons(snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
+def _reasons(snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64], *, favours: bool) -> list[str]:
     """Say why each of the jobs in these rows stands where it does."""
     waited_s = (_micros(snapshot.taken_at) - snapshot.pending_values("eligible_at")[rows].view(np.int64)) / 1e6
     facts = (snapshot.pending_values(name)[rows].tolist() for name in ("gpus", "p10_s", "p50_s", "p90_s"))
     promoted = (urgency[rows] == PROMOTED).tolist()
     return [
-        _reason(_expected(*expected), f"waited {duration(so_long_s)}", goes_first)
+        _reason(_expected(*expected, favours), f"waited {duration(so_long_s)}", goes_first)
         for goes_first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True)
     ]
 
@@ -224,13 +224,14 @@ def _summary(urgency: NDArray[np.float64]) -> str:
 
 
 @lru_cache(maxsize=65_536)
-def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float) -> str:
+def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float, favours: bool) -> str:
     if math.isnan(p50_s):
         return "no prediction, so neutral"
     width = f" ({duration(p10_s)} to {duration(p90_s)})" if p10_s <= p90_s else ""
     if gpus == 0:
         return f"predicted {duration(p50_s)}{width} without GPUs"
-    return f"predicted {duration(p50_s)}{width} on {counted(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}"
+    large = f", of which a large job counts 1/{LARGE_FAVOUR:g}" if favours and gpus > LARGE_GPUS else ""
+    return f"predicted {duration(p50_s)}{width} on {counted(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
 
 
 def _require(holds: bool, fact: str) -> None:

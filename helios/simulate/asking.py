@@ -13,6 +13,9 @@ from helios.simulate.engine import put_anew
 from helios.simulate.state import NEVER, State
 from helios.simulate.workload import Workload
 
+EXPECTED = (0.25, 0.5, 0.25)
+"""Weights of p10, p50 and p90 in the expected run time (McNamee and Celona, "Decision analysis for the professional",
+2nd ed. 2001)."""
 LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
 
 
@@ -20,7 +23,8 @@ LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 b
 class Scores:
     """What the order and EASY go by; ``keys`` and ``plans`` are columns of the state.
 
-    A key is what the order says x ``weight``, which is 1 until somebody has another opinion of the job.
+    A key is what the order says x ``weight``, which is 1 until somebody has another opinion of the job. The order goes
+    by ``believed_s``, the median; ``expected_s`` is the mean of the same prediction, for sums of work.
     """
 
     workload: Workload
@@ -29,6 +33,7 @@ class Scores:
     keys: NDArray[np.float64]
     plans: NDArray[np.int64]
     believed_s: NDArray[np.float64]
+    expected_s: NDArray[np.float64]
     weight: NDArray[np.float64]
     ranked: bool
     planned: bool
@@ -40,7 +45,7 @@ class Scores:
         if not self.planned:
             self.plans[these] = self._planned(quantiles)
         if not self.ranked:
-            self.believed_s[these] = quantiles[:, 1]
+            self._believe(these, quantiles)
             self.rank(these)
 
     def queue_anew(
@@ -52,13 +57,17 @@ class Scores:
         if not self.planned:
             plans = self._planned(quantiles)
         if not self.ranked:
-            self.believed_s[jobs] = quantiles[:, 1]
+            self._believe(jobs, quantiles)
             keys = np.where(np.isneginf(keys), keys, self._keys(jobs))
         return keys, plans
 
     def rank(self, these: slice) -> None:
         """Ask the order for the keys of ``these`` jobs."""
         self.keys[these] = self._keys(these)
+
+    def _believe(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
+        self.believed_s[jobs] = quantiles[:, 1]
+        self.expected_s[jobs] = quantiles @ np.array(EXPECTED)
 
     def weigh(self, jobs: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """Give ``jobs``, which wait, another weight, and return their keys; who was promoted stays so."""

@@ -32,13 +32,14 @@ LEAST_WEIGHT = 1e-6
 class Backlog:
     """Go first after max(``least_s``, ``share`` x the longest backlog so far, or ``known_s`` if that is longer).
 
-    On the way there a job comes nearer to the front: its key, what the order says of it, counts less by the share of
-    the bound that it has waited (``fades``). Then many long jobs start in quiet hours before they have to.
+    On the way there a job comes nearer to the front: its key, what the order says of it, is multiplied by the square of
+    the share of the bound that is left to it (``fades``). Then many long jobs start in quiet hours before they have to.
 
     A partition's backlog at a past look is all the work submitted by then, as far as is known now, less the GPU seconds
     done by then, over its GPUs; 0 where nothing waited. What has ended counts as it ran, what runs as ``GOES_ON`` x
-    what it has run so far, and what waits as predicted, all of it together no more than its GPUs x ``mean``, which is
-    what all runs there have taken so far, those that go on included, over the GPUs of those that have ended. The
+    what it has run so far, and what waits as expected by its prediction, all of it together no more than its GPUs x
+    ``mean``, which is what all runs there have taken so far, those that go on included, over the GPUs of those that
+    have ended. The
     longest over all partitions counts for each: a site has one longest wait, and on Philly a bound from each
     partition's own past doubles the mean (docs/ordering.md).
 
@@ -79,7 +80,7 @@ class Backlog:
     """
 
     least_s: int = 3 * 3_600
-    share: float = 0.8
+    share: float = 1.0
     known_s: int = 0
     every_s: int = 3_600
     fades: bool = True
@@ -127,7 +128,7 @@ class Keeper:
         done_gpu_s = np.bincount(jobs["partition"][running], weights=elapsed_gpu_s, minlength=n)
         expected_s = expected_run_s(
             ended=(self._ended_gpus, self._ended_gpu_s + done_gpu_s),
-            waiting=(jobs["partition"][waiting], jobs["gpus"][waiting], self._scores.believed_s[waiting]),
+            waiting=(jobs["partition"][waiting], jobs["gpus"][waiting], self._scores.expected_s[waiting]),
         )
         self._looks.look(
             waits=np.bincount(jobs["partition"][waiting], minlength=n) > 0,
@@ -146,7 +147,7 @@ class Keeper:
 
     def _fade(self, waiting: NDArray[np.int64], now: int, patience_s: int) -> None:
         waited = (now - self._state.jobs["submitted_s"][waiting]) / max(patience_s, 1)
-        keys = self._scores.weigh(waiting, np.maximum(1 - waited, LEAST_WEIGHT))
+        keys = self._scores.weigh(waiting, np.maximum(1 - waited, 0) ** 2 + LEAST_WEIGHT)
         put_anew(self._state, waiting, keys=keys, estimates_s=self._scores.plans[waiting])
 
     def _note_arrived(self) -> None:

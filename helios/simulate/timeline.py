@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from helios.errors import Misuse
 from helios.model import STEP_S
 from helios.ports import Order, ReplayPredictor
-from helios.simulate.asking import LONGEST_ESTIMATE_S, Questions, Scores
+from helios.simulate.asking import EXPECTED, LONGEST_ESTIMATE_S, Questions, Scores
 from helios.simulate.backlog import Backlog, Keeper
 from helios.simulate.engine import run
 from helios.simulate.guard import Guard
@@ -36,9 +36,8 @@ from helios.simulate.state import (
 from helios.simulate.witness import Witness
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
-WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), None: (0.25, 0.5, 0.25)}
-"""Of p10, p50 and p90 in what backfill plans with; None: the expected run time by three points (McNamee and Celona,
-"Decision analysis for the professional", 2nd ed. 2001: a quarter, a half, a quarter)."""
+WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), None: EXPECTED}
+"""Of p10, p50 and p90 in what backfill plans with; None: the expected run time."""
 EVENTS_PER_REPORT = 200_000
 MOMENTS_PER_REPORT = 1_000
 
@@ -208,6 +207,7 @@ def replay(
         keys=state.pending["key"],
         plans=state.pending["estimate_s"],
         believed_s=_told(workload, run_time_s, np.nan),
+        expected_s=_told(workload, run_time_s, np.nan),
         weight=np.ones(len(workload)),
         ranked=run_time_s is not None or predictor is None,
         planned=estimate_s is not None or predictor is None,

@@ -302,6 +302,7 @@ def test_the_bound_by_the_backlog_needs_nothing_that_comes_later(rows, share, se
 
 
 def test_a_job_counts_less_the_longer_it_has_waited():
+    """Both of 200 s: one that fades goes first by what is left to it, one that does not when it is promoted."""
     # One job at a time; the second is ten times as long as those that follow and would go last.
     rows = [(0, 100, 8), (1, 100, 8), *((second, 10, 8) for second in range(2, 22))]
     believed = [100.0, 100.0, *[10.0] * 20]
@@ -309,7 +310,8 @@ def test_a_job_counts_less_the_longer_it_has_waited():
         starts(rows, believed=believed, guard=Backlog(least_s=200, share=0, every_s=1, fades=fades))
         for fades in (True, False)
     )
-    # At 200 it has waited 199 s of the 200 after which it is promoted: it counts 100 x .005, the others 10 x .1.
+    # At 160 it has 41 of its 200 s left and counts 100 x .042, the others, with at most 57 left, 10 x .08 and less.
+    # At 190 it has 11 left and counts .3, the least of the others, with 29 left, .2; at 200 1 left, and .0025 to .09.
     assert stays[1] == 210
     assert fades[1] == 200
     assert sorted(fades[2:]) == [*range(100, 200, 10), *range(300, 400, 10)]
