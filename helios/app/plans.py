@@ -6,11 +6,13 @@ Slurm site has today, the rule that needs no model, ours, and the oracles that b
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from helios.app.policy_options import Options
+from helios.app.policy_options import Options, read_options
 from helios.errors import Misuse
 from helios.ports import Order
 from helios.services.orders import balanced, shortest_service_first
@@ -135,6 +137,30 @@ def plans(
         for backfill in backfills or _default_backfills(policy):
             chosen += _variants(policy, backfill, estimates, run_times)
     return list(dict.fromkeys(chosen))
+
+
+def with_options(chosen: Sequence[Plan], texts: Sequence[str]) -> list[Plan]:
+    """Return the replays, told what is written as ``balanced.share=0.8``.
+
+    Raises
+    ------
+    Misuse
+        A text is not understood, its policy is not replayed, or it has no such option.
+    """
+    told: dict[str, dict[str, str | float]] = defaultdict(dict)
+    for text in texts:
+        parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
+        if parts is None:
+            raise Misuse(f"{text!r} is not understood.", remedy="Write POLICY.OPTION=VALUE, as balanced.share=0.8")
+        policy, name, value = parts.groups()
+        told[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
+    if strangers := set(told) - {plan.policy.value for plan in chosen}:
+        raise Misuse(
+            f"{', '.join(sorted(strangers))} is told something, and is not replayed.",
+            remedy=f"Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
+        )
+    options = {policy: read_options(policy, written) for policy, written in told.items()}
+    return [replace(plan, options=options.get(plan.policy.value, ())) for plan in chosen]
 
 
 def default_plans() -> list[Plan]:

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from helios.app.machine import parse_nodes
-from helios.app.plans import Estimates, Policy, RunTimes, plans
+from helios.app.plans import Estimates, Policy, RunTimes, plans, with_options
 from helios.app.repeats import FEWEST_REPEATS, repeats
 from helios.app.sweep_plan import again_s
 from helios.app.whatif import Question, whatif
@@ -87,6 +87,10 @@ def whatif_(
         RunTimes | None,
         typer.Option("--run-times", help="Run times that qssf and sjf order by: predicted or true."),
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="POLICY.OPTION=VALUE, as balanced.share=0.8 or fifo.patience=12h; may be repeated."),
+    ] = None,
     predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
@@ -118,6 +122,7 @@ def whatif_(
             "--backfill": backfill,
             "--estimates": estimates,
             "--run-times": run_times,
+            "--set": option,
             "--repeat": repeat,
             "--repeat-over": repeat_over,
             "--report": report,
@@ -131,6 +136,7 @@ def whatif_(
         estimates=_estimates(estimates),
         run_times=run_times,
     )
+    chosen = with_options(chosen, option or [])
     described = parse_nodes(nodes) if nodes is not None else None
     with progress_bars() as progress:
         history = history_from(

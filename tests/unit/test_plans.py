@@ -1,6 +1,6 @@
 import pytest
 
-from helios.app.plans import Plan, Policy, RunTimes, default_plans, plans
+from helios.app.plans import Plan, Policy, RunTimes, default_plans, plans, with_options
 from helios.errors import Misuse
 from helios.simulate import Backfill
 
@@ -70,3 +70,35 @@ def test_srtf_refuses_easy_and_says_what_to_use() -> None:
 def test_an_order_by_time_limits_is_refused() -> None:
     with pytest.raises(Misuse, match="predicted"):
         plans(policies=[Policy.SJF], run_times=RunTimes.LIMIT)
+
+
+def test_a_policy_is_told_its_options_and_the_others_are_left_as_they_are() -> None:
+    told = with_options(plans(policies=[Policy.FIFO, Policy.BALANCED]), ["balanced.share=0.8", "balanced.least = 1h"])
+    assert {plan.options for plan in told if plan.policy is Policy.BALANCED} == {(("least_s", 3_600), ("share", 0.8))}
+    assert {plan.options for plan in told if plan.policy is Policy.FIFO} == {()}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("balanced.share", "POLICY.OPTION=VALUE"),
+        ("share=0.8", "POLICY.OPTION=VALUE"),
+        ("qssf.patience=12h", "Replayed are: fifo, balanced"),
+        ("fifo.share=0.8", "Its options: patience"),
+        ("balanced.share=much", "Write 0.9"),
+    ],
+)
+def test_what_a_policy_cannot_be_told_is_refused_with_what_it_can(text: str, says: str) -> None:
+    with pytest.raises(Misuse) as raised:
+        with_options(plans(policies=[Policy.FIFO, Policy.BALANCED]), [text])
+    assert says in str(raised.value) + (raised.value.remedy or "")
+
+
+def test_balanced_plans_with_what_is_expected_where_it_reserves_nodes() -> None:
+    chosen = {plan.backfill: plan.estimates for plan in plans(policies=[Policy.BALANCED])}
+    assert chosen == {Backfill.EASY: RunTimes.LIMIT, Backfill.NODES: RunTimes.EXPECTED}
+
+
+def test_expected_run_times_order_no_queue() -> None:
+    with pytest.raises(Misuse, match="median"):
+        Plan(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.EXPECTED)
