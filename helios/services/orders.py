@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 LARGE_GPUS = 8
 """Jobs above it are large: they need more than one node of the usual size, all of it free at once."""
-LARGE_FAVOUR = 100.0
+LARGE_FAVOUR = 20.0
 """What the service of a large job is divided by, chosen on perturbed runs of Philly at 40 % and of Venus on 100 nodes
 (docs/ordering.md has what others come to)."""
 

@@ -91,7 +91,7 @@ class Qssf:
         every_s : int
             Time between two looks at the queue, s.
         order : str
-            ``balanced``: the service of jobs above 8 GPUs counts 1/100, see :func:`helios.services.orders.balanced`;
+            ``balanced``: the service of jobs above 8 GPUs counts 1/20, see :func:`helios.services.orders.balanced`;
             ``service``: the paper's rule, which starves large jobs. On a cluster of a few nodes, where jobs above 8
             GPUs are many, the paper's rule has the shorter mean: rehearse both.
         gpu_exponent : float

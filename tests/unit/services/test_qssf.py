@@ -379,7 +379,7 @@ def test_it_is_a_service(options: dict[str, Any]) -> None:
     check_service(qssf(**options))
 
 
-@pytest.mark.parametrize(("order", "said"), [("balanced", ", of which a large job counts 1/100; "), ("service", "; ")])
+@pytest.mark.parametrize(("order", "said"), [("balanced", ", of which a large job counts 1/20; "), ("service", "; ")])
 def test_a_large_job_is_told_that_it_counts_less_where_it_does(order: str, said: str) -> None:
     large = waiting(HOUR, p50_s=720.0, gpus=16)
     (place,) = places(large, service=qssf(order=order)).values()

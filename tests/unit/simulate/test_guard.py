@@ -317,6 +317,51 @@ def test_a_job_counts_less_the_longer_it_has_waited():
     assert sorted(fades[2:]) == [*range(100, 200, 10), *range(300, 400, 10)]
 
 
+class Fixed:
+    """Says of each job what it was made with."""
+
+    def __init__(self, quantiles_s):
+        self.quantiles_s = quantiles_s
+
+    def ended(self, jobs, ended_s):
+        pass
+
+    def submitted(self, jobs, now_s):
+        return self.quantiles_s[jobs]
+
+
+@given(rows=JOBS, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_the_backlog_goes_by_expected_run_times_and_not_by_medians(rows, seed):
+    workload, guard = a_workload(sorted(rows)), Noting(least_s=20, every_s=1)
+    quantiles_s = np.sort(np.exp(np.random.default_rng(seed).normal(2, 2, (len(workload), 3))), axis=1)
+    result = replay(
+        workload,
+        a_shape((2, 8)),
+        backfill=Backfill.NONE,
+        order=shortest_service_first,
+        predictor=Fixed(quantiles_s),
+        guard=guard,
+    )
+    moments = np.unique(np.concatenate((workload.submitted_s, result.ended_s)))[1:]
+    expected_s = quantiles_s @ np.array([0.25, 0.5, 0.25])
+    said = [
+        a_backlog_in_plain_words(workload, result, expected_s, moments[: look + 1], gpus=16)
+        for look in range(len(moments))
+    ]
+    np.testing.assert_allclose(guard.told[1:], said, rtol=1e-9, atol=1e-6)
+
+
+def test_a_job_counts_less_by_the_square_of_what_is_left_to_it():
+    # One job at a time, and one of ten times the run time beside a stream of short ones that have just come.
+    rows = [(0, 100, 8), (1, 100, 8), *((second, 10, 8) for second in range(92, 302, 10))]
+    believed = [100.0, 100.0, *[10.0] * 21]
+    started = starts(rows, believed=believed, guard=Backlog(least_s=200, share=0, every_s=1))
+    # At 150, with .255 of its 200 s left, it counts 6.5, a short one with .96 left 9.2; at 140 it was 9.3. Linearly
+    # it would be at 190.
+    assert started[1] == 150
+
+
 @given(rows=JOBS, slack=st.lists(st.integers(0, 60), min_size=40, max_size=40), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_predicted(rows, slack, seed):
