@@ -269,6 +269,12 @@ def a_backlog_in_plain_words(workload, result, predicted_s, past, gpus):
     return longest
 
 
+def backlogs_in_plain_words(workload, result, predicted_s, moments):
+    """Return what each look on 16 GPUs finds."""
+    looks = range(1, len(moments) + 1)
+    return [a_backlog_in_plain_words(workload, result, predicted_s, moments[:look], gpus=16) for look in looks]
+
+
 JOBS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(1, 16)), min_size=1, max_size=40)
 
 
@@ -288,10 +294,7 @@ def test_the_bound_by_the_backlog_needs_nothing_that_comes_later(rows, share, se
         guard=guard,
     )
     moments = np.unique(np.concatenate((workload.submitted_s, result.ended_s)))[1:]  # the first is no look
-    said = [
-        a_backlog_in_plain_words(workload, result, predicted, moments[: look + 1], gpus=16)
-        for look in range(len(moments))
-    ]
+    said = backlogs_in_plain_words(workload, result, predicted, moments)
     np.testing.assert_allclose(guard.told[1:], said, rtol=1e-9, atol=1e-6)
     for job in range(len(workload)):
         past = [value for value, moment in zip(said, moments, strict=True) if moment <= result.started_s[job]]
@@ -345,10 +348,7 @@ def test_the_backlog_goes_by_expected_run_times_and_not_by_medians(rows, seed):
     )
     moments = np.unique(np.concatenate((workload.submitted_s, result.ended_s)))[1:]
     expected_s = quantiles_s @ np.array([0.25, 0.5, 0.25])
-    said = [
-        a_backlog_in_plain_words(workload, result, expected_s, moments[: look + 1], gpus=16)
-        for look in range(len(moments))
-    ]
+    said = backlogs_in_plain_words(workload, result, expected_s, moments)
     np.testing.assert_allclose(guard.told[1:], said, rtol=1e-9, atol=1e-6)
 
 
