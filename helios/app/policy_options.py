@@ -6,35 +6,19 @@ which name the bound on waiting takes it. A new bound gets its rows in ``OPTIONS
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
+from helios.app.lengths import length
 from helios.errors import Misuse
 from helios.simulate import Backlog, Guard
 
 Options = tuple[tuple[str, int | float | None], ...]
 """Names and values as they are kept, in the order of the names."""
 
-UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
 NEVER = "never"
 BALANCED, SRTF = "balanced", "srtf"
-
-
-def length(text: Any) -> timedelta:
-    """Read a length of time, as ``7d``, ``12h`` or ``90min``.
-
-    Raises
-    ------
-    Misuse
-        It is none.
-    """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text) if isinstance(text, str) else None
-    if parts is None or not float(parts[1]):
-        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
-    return float(parts[1]) * UNITS[parts[2]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from helios.app.cells import Cell
+from helios.app.lengths import length
 from helios.app.machine import parse_nodes
 from helios.app.plans import Estimates, Plan, Policy, RunTimes, plans
-from helios.app.policy_options import Options, length, read_options
+from helios.app.policy_options import Options, read_options
 from helios.app.repeats import FEWEST_REPEATS
 from helios.app.whatif import Question
 from helios.config import zone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +12,7 @@ import pandas as pd
 import typer
 
 from helios.app.history import History, read_file, recall
+from helios.app.lengths import length
 from helios.config import Configuration, load_configuration, zone
 from helios.errors import Misuse
 from helios.ingest import TraceFormat
@@ -75,8 +75,6 @@ PredictAgain = Annotated[
     str | None,
     typer.Option("--predict-again", help="Predict what still waits again after so long, as 10min; or never."),
 ]
-
-UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
 
 
 def configuration() -> Configuration:
@@ -143,12 +141,7 @@ def duration(text: str | None) -> timedelta:
     Misuse
         It is not a length of time.
     """
-    if text is None:
-        return timedelta(0)
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text)
-    if parts is None:
-        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
-    return float(parts[1]) * UNITS[parts[2]]
+    return timedelta(0) if text is None else length(text, or_none=True)
 
 
 def history_from(
