@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -103,8 +103,8 @@ class Done(NamedTuple):
 class Engine(Protocol):
     """Replays cells, in any order."""
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Iterator[Done]:
-        """Yield each cell when it is done."""
+    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+        """Yield each cell when it is done; closed before the last one, let go of what replays the others."""
         ...
 
 
@@ -116,7 +116,7 @@ def fingerprint_of(history: History) -> str:
     return digest.hexdigest()[:16]
 
 
-def here(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+def here(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
     """Be an :class:`Engine` in this process, one cell after the other."""
     bench = Workbench(history)
     for place, cell in enumerate(cells):

@@ -9,24 +9,24 @@ where a cell was replayed.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from logging import CRITICAL, getLogger
+from logging import CRITICAL
 from typing import TYPE_CHECKING, Any
 
 from helios.app.cells import FAILED, Cell, Done, fingerprint_of
 from helios.app.history import History
-from helios.errors import DaskMismatch, DaskUnavailable
+from helios.dask_client import connected, quiet, refuse_other_releases
+from helios.errors import DaskUnavailable
 
 if TYPE_CHECKING:
     from distributed import Client
 
 COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "numba", "lightgbm", "helios-slurm")
 """Releases that must agree: what is sent is pickled, and figures must not hang on who made them."""
+SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
 CONNECT_S = 10.0
-CLOSE_S = 10.0
 ASK_S = 60.0
 JOIN_S = 600.0
 """How long a site's own Slurm may take to start the first worker."""
@@ -38,7 +38,7 @@ class Processes:
 
     workers: int
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
         """Yield each cell when it is done.
 
         Raises
@@ -49,7 +49,7 @@ class Processes:
         _need("distributed", extra="dask", instead="replay in this process: --workers 1")
         from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
 
-        _quiet()
+        quiet()
         with LocalCluster(
             n_workers=min(self.workers, len(cells)),
             threads_per_worker=1,
@@ -69,7 +69,7 @@ class Scheduler:
     address: str
     join_s: float = 0.0
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
         """Yield each cell when it is done.
 
         Raises
@@ -80,9 +80,9 @@ class Scheduler:
             Workers run other releases, or lack Helios.
         """
         _need("distributed", extra="dask", instead="replay here: --workers 1")
-        with _connected(self.address) as client:
+        with connected(self.address, connect_s=CONNECT_S, instead="--workers N.") as client:
             _wait_for_workers(client, self.address, self.join_s)
-            _refuse_other_releases(client.get_versions(packages=COMPARED[1:]))
+            refuse_other_releases(client, self.address, COMPARED, remedy=SAME_RELEASES)
             yield from _spread(client, history, cells, self.address)
 
 
@@ -104,12 +104,12 @@ class SlurmJobs:
     options: Mapping[str, Any] = field(default_factory=dict)
     join_s: float = JOIN_S
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
         """Yield each cell when it is done; raises as :class:`Scheduler`, and if Slurm refuses the jobs."""
         _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
         from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
-        _quiet()
+        quiet()
         try:
             cluster = SLURMCluster(**self._defaults() | dict(self.options))
         except (TypeError, ValueError, OSError, RuntimeError) as reason:
@@ -152,29 +152,6 @@ def _ask_slurm(script: str) -> None:
         )
 
 
-def _quiet() -> None:
-    """Keep what Dask logs of every lost connection off the operator's screen."""
-    getLogger("distributed").setLevel(CRITICAL)
-
-
-@contextmanager
-def _connected(address: str) -> Iterator[Client]:
-    from distributed import Client  # noqa: PLC0415 - optional
-
-    _quiet()
-    try:
-        client = Client(address, timeout=CONNECT_S, name="helios", set_as_default=False)
-    except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
-        raise DaskUnavailable(
-            f"No Dask scheduler answers at {address}: {reason}",
-            remedy="Give the address that the scheduler printed when it started, as tcp://HOST:8786, or --workers N.",
-        ) from reason
-    try:
-        yield client
-    finally:
-        client.close(timeout=CLOSE_S)
-
-
 def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
     try:
         client.wait_for_workers(1, timeout=join_s or CONNECT_S)
@@ -190,28 +167,7 @@ def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
         ) from reason
 
 
-def _refuse_other_releases(versions: Mapping[str, Any]) -> None:
-    """Raise DaskMismatch if a worker's releases are not this machine's; ``versions`` as ``Client.get_versions`` has."""
-    here = versions["client"]["packages"]
-    differences = [
-        f"{worker} has {name} {told['packages'].get(name) or 'not installed'}, here it is {here.get(name)}"
-        for worker, told in versions["workers"].items()
-        for name in COMPARED
-        if _release(name, told["packages"].get(name)) != _release(name, here.get(name))
-    ]
-    if differences:
-        raise DaskMismatch(
-            "The Dask workers run other releases than this machine: " + "; ".join(differences[:3]) + ".",
-            remedy="Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there.",
-        )
-
-
-def _release(name: str, version: str | None) -> str | None:
-    """Return what of a version must agree: Python's 3.11.7 and 3.11.9 read each other's pickles."""
-    return ".".join(version.split(".")[:2]) if version and name == "python" else version
-
-
-def _spread(client: Client, history: History, cells: Sequence[Cell], address: str) -> Iterator[Done]:
+def _spread(client: Client, history: History, cells: Sequence[Cell], address: str) -> Generator[Done, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
 
     from helios.app.dask_worker import WithHistory, told_there  # noqa: PLC0415 - imports Dask

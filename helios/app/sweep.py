@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from helios.app.cells import FAILED, FIGURES, Cell, Engine, Told, fingerprint_of, here
+from helios.app.cells import FAILED, FIGURES, Cell, Done, Engine, Told, fingerprint_of, here
 from helios.app.history import History
 from helios.app.repeats import compared
 from helios.app.results_file import results_in
@@ -43,10 +44,12 @@ def sweep(
     with results_in(out) as results:
         left = [place for place, key in enumerate(keys) if not results.has(key)]
         progress("Replaying cells", 1 - len(left) / len(keys))
-        for number, done in enumerate(engine(history, [asked.cells[place] for place in left]) if left else (), start=1):
-            place = left[done.place]
-            results.add(keys[place], asked.cells[place], done.told)
-            progress("Replaying cells", 1 - (len(left) - number) / len(keys))
+        # Closed here, not when its garbage is collected: workers elsewhere go on until then.
+        with closing(engine(history, [asked.cells[place] for place in left]) if left else _nothing()) as replays:
+            for number, done in enumerate(replays, start=1):
+                place = left[done.place]
+                results.add(keys[place], asked.cells[place], done.told)
+                progress("Replaying cells", 1 - (len(left) - number) / len(keys))
         told = {key: results.known[key] for key in keys}
     return Sweep(
         cluster=history.cluster,
@@ -60,6 +63,10 @@ def sweep(
             {"key": key, "cell": cell.to_json(), **told[key]} for key, cell in zip(keys, asked.cells, strict=True)
         ),
     )
+
+
+def _nothing() -> Generator[Done, None, None]:
+    yield from ()
 
 
 def _groups(cells: Sequence[Cell], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:

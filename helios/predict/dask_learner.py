@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from logging import CRITICAL, ERROR, getLogger
+from logging import ERROR, getLogger
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import DaskMismatch, DaskUnavailable, TrainingBroken
+from helios.dask_client import connected, refuse_other_releases
+from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ports import Progress, in_silence
 from helios.predict.learner import PARAMETERS, ROUNDS, Lesson
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 NEEDED = ("dask", "distributed", "sklearn")
 # Releases that must agree: what is sent is pickled by one side and read by the other.
 COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "lightgbm")
+SAME_RELEASES = "Install the same on all of them: python -m pip freeze here, pip install -r there. Or train here."
 # Each worker finds quantiles and a share of the bins from its own rows alone; with few of them it finds noise.
 FEWEST_ROWS = 2_000
 # Rounds between two words on how far a worker is: each is a message to the scheduler.
@@ -122,25 +124,13 @@ def _connected(address: str, connect_s: float) -> Iterator[Client]:
             "Dask is not installed here, and training on other machines needs it.",
             remedy="pip install 'helios-slurm[dask]', or train here.",
         )
-    from distributed import Client  # noqa: PLC0415 - optional, and takes half a second
-
     _quiet()
-    try:
-        client = Client(address, timeout=connect_s, name="helios")
-    except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
-        raise DaskUnavailable(
-            f"No Dask scheduler answers at {address}: {reason}",
-            remedy="Give the address that the scheduler printed when it started, as tcp://HOST:8786, or train here.",
-        ) from reason
-    try:
+    with connected(address, connect_s=connect_s, instead="train here.", default=True) as client:
         yield client
-    finally:
-        client.close(timeout=connect_s)
 
 
 def _quiet() -> None:
-    """Keep what Dask and lightgbm.dask log of every lost connection and every port off the operator's screen."""
-    getLogger("distributed").setLevel(CRITICAL)
+    """Keep what lightgbm.dask logs of every port off the operator's screen."""
     lightgbm_says = getLogger("lightgbm.dask")
     lightgbm_says.setLevel(ERROR)
     lightgbm.register_logger(lightgbm_says)  # by default it prints on standard output, where answers go
@@ -154,29 +144,8 @@ def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
             f"The Dask scheduler at {address} has no workers.",
             remedy=f"Start some, on each machine: dask worker {address}",
         )
-    _refuse_other_releases(client.get_versions(packages=["lightgbm"]))
+    refuse_other_releases(client, address, COMPARED, remedy=SAME_RELEASES)
     return tuple(sorted(there)[: max(1, n_rows // FEWEST_ROWS)])
-
-
-def _refuse_other_releases(versions: Mapping[str, Any]) -> None:
-    """Raise DaskMismatch if a worker's releases are not this machine's; ``versions`` as ``Client.get_versions`` has."""
-    here = versions["client"]["packages"]
-    differences = [
-        f"{worker} has {name} {told['packages'].get(name) or 'not installed'}, here it is {here[name]}"
-        for worker, told in versions["workers"].items()
-        for name in COMPARED
-        if _release(name, told["packages"].get(name)) != _release(name, here[name])
-    ]
-    if differences:
-        raise DaskMismatch(
-            "The Dask workers run other releases than this machine: " + "; ".join(differences[:3]) + ".",
-            remedy="Install the same on all of them: python -m pip freeze here, pip install -r there. Or train here.",
-        )
-
-
-def _release(name: str, version: str | None) -> str | None:
-    """Return what of a version must agree: Python's 3.11.7 and 3.11.9 read each other's pickles."""
-    return ".".join(version.split(".")[:2]) if version and name == "python" else version
 
 
 def _dealt(client: Client, workers: Sequence[str], lesson: Lesson) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.errors import DaskMismatch, DaskUnavailable, TrainingBroken
+from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ingest import write_helios_csv
 from helios.predict import JobTable, causal_features, from_record, to_record, train
-from helios.predict.dask_learner import DaskLearner, _dealt, _refuse_other_releases, _teller
+from helios.predict.dask_learner import DaskLearner, _dealt, _teller
 from helios.predict.learner import Lesson, learn_here
 from tests.story.shell import shell
 from tests.unit.predict.traces_of import a_campaign
@@ -166,29 +166,6 @@ def test_without_dask_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(DaskUnavailable, match=r"pip install 'helios-slurm\[dask\]'"):
         DaskLearner(address="tcp://127.0.0.1:9")(a_lesson(300), quantiles=QUANTILES, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [("lightgbm", "3.0.0"), ("lightgbm", None), ("distributed", "2020.1"), ("python", "3.9.1.final.0")],
-)
-def test_a_worker_of_another_release_is_refused_by_name(address: str, name: str, version: str | None) -> None:
-    with distributed.Client(address, set_as_default=False) as client:
-        versions = client.get_versions(packages=["lightgbm"])
-    _refuse_other_releases(versions)
-    odd = sorted(versions["workers"])[1]
-    versions["workers"][odd]["packages"][name] = version
-    with pytest.raises(DaskMismatch, match=f"{odd} has {name} {version or 'not installed'}, here it is"):
-        _refuse_other_releases(versions)
-
-
-def test_another_patch_of_python_is_no_other_release(address: str) -> None:
-    with distributed.Client(address, set_as_default=False) as client:
-        versions = client.get_versions(packages=["lightgbm"])
-    major, minor, *_ = versions["client"]["packages"]["python"].split(".")
-    for worker in versions["workers"].values():
-        worker["packages"]["python"] = f"{major}.{minor}.99.final.0"
-    _refuse_other_releases(versions)
 
 
 def test_a_worker_killed_during_the_training_is_named(doomed: tuple[str, dict[str, int]]) -> None:

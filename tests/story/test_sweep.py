@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.app.cells import Cell, Done, here
-from helios.app.dask_engine import COMPARED, Processes, Scheduler, SlurmJobs, _refuse_other_releases
+from helios.app.dask_engine import Processes, Scheduler, SlurmJobs
 from helios.app.history import History
 from helios.app.policy_options import OPTIONS
 from helios.app.sweep import sweep
 from helios.app.sweep_plan import Cross, Settings, SweepPlan, cross, read_plan
 from helios.app.whatif import Question
 from helios.cli.whatif import commands
-from helios.errors import DaskMismatch, DaskUnavailable, Misuse
+from helios.errors import DaskUnavailable, Misuse
 from helios.ingest import write_helios_csv
 from tests.story.shell import Helios, shell
 from tests.unit.app.test_draws import a_site
@@ -92,11 +92,12 @@ def test_a_worker_killed_amid_the_sweep_costs_no_line(
 ) -> None:
     killed: list[int] = []
 
-    def engine(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
-        for number, done in enumerate(Scheduler(address=doomed.scheduler_address)(history, cells)):
-            if number == 5:
-                killed.append(kill_a_busy_worker(doomed))
-            yield done
+    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+        with closing(Scheduler(address=doomed.scheduler_address)(history, cells)) as replays:
+            for number, done in enumerate(replays):
+                if number == 5:
+                    killed.append(kill_a_busy_worker(doomed))
+                yield done
 
     sweep(history, asked, out=tmp_path / "out.jsonl", engine=engine)
     assert len(killed) == 1
@@ -115,11 +116,12 @@ def kill_a_busy_worker(cluster: Any) -> int:
 def test_a_sweep_that_was_killed_goes_on_elsewhere(
     doomed: Any, history: History, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
-    def dying(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
-        for number, done in enumerate(Scheduler(address=doomed.scheduler_address)(history, cells)):
-            if number == 30:
-                raise KeyboardInterrupt
-            yield done
+    def dying(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+        with closing(Scheduler(address=doomed.scheduler_address)(history, cells)) as replays:
+            for number, done in enumerate(replays):
+                if number == 30:
+                    raise KeyboardInterrupt
+                yield done
 
     with pytest.raises(KeyboardInterrupt):
         sweep(history, asked, out=tmp_path / "out.jsonl", engine=dying)
@@ -146,16 +148,6 @@ def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: A
 def test_an_address_where_nobody_answers_is_named(history: History, asked: Cross, tmp_path: Path) -> None:
     with pytest.raises(DaskUnavailable, match=r"No Dask scheduler answers at nowhere.*(?s:.)*tcp://HOST:8786"):
         sweep(history, asked, out=tmp_path / "out.jsonl", engine=Scheduler(address="nowhere"))
-
-
-def test_workers_of_other_releases_are_refused_by_name(doomed: Any) -> None:
-    with distributed.Client(doomed.scheduler_address, set_as_default=False) as client:
-        versions = client.get_versions(packages=COMPARED[1:])
-    _refuse_other_releases(versions)
-    odd = sorted(versions["workers"])[0]
-    versions["workers"][odd]["packages"]["helios-slurm"] = None
-    with pytest.raises(DaskMismatch, match=f"{odd} has helios-slurm not installed, here it is"):
-        _refuse_other_releases(versions)
 
 
 def test_without_dask_the_extra_to_install_is_named(

@@ -1,7 +1,7 @@
 """Sweeps: what a plan crosses, what a file of results remembers, what becomes of cells that fail."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -60,7 +60,7 @@ def written(path: Path, text: str) -> Path:
     return path / "plan.toml"
 
 
-def backwards(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+def backwards(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
     """An engine that is done with the last cell first."""
     bench = Workbench(history)
     for place in reversed(range(len(cells))):
@@ -70,7 +70,7 @@ def backwards(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
 def dying_after(number: int) -> Any:
     """An engine of a process that is killed when so many cells are done."""
 
-    def engine(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
         for done in here(history, cells):
             if done.place == number:
                 raise KeyboardInterrupt
@@ -80,7 +80,7 @@ def dying_after(number: int) -> Any:
 
 
 def counting(replayed: list[int]) -> Any:
-    def engine(history: History, cells: Sequence[Cell]) -> Iterator[Done]:
+    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
         replayed.append(len(cells))
         yield from here(history, cells)
 
@@ -248,6 +248,29 @@ def test_a_run_that_was_killed_goes_on_where_it_was(history: History, tmp_path: 
     assert again.groups == whole.groups
     assert swept(history, tmp_path, engine=counting(replayed)).known_before == 4
     assert replayed == [2], "nothing was left to replay"
+
+
+def test_an_engine_is_let_go_of_when_it_is_interrupted(history: History, tmp_path: Path) -> None:
+    let_go: list[bool] = []
+    kept = []
+
+    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+        try:
+            yield from here(history, cells)
+        finally:
+            let_go.append(True)
+
+    def asked_for(*given: Any) -> Generator[Done, None, None]:
+        kept.append(engine(*given))  # so that it is not let go of for being garbage
+        return kept[-1]
+
+    def interrupted(stage: str, done: float) -> None:
+        if done > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(history, asked(), out=tmp_path / "out.jsonl", engine=asked_for, progress=interrupted)
+    assert let_go == [True]
 
 
 def test_another_history_another_plan_and_another_helios_are_other_cells(

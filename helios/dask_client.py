@@ -1,0 +1,122 @@
+"""A connection to the scheduler of a Dask cluster, for as long as it is needed and no longer.
+
+Dask is optional: ``distributed`` is imported when somebody connects. Whatever goes wrong is told as one of our errors,
+and a client is closed where it was opened, also one that never connected. Left to the garbage collector, it may be
+finalised while the same thread holds the lock that closing takes (``distributed`` 2026.8, ``LoopRunner``): the process
+then hangs for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from logging import CRITICAL, getLogger
+from typing import TYPE_CHECKING, Any
+
+from helios.errors import DaskMismatch, DaskUnavailable
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+ANSWER_S = 60.0
+"""How long the workers may take to tell what they run."""
+
+
+def quiet() -> None:
+    """Keep what Dask logs of every lost connection off the operator's screen."""
+    getLogger("distributed").setLevel(CRITICAL)
+
+
+@contextmanager
+def connected(address: str, *, connect_s: float, instead: str, default: bool = False) -> Iterator[Client]:
+    """Connect to a scheduler for the time of a ``with`` block.
+
+    Parameters
+    ----------
+    address : str
+        Of the scheduler, as ``tcp://HOST:8786``.
+    connect_s : float
+        Longest wait for its answer, and for its goodbye.
+    instead : str
+        What can be done without one, as an error's remedy ends.
+    default : bool
+        Whether Dask's own collections find this client by themselves.
+
+    Raises
+    ------
+    DaskUnavailable
+        No scheduler answers.
+    """
+    quiet()
+    try:
+        client = _closing_client()(address, timeout=connect_s, name="helios", set_as_default=default)
+    except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
+        raise DaskUnavailable(
+            f"No Dask scheduler answers at {address}: {reason}",
+            remedy=f"Give the address that the scheduler printed when it started, as tcp://HOST:8786, or {instead}",
+        ) from reason
+    try:
+        yield client
+    finally:
+        client.close(timeout=connect_s)
+
+
+@cache
+def _closing_client() -> type[Client]:
+    from distributed import Client  # noqa: PLC0415 - optional, and takes half a second
+
+    class ClosingClient(Client):  # type: ignore[misc]  # because distributed is not followed: it is optional
+        """A client that closes itself where it cannot connect; who asked for it never gets it to close."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            try:
+                super().__init__(*given, **named)
+            except BaseException:
+                self.close()
+                raise
+
+    return ClosingClient
+
+
+def refuse_other_releases(
+    client: Client, address: str, names: Sequence[str], *, remedy: str, answer_s: float = ANSWER_S
+) -> None:
+    """Do nothing if all workers run the releases of ``names`` that run here.
+
+    Raises
+    ------
+    DaskMismatch
+        A worker runs others; ``remedy`` says what to do.
+    DaskUnavailable
+        A worker does not answer within ``answer_s``.
+    """
+    packages = [name for name in names if name != "python"]
+    try:
+        # Called in the client's own loop, where it can be stopped waiting for.
+        versions = client.sync(lambda: client.get_versions(packages=packages), callback_timeout=answer_s)
+    except TimeoutError as reason:
+        raise DaskUnavailable(
+            f"The workers of the Dask scheduler at {address} did not say what they run within {answer_s:,.0f} s.",
+            remedy="One of them may be stuck: see in Dask's dashboard which, and restart it.",
+        ) from reason
+    if different := _other_releases(versions, names):
+        raise DaskMismatch(
+            "The Dask workers run other releases than this machine: " + "; ".join(different[:3]) + ".", remedy=remedy
+        )
+
+
+def _other_releases(versions: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return what differs between ``versions``, as ``Client.get_versions`` has them, and here."""
+    here = versions["client"]["packages"]
+    return [
+        f"{worker} has {name} {told['packages'].get(name) or 'not installed'}, here it is {here.get(name)}"
+        for worker, told in versions["workers"].items()
+        for name in names
+        if _release(name, told["packages"].get(name)) != _release(name, here.get(name))
+    ]
+
+
+def _release(name: str, version: str | None) -> str | None:
+    """Return what of a version must agree: Python's 3.11.7 and 3.11.9 read each other's pickles."""
+    return ".".join(version.split(".")[:2]) if version and name == "python" else version
