@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.history import read_file
 from helios.app.machine import parse_nodes
+from helios.app.rehearsal import PREDICT_AGAIN_S, reckoning_of
+from helios.app.timeline import Seat, play
 from helios.app.whatif import Question, Stage, set_the_stage
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order
 from helios.predict import OnlinePredictor, train
 from helios.services.orders import balanced, shortest_service_first
-from helios.simulate import ORDERS, Backfill, Backlog, Guard, Reservation, Workload, replay
+from helios.services.qssf import Qssf
+from helios.simulate import ORDERS, Backfill, Backlog, Guard, Reservation, SimCluster, Workload, replay
 
 DAY_S, WEEK_S = 86_400, 7 * 86_400
 LARGE = 8
@@ -189,6 +193,26 @@ def lied_to(run: PerturbedRun, bad: Callable[[PerturbedRun], np.ndarray]) -> Any
     return run.replayed(balanced, NODES, run_time_s=told, estimate_s=whole(told), guard=Backlog(), reservation=CLOSED)
 
 
+def acted(run: PerturbedRun, backfill: Backfill = NODES, **options: Any) -> Any:
+    """Rehearse the service `qssf` as it acts live: backfill with limits, urgencies on the grid of the SiteFactor."""
+    service, shape = Qssf(Qssf.Options(**options)), run.stage.machine.shape
+    cluster = SimCluster(run.workload, shape, run.jobs, estimates_s=run.limit_s, backfill=backfill)
+    play(
+        cluster,
+        [Seat(name="qssf", service=service, every=service.every)],
+        predictor=run.predictor(),
+        predict_again_s=PREDICT_AGAIN_S,
+        reckoning=reckoning_of(run.workload, shape),
+    )
+    return SimpleNamespace(wait_s=cluster.started_s - run.workload.submitted_s)
+
+
+SERVICE: dict[str, dict[str, Any]] = {
+    "": {},
+    ", order service": {"order": "service"},
+    ", bound of 12 h": {"promote_after_s": 43_200.0, "fades": False},
+    ", not fading": {"fades": False},
+}
 TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
     FIFO: lambda run: run.replayed(ORDERS["fifo"], EASY),
     QSSF: lambda run: run.replayed(shortest_service_first, EASY),
@@ -220,6 +244,11 @@ TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
             by_size(p, np.log(f)), NODES, guard=Backlog(), reservation=CLOSED
         )
         for power, favour in ((1, 1), (1, 33), (1, 300), (-0.5, 7))
+    },
+    **{
+        f"service qssf{said}, {name}": lambda run, b=backfill, o=options: acted(run, b, **o)
+        for said, options in SERVICE.items()
+        for name, backfill in (("nodes", NODES), ("EASY", EASY))
     },
     **{
         f"bad, {name}: QSSF + EASY": lambda run, bad=bad: run.replayed(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from helios.app.backlog import BacklogWatch
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import JOBS, ModelRecord, Snapshot, in_submission_order
 from helios.predict.live import LivePredictor
@@ -64,7 +65,7 @@ class Knowledge:
 
 
 class Outlook:
-    """Adds predictions to the jobs of a snapshot; reads of the warehouse only what is new there.
+    """Adds predictions and the longest backlog to a snapshot; reads of the warehouse only what is new there.
 
     Parameters
     ----------
@@ -77,6 +78,7 @@ class Outlook:
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: Knowledge | None = None
+        self._longest_backlog = BacklogWatch()
 
     @property
     def knowledge(self) -> Knowledge:
@@ -97,18 +99,20 @@ class Outlook:
         return self._known
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with the prediction columns of its jobs filled in.
+        """Return ``snapshot`` with the prediction columns of its jobs filled in, and its longest backlog.
 
         Of a running job they tell its whole run time, given that it has run for as long as it has.
         """
-        predict, now = self.knowledge.predict, snapshot.taken_at
+        knowledge, now = self.knowledge, snapshot.taken_at
+        predict = knowledge.predict
         pending = predict(snapshot.pending, now=now, running=snapshot.running)
         running = predict(snapshot.running, now=now, running=snapshot.running)
-        return replace(
+        seen = replace(
             snapshot,
             pending=snapshot.pending.assign(**pending),
             running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
         )
+        return replace(seen, longest_backlog_s=self._longest_backlog(seen, knowledge.history))
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> Knowledge:
         if edition == (0, ""):

@@ -25,11 +25,12 @@ from helios.app.whatif import (
     sources_said,
     teach,
 )
+from helios.backlog import Reckoning
 from helios.metrics import DAY_S, FEWEST_DAYS
 from helios.ports import Progress, Service, in_silence
 from helios.predict import DurationModel, OnlinePredictor
 from helios.report.whatif import Run, WhatIf
-from helios.simulate import Backfill, SimCluster
+from helios.simulate import Backfill, ClusterShape, SimCluster, Workload
 
 TODAY = Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 """What a Slurm site has without Helios, and what backfill plans with in a rehearsal."""
@@ -291,6 +292,7 @@ def _played(
         seats,
         predictor=predictor,
         predict_again_s=predict_again_s,
+        reckoning=reckoning_of(stage.workload, stage.machine.shape),
         progress=lambda done: progress(told, done / len(stage.workload)),
     )
     progress(told, 1.0)
@@ -304,6 +306,12 @@ def _played(
         ended_s=cluster.ended_s,
     )
     return run, predictor
+
+
+def reckoning_of(workload: Workload, shape: ClusterShape) -> Reckoning:
+    """Return what reckons the backlog of a replay as it goes on."""
+    capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
+    return Reckoning(partition=workload.partition, gpus=workload.gpus, capacity=capacity)
 
 
 def _gain(without: Run, with_them: Run, *, seed: int) -> Gain:

@@ -116,5 +116,6 @@ def _wished(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[n
         "gpus": gpus.astype(np.int32),
         "urgency": np.zeros(len(p50_s)),
         "hands_off": np.full(len(p50_s), np.nan, dtype=object),
+        "longest_backlog_s": np.full(len(p50_s), np.nan),
     }
     return np.nan_to_num(service.wishes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)

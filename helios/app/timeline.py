@@ -26,6 +26,7 @@ from helios.actions import Action, JobAction, Reorder, Restore, Result, SoftLimi
 from helios.app.claims import Claims
 from helios.app.foresight import Foresight, NamedPredictor
 from helios.app.standing import Standing
+from helios.backlog import Reckoning
 from helios.model import Snapshot
 from helios.ports import JobwiseService, Service, Wishes
 from helios.simulate.glance import moment
@@ -114,6 +115,7 @@ def play(
     *,
     predictor: NamedPredictor,
     predict_again_s: int | None = None,
+    reckoning: Reckoning | None = None,
     jobwise: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> None:
@@ -126,12 +128,14 @@ def play(
     predict_again_s : int, optional
         Ask it about all that waits too, before the first moment that is at least so long after the last such question,
         or after the first submission, s; None: never.
+    reckoning : Reckoning, optional
+        Of the backlog of ``cluster``; None: no service is told of it.
     jobwise : bool
         Ask a jobwise service about single jobs; False: about the whole queue each time, as any other, which is slow.
     progress : callable, optional
         Called now and then with the number of jobs ended.
     """
-    played = _Play(cluster, seats, Foresight(cluster, predictor, predict_again_s), jobwise=jobwise)
+    played = _Play(cluster, seats, Foresight(cluster, predictor, predict_again_s, reckoning), jobwise=jobwise)
     moments = 0
     while (halt := played.next_halt()) is not None:
         played.stop(halt)
@@ -169,15 +173,15 @@ class _Play:
     def stop(self, halt: Halt) -> None:
         """Ask whoever is to be asked where time has stopped."""
         if halt.before:
-            self._hear(self._foresight.ask_again(halt.moment_s))
+            self._hear(self._foresight.look_again(halt.moment_s))
             return
         self._foresight.follow()
         self._alarm_s = self._ask(halt.moment_s) if halt.choice else NEVER
 
-    def _hear(self, predicted: NDArray[np.int64]) -> None:
+    def _hear(self, jobs: NDArray[np.int64]) -> None:
         for _, standing in self._seats:
-            if standing is not None and len(predicted):
-                standing.changed(predicted)
+            if standing is not None and len(jobs):
+                standing.changed(jobs)
 
     def _ask(self, now_s: int) -> int:
         """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""

@@ -210,10 +210,10 @@ def _replayable(
 
 
 def _bounds_said(runs: Sequence[Run]) -> list[str]:
-    """Say what bound each replay that had one of its own came to, and where it goes on a live cluster."""
+    """Say what bound each replay that had one of its own came to."""
     return [
-        f"{run.label}: by the end, who had waited {spoken_duration(run.bound_s)} went first. To the service qssf that "
-        f"is promote_after_s = {run.bound_s}."
+        f"{run.label}: by the end, who had waited {spoken_duration(run.bound_s)} went first; the service qssf finds "
+        "such a bound by itself."
         for run in runs
         if run.bound_s is not None and run.policy == Policy.BALANCED and "patience_s" not in run.options
     ]

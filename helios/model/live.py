@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -76,6 +77,9 @@ class Snapshot:
         How the cluster powers nodes; None: nobody asked it, as where no service acts on nodes.
     demand : Demand, optional
         How many nodes are needed and will be; None: nobody forecast it.
+    longest_backlog_s : float
+        How long the last in a first-come queue would have waited at the worst moment of the last weeks
+        (:mod:`helios.backlog`), s; NaN: nobody reckoned it.
     """
 
     taken_at: datetime
@@ -85,6 +89,7 @@ class Snapshot:
     nodes: pd.DataFrame
     power: PowerSettings | None = None
     demand: Demand | None = None
+    longest_backlog_s: float = math.nan
 
     def __post_init__(self) -> None:
         QUEUE.check(self.pending)
@@ -102,7 +107,7 @@ class Snapshot:
         Parameters
         ----------
         name : str
-            A column of ``QUEUE``.
+            A column of ``QUEUE``, or ``longest_backlog_s``, which is the same for all jobs.
 
         Returns
         -------
@@ -110,6 +115,8 @@ class Snapshot:
             Numbers as declared; times as ``datetime64[us]``, UTC, missing NaT; text and categories as objects, missing
             NaN.
         """
+        if name == "longest_backlog_s":
+            return np.full(len(self.pending), self.longest_backlog_s)
         return plain_values(self.pending[name])
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import Reorder
+from helios.backlog import LEAST_S, faded
 from helios.model import Snapshot
 from helios.ports import Columns, Wishes
 from helios.services.jobwise import reorders
@@ -33,8 +34,11 @@ PROMOTED = 1.0
 PROPORTION = 2.0**-40
 """Urgency lost with each GPU-second where urgencies are on no grid; at 2^40 s, 35,000 GPU-years, none is left."""
 NEUTRAL_GPU_S = 1e4
+UNKNOWN_S = 43_200.0
+"""After what waiting a job goes first while no backlog is known, s."""
 LONGEST_US = 9e15
 """Longest patience that is told from for ever, 285 years: what microseconds since 1970 have room for."""
+_HOUR_US = 3_600_000_000
 _FOR_EVER = np.datetime64("NaT").view(np.int64)
 STICKS = 0.75
 """A level is kept until the urgency is this many grid steps away from it: half a step would be no hysteresis."""
@@ -56,16 +60,25 @@ class Qssf:
     is clearly past the border: predicting again rewrites little. A job without a prediction is neutral. Jobs that are
     hands-off, or could not start yet (a dependency, a begin time), are not named.
 
+    ``balanced`` divides the service of large jobs, and has each job's service fade with the square of the share of its
+    patience that is left: a job that waits comes nearer to the front long before it goes first.
+
     Notes
     -----
-    **The bound.** A job that has been eligible for longer than ``max(promote_after_s, promote_factor x predicted run
-    time)`` is *promoted* to urgency 1; call that moment its turn. It depends on the job's own waiting, not on a score
-    that a wrong prediction could keep low. Among promoted jobs urgencies are equal, so the site's own order decides;
-    where that is age or submission, it is first come, first served. Then from its turn on a job is overtaken only by
-    jobs that were promoted too and came before it - with ``promote_factor`` 0, those that were eligible before it. So
-    where the queue is strict and these are the only differences in priority,
+    **The bound.** A job that has been eligible for longer than its patience ``P`` is *promoted* to urgency 1. ``P`` is
+    ``promote_after_s``, or where that is 0 ``max(least_s, share x longest backlog)``: how long the last in a first-come
+    queue would have waited at the worst moment of the last weeks, which Helios reckons each hour
+    (:mod:`helios.backlog`); 12 h while it knows of none. In any case it is no less than ``promote_factor x predicted
+    run time``. Call it a job's turn when it has waited for longer than the largest ``P`` there is while it waits.
 
-    ``wait <= promote_after_s + every_s + time to run what held GPUs at its turn and what was eligible before it``,
+    ``P`` hangs on the cluster and the job's own waiting, not on a score that a wrong prediction could keep low;
+    predictions can lift the longest backlog no higher than if all that waits ran as long as what has ended. Among
+    promoted jobs urgencies are equal, so the site's own order decides; where that is age or submission, it is first
+    come, first served. With ``promote_factor`` 0 whoever has waited longer is promoted wherever a younger job is. So
+    from its turn on a job is overtaken by nobody but those that were eligible before it, and where the queue is strict
+    and these are the only differences in priority,
+
+    ``wait <= P + every_s + time to run what held GPUs at its turn and what was eligible before it``,
 
     and no stream of short later jobs, however long, and no prediction, however wrong, enters that sum. Simple FIFO has
     the same sum without the first two terms, counted from submission.
@@ -77,9 +90,10 @@ class Qssf:
     holds it. Backfill may start a later job ahead, and does not delay the jobs it has planned as long as time limits
     hold and ``bf_max_job_test`` and ``bf_window`` reach them.
 
-    **The price.** Where waits beyond ``promote_after_s`` are the rule, most of the queue is promoted and the order is
-    the site's own again: that is what a bound means under overload. Choose ``promote_after_s`` above the waits that
-    the load makes usual (rehearse a few values on your own history), not as short as one would like it to be.
+    **The price.** Where waits beyond ``P`` are the rule, most of the queue is promoted and the order is the site's own
+    again: that is what a bound means under overload. A ``P`` that follows the backlog is made for that. Who sets
+    ``promote_after_s`` by hand chooses it above the waits that the load makes usual (rehearse a few values on your own
+    history), not as short as one would like it to be.
     """
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +105,23 @@ class Qssf:
         every_s : int
             Time between two looks at the queue, s.
         order : str
-            ``balanced``: the service of jobs above 8 GPUs counts 1/20, see :func:`helios.services.orders.balanced`;
-            ``service``: the paper's rule, which starves large jobs. On a cluster of a few nodes, where jobs above 8
-            GPUs are many, the paper's rule has the shorter mean: rehearse both.
+            ``balanced``: the service of jobs above 8 GPUs counts 1/20 (:func:`helios.services.orders.balanced`), and
+            that of all fades while they wait; ``service``: the paper's rule, which starves large jobs. On a cluster of
+            a few nodes, where jobs above 8 GPUs are many, the paper's rule has the shorter mean: rehearse both.
         gpu_exponent : float
             Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
             (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
+        share : float
+            Of the longest backlog of the last weeks, after which a job goes first.
+        least_s : float
+            No job goes first for its share of a backlog before it has waited so long, s.
+        fades : bool
+            With ``balanced``: whether the service of a job counts less while it waits.
         promote_after_s : float
-            Waiting after which a job goes first, s; inf: never (the longest wait is then unbounded). See Notes: The
-            price. In a rehearsal on eleven days of Philly at half its nodes, 3 h ordered little better than first
-            come, first served (mean wait 3,612 s against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
+            Waiting after which a job goes first, s, whatever the backlog; 0: ``share`` of the backlog says; inf: never
+            (the longest wait is then unbounded). See Notes: The price. In a rehearsal on eleven days of Philly at half
+            its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
+            against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
         promote_factor : float
             A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
         levels : int
@@ -112,7 +133,10 @@ class Qssf:
         every_s: int = 30
         order: str = Rule.BALANCED.value
         gpu_exponent: float = 1.0
-        promote_after_s: float = 43_200.0
+        share: float = 1.0
+        least_s: float = LEAST_S
+        fades: bool = True
+        promote_after_s: float = 0.0
         promote_factor: float = 0.0
         levels: int = 9
 
@@ -120,14 +144,16 @@ class Qssf:
             _require(self.every_s > 0, "every_s must be positive")
             _require(self.order in [*Rule], f"order must be one of {', '.join(Rule)}")
             _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
-            _require(self.promote_after_s > 0, "promote_after_s must be positive")
+            _require(0 <= self.share < np.inf, "share must be finite and not negative")
+            _require(0 < self.least_s < np.inf, "least_s must be finite and positive")
+            _require(self.promote_after_s >= 0, "promote_after_s must not be negative")
             _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
             _require(0 <= self.levels <= 40, "levels must lie between 0 and 40")
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
-        self._patience = int(min(options.promote_after_s * 1e6, LONGEST_US))
+        self._fades = options.fades and options.order == Rule.BALANCED
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition that has jobs which may be named."""
@@ -135,20 +161,25 @@ class Qssf:
         return reorders(
             snapshot,
             wishes,
-            why=lambda rows: _reasons(snapshot, wishes.urgency, rows, favours=self.options.order == Rule.BALANCED),
+            why=lambda rows: self._reasons(snapshot, wishes.urgency, rows),
             reason=lambda rows: _summary(wishes.urgency[rows]),
         )
 
     def wishes(self, jobs: Columns, at: datetime) -> Wishes:
         """Return the urgency of each of ``jobs``; see :class:`helios.ports.JobwiseService`."""
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
-        p50_s = jobs("p50_s")
-        patience_us = self._patience_us(p50_s)
+        p50_s, now = jobs("p50_s"), jobs("urgency")
+        patience_us = self._patience_us(jobs, p50_s)
         waited_us = now_us - eligible_us
         promoted = waited_us > patience_us
-        urgency = self._urgency(gpus=jobs("gpus"), p50_s=p50_s, now=jobs("urgency"))
+        service = self._service(jobs("gpus"), p50_s)
+        if self._fades:
+            urgency, same_us = self._faded(service, now, waited_us=waited_us, patience_us=patience_us)
+            until_us = np.maximum(eligible_us + same_us, now_us)
+        else:
+            urgency = self._urgency(service, now)
+            until_us = eligible_us + patience_us
         urgency[promoted] = PROMOTED
-        until_us = eligible_us + patience_us
         until_us[promoted] = _FOR_EVER
         early = waited_us < 0  # also where nobody knows when: NaT is the least number there is, and wraps round
         if early.any():
@@ -157,22 +188,59 @@ class Qssf:
         urgency[np.equal(hands_off, hands_off)] = np.nan  # missing is NaN, which is not itself
         return Wishes(urgency=urgency, until=until_us.view("datetime64[us]"))
 
-    def _patience_us(self, p50_s: NDArray[np.float64]) -> NDArray[np.int64] | int:
-        if not self.options.promote_factor:
-            return self._patience
-        patience_s = np.fmax(self.options.promote_after_s, self.options.promote_factor * p50_s)
-        return np.floor(np.fmin(patience_s * 1e6, LONGEST_US)).astype(np.int64)
+    def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
+        """Say why each of the jobs in these rows stands where it does."""
+        jobs, favours = snapshot.pending_values, self.options.order == Rule.BALANCED
+        waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
+        patience_us = np.broadcast_to(self._patience_us(jobs, jobs("p50_s")), len(urgency))[rows]
+        facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", "p50_s", "p90_s"))
+        promoted = (urgency[rows] == PROMOTED).tolist()
+        return [
+            _reason(_expected(*expected, favours), _waited(so_long_s, until_us, goes_first), goes_first)
+            for goes_first, so_long_s, until_us, *expected in zip(
+                promoted, waited_s.tolist(), patience_us.tolist(), *facts, strict=True
+            )
+        ]
 
-    def _urgency(
-        self, *, gpus: NDArray[np.int32], p50_s: NDArray[np.float64], now: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def _patience_us(self, jobs: Columns, p50_s: NDArray[np.float64]) -> NDArray[np.int64] | int:
+        """Return after what waiting each job goes first, µs."""
+        patience_s = self.options.promote_after_s or self._by_the_backlog_s(jobs, len(p50_s))
+        if not self.options.promote_factor:
+            return int(min(patience_s * 1e6, LONGEST_US))
+        each_s = np.fmax(patience_s, self.options.promote_factor * p50_s)
+        return np.floor(np.fmin(each_s * 1e6, LONGEST_US)).astype(np.int64)
+
+    def _by_the_backlog_s(self, jobs: Columns, n_jobs: int) -> float:
+        longest_s = float(jobs("longest_backlog_s")[0]) if n_jobs else math.nan  # the same for all
+        return UNKNOWN_S if math.isnan(longest_s) else max(self.options.least_s, self.options.share * longest_s)
+
+    def _service(self, gpus: NDArray[np.int32], p50_s: NDArray[np.float64]) -> NDArray[np.float64]:
         exponent, counted_gpus = self.options.gpu_exponent, np.maximum(gpus, 1).astype(np.float64)
         service = p50_s * (counted_gpus if exponent == 1 else counted_gpus**exponent)
-        if self.options.order == Rule.BALANCED:
-            service = service * favour(gpus)
+        return service * favour(gpus) if self.options.order == Rule.BALANCED else service
+
+    def _urgency(self, service: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
         if not self.options.levels:
             return _in_proportion(service)
         return _on_grid(_from_scale(service), now=now, levels=self.options.levels)
+
+    def _faded(
+        self,
+        service: NDArray[np.float64],
+        now: NDArray[np.float64],
+        *,
+        waited_us: NDArray[np.int64],
+        patience_us: NDArray[np.int64] | int,
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return urgencies by what is left of the service, and up to what waiting they stay as they are, µs."""
+        if not self.options.levels:  # no two are alike, and to ask about each at any moment is dear
+            by_the_hour_us = waited_us - waited_us % _HOUR_US
+            left = faded(by_the_hour_us, patience_us)
+            return _in_proportion(service * left), np.minimum(patience_us, by_the_hour_us + _HOUR_US - 1)
+        exact = _from_scale(service * faded(waited_us, patience_us))
+        urgency = _on_grid(exact, now=now, levels=self.options.levels)
+        next_level = _waited_at_next_level(urgency, exact, service, levels=self.options.levels)
+        return urgency, np.minimum(patience_us, np.floor(next_level * patience_us).astype(np.int64) - 1)
 
 
 def _micros(at: datetime) -> int:
@@ -195,6 +263,24 @@ def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
     return urgency
 
 
+def _waited_at_next_level(
+    urgency: NDArray[np.float64], exact: NDArray[np.float64], service: NDArray[np.float64], *, levels: int
+) -> NDArray[np.float64]:
+    """Return which share of its patience a job has waited when its level may change for its fading; 1: it will not.
+
+    That is where it comes nearer to the next one, and after that, if it keeps the level that it has, where it no longer
+    does.
+    """
+    step = MOST_URGENT / levels
+    level = np.rint(urgency / step)
+    border = (level + np.where(exact < (level + 0.5) * step, 0.5, STICKS)) * step
+    shortest, longest = np.log10(SHORTEST_GPU_S), np.log10(LONGEST_GPU_S)
+    service_there = 10 ** (shortest + (1 - border / MOST_URGENT) / 2 * (longest - shortest))
+    left = np.divide(service_there, service, out=np.zeros(len(service)), where=(border < MOST_URGENT) & (service > 0))
+    waited: NDArray[np.float64] = 1 - np.sqrt(np.clip(left, 0, 1))
+    return waited
+
+
 def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
     """Nearest grid point, but the one the job has ``now`` while that is near enough; 0 for NaN."""
     step = MOST_URGENT / levels
@@ -204,19 +290,17 @@ def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: 
     return np.where(np.isnan(level), 0.0, level * step) + 0.0  # + 0.0: no negative zero
 
 
-def _reasons(snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64], *, favours: bool) -> list[str]:
-    """Say why each of the jobs in these rows stands where it does."""
-    waited_s = (_micros(snapshot.taken_at) - snapshot.pending_values("eligible_at")[rows].view(np.int64)) / 1e6
-    facts = (snapshot.pending_values(name)[rows].tolist() for name in ("gpus", "p10_s", "p50_s", "p90_s"))
-    promoted = (urgency[rows] == PROMOTED).tolist()
-    return [
-        _reason(_expected(*expected, favours), f"waited {duration(so_long_s)}", goes_first)
-        for goes_first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True)
-    ]
-
-
 def _reason(expected: str, waited: str, promoted: bool) -> str:
     return f"{waited}, long enough to go first; {expected}" if promoted else f"{expected}; {waited}"
+
+
+def _waited(waited_s: float, patience_us: int, promoted: bool) -> str:
+    so_long = f"waited {duration(waited_s)}"
+    return (
+        so_long
+        if promoted or patience_us >= LONGEST_US
+        else f"{so_long}, goes first after {duration(patience_us / 1e6)}"
+    )
 
 
 def _summary(urgency: NDArray[np.float64]) -> str:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.backlog import EXPECTED
 from helios.errors import Misuse
 from helios.ports import Order, ReplayPredictor
 from helios.simulate.engine import put_anew
 from helios.simulate.state import NEVER, State
 from helios.simulate.workload import Workload
 
-EXPECTED = (0.25, 0.5, 0.25)
-"""Weights of p10, p50 and p90 in the expected run time (McNamee and Celona, "Decision analysis for the professional",
-2nd ed. 2001)."""
 LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
 
 

@@ -8,7 +8,7 @@ costs more than all else here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -43,11 +43,14 @@ class Predictions:
         Which of ``sources`` said so; -1: none.
     sources : list of str
         Model ids and fallbacks, distinct.
+    longest_backlog_s : float64 array of shape ()
+        The longest backlog so far (:mod:`helios.backlog`), s; NaN: nobody reckons it.
     """
 
     quantiles_s: NDArray[np.float64]
     source: NDArray[np.int16]
     sources: list[str]
+    longest_backlog_s: NDArray[np.float64] = field(default_factory=lambda: np.array(np.nan))
 
 
 class Facts:
@@ -94,6 +97,7 @@ class Rows:
     quantiles_s: NDArray[np.float64] | None
     source: NDArray[np.int16] | None
     sources: tuple[str, ...]
+    longest_backlog_s: float
 
     def frame(self) -> pd.DataFrame:
         """Return columns of ``QUEUE``."""
@@ -102,6 +106,8 @@ class Rows:
 
     def values(self, name: str) -> NDArray[Any]:
         """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
+        if name == "longest_backlog_s":
+            return np.full(len(self.jobs), self.longest_backlog_s)
         column = _OWN[name](self) if name in _OWN else None
         if column is None:
             return self.facts.values(name, self.jobs)

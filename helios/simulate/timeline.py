@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.backlog import EXPECTED
 from helios.errors import Misuse
 from helios.model import STEP_S
 from helios.ports import Order, ReplayPredictor
-from helios.simulate.asking import EXPECTED, LONGEST_ESTIMATE_S, Questions, Scores
+from helios.simulate.asking import LONGEST_ESTIMATE_S, Questions, Scores
 from helios.simulate.backlog import Backlog, Keeper
 from helios.simulate.engine import run
 from helios.simulate.guard import Guard

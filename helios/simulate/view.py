@@ -5,6 +5,7 @@ Running jobs and nodes, which few services look at, are made when somebody does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -83,6 +84,7 @@ class View:
             quantiles_s=None if predictions is None else predictions.quantiles_s.take(jobs, axis=0),
             source=None if predictions is None else predictions.source.take(jobs),
             sources=() if predictions is None else tuple(predictions.sources),
+            longest_backlog_s=math.nan if predictions is None else float(predictions.longest_backlog_s),
         )
 
     def running(self, jobs: Jobs, tables: State) -> Callable[[], pd.DataFrame]:

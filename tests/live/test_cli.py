@@ -76,12 +76,26 @@ def test_an_evening_with_helios(shell: Shell, rig: Rig) -> None:
     told = shell.answers("why", short)
     assert (told["rank"], told["rank_without"], told["queued"]) == (1, 2, 2)
     assert "Without Helios it would be number 1." in shell.says("why", long)
+    assert ", goes first after 12 h" in shell.says("why", short), "no GPU job has ended that it could know of"
     assert "done" in shell.says("report", "decisions")
 
     assert shell.answers("pause", "--reason", "enough")["remaining"] == []
     assert not any(rig.site_factors().values())
     assert "enough" in shell.says("turn", "--apply")
     assert "qssf is active" in shell.says("resume")
+
+
+def test_who_waits_is_told_of_the_bound_that_the_accounting_gives(rig: Rig, tmp_path: Path) -> None:
+    shell = Shell(rig, tmp_path, since=datetime.now(UTC))
+    ended = rig.submit(user="alice", gpus=1, limit="10", seconds=1)
+    rig.until(lambda: rig.lines("sacct", "-n", "-X", "-P", "-j", ended, "-o", "State") == ["COMPLETED"])
+    rig.fill()
+    waits = rig.submit(user="alice", gpus=1, limit="10")
+    rig.until(lambda: waits in rig.site_factors())
+    shell.says("trace", "sync")
+    shell.says("mode", "qssf", "active", "--reason", "a bound")
+    shell.says("turn", "--apply")
+    assert ", goes first after 3 h" in shell.says("why", waits), "hardly anything ever waited here: the least there is"
 
 
 def test_what_cannot_be_done_is_said_with_a_way_out(shell: Shell, rig: Rig) -> None:

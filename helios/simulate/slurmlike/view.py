@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ class SlurmView:
             quantiles_s=None if predictions is None else predictions.quantiles_s.take(jobs, axis=0),
             source=None if predictions is None else predictions.source.take(jobs),
             sources=() if predictions is None else tuple(predictions.sources),
+            longest_backlog_s=math.nan if predictions is None else float(predictions.longest_backlog_s),
             known_priority=np.where(held, 0.0, self._state.choices["priority"][first].astype(np.float64)),
             user_soft_limit_s=levers.user_soft_limit_s(jobs),
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from helios.app.outlook import Outlook, worth_storing
 from helios.model import QUEUE
 from helios.predict import to_record, train
-from helios.testing import NOON, a_pending_job, a_running_job, a_snapshot, frame_of
+from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -165,3 +166,22 @@ def test_a_prediction_is_stored_once_and_again_when_it_has_moved() -> None:
 
 def test_a_job_without_prediction_is_not_stored() -> None:
     assert worth_storing(queue(float("nan")), queue()[["job_id", "submitted_at", "p50_s"]]).empty
+
+
+def test_the_longest_backlog_of_the_history_is_seen_with_it(url: str) -> None:
+    with Warehouse.open(url) as warehouse:
+        began = NOON - timedelta(hours=30)
+        jobs = [
+            a_job(job_id="1", submitted_at=began, started_at=began, run_time_s=5 * 3600.0, gpus=8),
+            a_job(
+                job_id="2",
+                submitted_at=began,
+                started_at=began + timedelta(hours=5),
+                run_time_s=4 * 3600.0,
+                gpus=8,
+            ),
+        ]
+        warehouse.load([a_batch(*jobs)], cluster="venus", path="x", sha256="x", format="sacct", timezone="UTC")
+    look, snapshot = outlook(url), a_snapshot(nodes=[a_node(partitions="gpu", gpus=8)])
+    assert look(snapshot).longest_backlog_s == pytest.approx(9 * 3600)
+    assert math.isnan(outlook(f"{url}.other")(snapshot).longest_backlog_s)

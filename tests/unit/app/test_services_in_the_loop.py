@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from helios.actions import Action, Place, Reorder, SoftLimit
 from helios.app.history import History, read_file
 from helios.app.machine import parse_nodes
+from helios.app.rehearsal import reckoning_of
 from helios.app.timeline import Seat, play
 from helios.app.whatif import Question, set_the_stage
 from helios.model import Snapshot
@@ -27,6 +29,7 @@ from helios.simulate import Backfill, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
+from tests.unit.test_rehearsal import Oracle
 
 AT_ONCE = timedelta(0)
 PAPER = {"order": "service", "levels": 0, "promote_after_s": float("inf")}
@@ -129,13 +132,26 @@ class Beside:
 
 
 def both_ways(
-    workload: Workload, services: Callable[[], list[Seat]], *, again_s: int | None = None, **options: Any
+    workload: Workload,
+    services: Callable[[], list[Seat]],
+    *,
+    again_s: int | None = None,
+    reckons: bool = False,
+    **options: Any,
 ) -> list[tuple[Any, ...]]:
     """Replay with jobwise services asked about single jobs, and about the whole queue; return what came of each."""
     made = []
     for jobwise in (True, False):
         cluster, seats = a_cluster(workload, **options), services()
-        play(cluster, seats, predictor=Noisy(workload), jobwise=jobwise, predict_again_s=again_s)
+        reckoning = reckoning_of(workload, SHAPE) if reckons else None
+        play(
+            cluster,
+            seats,
+            predictor=Noisy(workload),
+            jobwise=jobwise,
+            predict_again_s=again_s,
+            reckoning=reckoning,
+        )
         troubles = [dict(place.troubles) for place in seats]
         made.append((cluster.started_s.tolist(), troubles, [place.benched for place in seats]))
     return made
@@ -215,6 +231,62 @@ def test_that_holds_where_jobs_are_predicted_again_and_urgencies_lie_on_no_grid(
 
     one_by_one, whole = both_ways(a_workload(rows), services, again_s=again_s)
     assert one_by_one == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=rows,
+    again_s=st.sampled_from([None, 1_000, 3_600]),
+    levels=st.sampled_from([0, 1, 9]),
+    least_s=st.sampled_from([60.0, 7_200.0]),
+    factor=st.sampled_from([0.0, 0.4]),
+    fades=st.booleans(),
+    every_s=st.sampled_from([0, 30]),
+)
+def test_that_holds_where_the_bound_follows_the_backlog(  # noqa: PLR0917 - drawn
+    rows: list[tuple[int, ...]],
+    again_s: int | None,
+    levels: int,
+    least_s: float,
+    factor: float,
+    fades: bool,
+    every_s: int,
+) -> None:
+    def services() -> list[Seat]:
+        options = Qssf.Options(levels=levels, least_s=least_s, promote_factor=factor, fades=fades)
+        return [seat(Qssf(options), every=timedelta(seconds=every_s))]
+
+    hours = [(600 * at_s, 600 * run_s, *rest) for at_s, run_s, *rest in rows]
+    one_by_one, whole = both_ways(a_workload(hours), services, again_s=again_s, reckons=True)
+    assert one_by_one == whole
+
+
+def test_services_see_the_longest_backlog_so_far() -> None:
+    seen: list[tuple[float, float]] = []
+
+    @dataclass
+    class Watching:
+        every: timedelta = AT_ONCE
+
+        def decide(self, snapshot: Snapshot) -> list[Action]:
+            (shown,) = {*snapshot.pending_values("longest_backlog_s").tolist()}
+            assert shown == snapshot.longest_backlog_s or math.isnan(shown)
+            seen.append((snapshot.taken_at.timestamp(), shown))
+            return []
+
+    # All want all GPUs, and something happens at the hours 0, 3, 4 and 6 alone: the three looks are before each end.
+    hour = 3_600
+    workload = a_workload([(0, 3 * hour, 8, 0), (600, hour, 8, 0), (1_200, 2 * hour, 8, 0), (1_300, hour, 8, 0)])
+    play(
+        a_cluster(workload),
+        [seat(Watching())],
+        predictor=Oracle(workload),
+        reckoning=reckoning_of(workload, SHAPE),
+    )
+    before_any_ended = 1.5 * 3 - 3
+    when_one_had, when_two_had = (3 + work - 3 for work in (1.5 * 1 + 2 + 1, 1 + 1.5 * 2 + 1))
+    shown = [(at_s / hour, longest_s / hour) for at_s, longest_s in seen]
+    assert shown == [(3, before_any_ended), (4, when_one_had), (6, when_two_had)]
 
 
 def the_example() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -45,12 +46,13 @@ services = st.builds(
     lambda levels, factor, after_s: Qssf(Qssf.Options(levels=levels, promote_factor=factor, promote_after_s=after_s)),
     st.sampled_from([0, 1, 9]),
     st.sampled_from([0.0, 0.7]),
-    st.sampled_from([1.0, 1_800.5, float("inf")]),
+    st.sampled_from([0.0, 1.0, 1_800.5, float("inf")]),
 )
 
 
 def wished(service: Qssf, jobs: list[dict[str, Any]], *, later_s: float = 0.0) -> Wishes:
     snapshot = a_snapshot(pending=jobs, taken_at=NOON + timedelta(seconds=later_s))
+    snapshot = replace(snapshot, longest_backlog_s=11_000.0)
     return service.wishes(snapshot.pending_values, snapshot.taken_at)
 
 
@@ -75,7 +77,7 @@ def test_a_wish_holds_as_long_as_it_says(service: Qssf, jobs: list[dict[str, Any
 @settings(max_examples=40, deadline=None)
 @given(service=services, jobs=pending_jobs())
 def test_the_orders_name_whom_it_wishes_something_for(service: Qssf, jobs: list[dict[str, Any]]) -> None:
-    snapshot = a_snapshot(pending=jobs, taken_at=NOON)
+    snapshot = replace(a_snapshot(pending=jobs, taken_at=NOON), longest_backlog_s=11_000.0)
     named = {place.job_id: place.urgency for order in service.decide(snapshot) for place in order.order}
     urgency = wished(service, jobs).urgency
     assert named == {job["job_id"]: value for job, value in zip(jobs, urgency, strict=True) if not np.isnan(value)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
+from itertools import cycle, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
+from helios.ports import Wishes
 from helios.services.orders import balanced, shortest_service_first
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
@@ -161,7 +162,12 @@ def test_nothing_pending_means_nothing_to_say() -> None:
 def test_reasons_are_for_a_person() -> None:
     five = timedelta(minutes=5)
     (place,) = places(waiting(five, p10_s=240.0, p50_s=720.0, p90_s=2400.0, gpus=2)).values()
-    assert place.reason == "predicted 12 min (4 min to 40 min) on 2 GPUs: 24 GPU-minutes; waited 5 min"
+    assert (
+        place.reason
+        == "predicted 12 min (4 min to 40 min) on 2 GPUs: 24 GPU-minutes; waited 5 min, goes first after 3 h"
+    )
+    (place,) = places(waiting(five, p50_s=720.0, gpus=2), service=qssf(promote_after_s=np.inf)).values()
+    assert place.reason.endswith("; waited 5 min"), "for ever is no number"
     (place,) = places(waiting(5 * HOUR, p50_s=30.0, gpus=0)).values()
     assert place.reason == "waited 5 h, long enough to go first; predicted 30 s (10 s to 2 min) without GPUs"
 
@@ -235,8 +241,9 @@ def test_promotion_survives_a_coarse_site_factor() -> None:
 class StrictQueue:
     """A partition of a few GPUs that starts the head of the queue whenever it fits, and never anybody else."""
 
-    def __init__(self, *, gpus: int, service: Qssf) -> None:
+    def __init__(self, *, gpus: int, service: Qssf, backlogs_s: Iterator[float] | None = None) -> None:
         self.cluster, self.service = FakeCluster(), service
+        self.backlogs_s = backlogs_s or repeat(np.nan)
         self.free = gpus
         self.gpus: dict[str, int] = {}
         self.run_times: dict[str, timedelta] = {}
@@ -269,7 +276,7 @@ class StrictQueue:
 
     def _with_predictions(self, seen: Snapshot) -> Snapshot:
         p50_s = seen.pending["job_id"].map(self.predicted_s).astype("float64")
-        return replace(seen, pending=seen.pending.assign(p50_s=p50_s))
+        return replace(seen, pending=seen.pending.assign(p50_s=p50_s), longest_backlog_s=next(self.backlogs_s))
 
     def _start_from_the_head(self) -> None:
         for job_id in self.cluster.queue:
@@ -304,8 +311,23 @@ def play(queue: StrictQueue, jobs: Sequence[tuple[int, int, int, float]]) -> Non
 def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, float]]) -> None:
     queue = StrictQueue(gpus=4, service=qssf(promote_after_s=1800.0, every_s=300))
     play(queue, jobs)
+    assert_bounded(queue, patience_s=1800)
+
+
+@settings(max_examples=12)
+@given(jobs=arrivals, backlogs_s=st.lists(st.floats(0, 3600), min_size=1, max_size=20))
+def test_a_bound_that_follows_the_backlog_holds_with_the_longest_there_was(
+    jobs: list[tuple[int, int, int, float]], backlogs_s: list[float]
+) -> None:
+    service = qssf(order="balanced", promote_after_s=0.0, least_s=600.0, share=0.5, every_s=300)
+    queue = StrictQueue(gpus=4, service=service, backlogs_s=cycle(backlogs_s))
+    play(queue, jobs)
+    assert_bounded(queue, patience_s=max(600, 0.5 * max(backlogs_s)))
+
+
+def assert_bounded(queue: StrictQueue, *, patience_s: float) -> None:
     for job_id, waited_s in queue.waits_s().items():
-        its_turn = queue.came[job_id] + timedelta(seconds=1800 + 300)
+        its_turn = queue.came[job_id] + timedelta(seconds=patience_s + 300)
         ran_then = [
             (at + queue.run_times[other] - its_turn).total_seconds()
             for other, at in queue.started.items()
@@ -313,7 +335,7 @@ def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, floa
         ]
         # At worst one after the other, and each end is seen up to a step late.
         came_before = [queue.run_times[other].total_seconds() for other in queue.gpus if int(other) < int(job_id)]
-        assert waited_s <= 2100 + max(ran_then, default=0) + 300 + sum(s + 300 for s in came_before)
+        assert waited_s <= patience_s + 300 + max(ran_then, default=0) + 300 + sum(s + 300 for s in came_before)
 
 
 def test_a_stream_of_short_jobs_does_not_starve_a_large_one() -> None:
@@ -343,6 +365,109 @@ def test_promoted_jobs_start_in_the_order_of_submission(jobs: list[tuple[int, in
     assert all(earlier < later for earlier, later in pairwise(promoted))
 
 
+# What follows the backlog.
+
+
+def fading(**options: Any) -> Qssf:
+    return Qssf(Qssf.Options(**options))
+
+
+def wish(service: Qssf, at: datetime, *, longest_s: float, **job: Any) -> float:
+    """Return what the service wishes for one job at a moment."""
+    seen = replace(
+        a_snapshot(pending=[a_pending_job(submitted_at=NOON, **job)]),
+        taken_at=at,
+        longest_backlog_s=longest_s,
+    )
+    wishes = service.wishes(seen.pending_values, at)
+    (place,) = (place for order in service.decide(seen) for place in order.order)
+    assert place.urgency == wishes.urgency[0], "decide says what wishes says"
+    return float(wishes.urgency[0])
+
+
+@pytest.mark.parametrize(
+    ("longest_h", "options", "bound_h"),
+    [
+        (10.0, {}, 10),
+        (10.0, {"share": 0.5}, 5),
+        (1.0, {}, 3),
+        (1.0, {"least_s": 1800.0}, 1),
+        (np.nan, {}, 12),
+        (np.nan, {"promote_after_s": 7200.0}, 2),
+        (10.0, {"order": "service"}, 10),
+        (10.0, {"promote_after_s": 7200.0}, 2),
+        (10.0, {"promote_factor": 20.0}, 20),
+    ],
+)
+def test_who_has_waited_as_long_as_the_longest_backlog_goes_first(
+    longest_h: float, options: dict[str, Any], bound_h: float
+) -> None:
+    service, longest_s, second = fading(**options), longest_h * 3600, timedelta(seconds=1)
+    just, over = (
+        wish(service, NOON + bound_h * HOUR + aside, longest_s=longest_s, p50_s=3600.0) for aside in (-second, second)
+    )
+    assert just < PROMOTED == over
+
+
+@settings(max_examples=60)
+@given(run_time_s=st.floats(1e3, 1e6), earlier=st.floats(0, 0.99), later=st.floats(0, 0.99))
+def test_who_has_waited_longer_is_never_less_urgent(run_time_s: float, earlier: float, later: float) -> None:
+    first, second = sorted((earlier, later))
+    urgencies = [
+        wish(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=run_time_s) for share in (first, second)
+    ]
+    assert urgencies[0] <= urgencies[1]
+
+
+def test_a_job_comes_nearer_to_the_front_by_the_square_of_what_is_left() -> None:
+    # A tenth of the patience left is a hundredth of the service: 6 of 18 steps.
+    fresh, tired = (
+        wish(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1) for share in (0, 0.9)
+    )
+    assert (fresh, tired) == (pytest.approx(-0.3), pytest.approx(0.3))
+    apart = [
+        wish(fading(fades=False), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1)
+        for share in (0, 0.9)
+    ]
+    assert apart == [pytest.approx(-0.3)] * 2
+
+
+@settings(max_examples=80)
+@given(
+    service_s=st.floats(0, 1e8) | st.just(np.nan),
+    backlog_h=st.floats(0, 500),
+    levels=st.sampled_from([1, 9, 40]),
+    factor=st.sampled_from([0.0, 2.0]),
+    between=st.floats(0, 1),
+)
+def test_a_job_is_asked_about_but_twice_for_each_level_that_it_climbs(
+    service_s: float, backlog_h: float, levels: int, factor: float, between: float
+) -> None:
+    columns = {
+        "eligible_at": np.array([0], dtype="datetime64[us]"),
+        "p50_s": np.array([service_s]),
+        "gpus": np.array([1], dtype=np.int32),
+        "hands_off": np.array([np.nan], dtype=object),
+        "longest_backlog_s": np.array([backlog_h * 3600]),
+    }
+    service = fading(levels=levels, promote_factor=factor)
+
+    def wish_at(at_us: int, now: float) -> Wishes:
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at_us)
+        return service.wishes((columns | {"urgency": np.array([now])}).__getitem__, at)
+
+    at_us, urgency, asked = 0, 0.0, 0
+    while urgency < PROMOTED:
+        told = wish_at(at_us, urgency)
+        urgency, until_us = float(told.urgency[0]), int(told.until.view(np.int64)[0])
+        asked += 1
+        assert asked <= 2 * (2 * levels + 1) + 3
+        if urgency < PROMOTED:
+            for moment_us in (at_us + int(between * (until_us - at_us)), until_us):
+                assert wish_at(moment_us, urgency).urgency[0] == urgency
+            at_us = (until_us // 1_000_000 + 1) * 1_000_000
+
+
 # The rest.
 
 
@@ -363,9 +488,11 @@ def test_a_quiet_queue_is_written_once() -> None:
         {"every_s": 0},
         {"order": "fifo"},
         {"gpu_exponent": 3.0},
-        {"promote_after_s": 0.0},
+        {"promote_after_s": -1.0},
         {"promote_factor": -1.0},
         {"levels": -1},
+        {"share": -0.1},
+        {"least_s": 0.0},
     ],
     ids=str,
 )

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helios.backlog import Looks, expected_run_s
 from helios.errors import Misuse
 from helios.services.orders import shortest_service_first
 from helios.simulate import Backfill, Backlog, Guard, Reservation, replay
-from helios.simulate.backlog import Looks, expected_run_s
 from helios.simulate.policies import first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
