@@ -115,7 +115,7 @@ class Looks:
     Parameters
     ----------
     gpus : array of shape (n_partitions,)
-        GPUs of each partition.
+        GPUs of each partition; one that has none has no backlog.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class Looks:
     """
 
     def __init__(self, gpus: NDArray[np.int64]) -> None:
-        self._gpus, self._n_partitions = gpus[:, None], len(gpus)
+        self._gpus, self._n_partitions = np.maximum(gpus, 1)[:, None], len(gpus)
         self._work, self._done = np.zeros((2, len(gpus), 64))
         self._waits = np.zeros((len(gpus), 64), dtype=bool)
         self._first, self._before, self._settled_s = 0, np.zeros(len(gpus)), 0.0

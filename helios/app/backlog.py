@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.backlog import EVERY_S, EXPECTED, Past, longest_backlog_s
+from helios.backlog import EVERY_S, EXPECTED, Past, Reckoning, longest_backlog_s
 from helios.model import Snapshot
 
 LOOKS_BACK = timedelta(days=60)
@@ -35,8 +35,9 @@ class BacklogWatch:
 def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
     """Return the longest backlog of the last ``LOOKS_BACK``, s; NaN: no GPU job has ended in it.
 
-    Partitions that share nodes count as one, with the GPUs that all of its nodes have when they work. What cannot start
-    yet, or is held, stands in nobody's way; a job that wants no GPU, or a partition that there is not, does not count.
+    It reaches back no further than ``history``. Partitions that share nodes count as one, with the GPUs that all of its
+    nodes have when they work. What cannot start yet, or is held, stands in nobody's way; a job that wants no GPU, or a
+    partition that there is not, does not count.
 
     Parameters
     ----------
@@ -68,6 +69,14 @@ def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
     return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
 
 
+def reckoning_of(jobs: pd.DataFrame, nodes: pd.DataFrame) -> Reckoning | None:
+    """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on; None: without GPUs."""
+    pool_of, capacity = _pools(nodes)
+    if not capacity.any():
+        return None
+    return Reckoning(partition=_pool_of_each(jobs, pool_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
+
+
 def _ready(pending: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
     return pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
 
@@ -79,11 +88,9 @@ def _queued(queue: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plain(jobs: pd.DataFrame, pool_of: dict[str, int]) -> pd.DataFrame:
-    partition = jobs["partition"].astype("category")
-    pools = np.array([_pool(str(name), pool_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
     since = jobs["eligible_at"].fillna(jobs["submitted_at"])
     columns = {
-        "pool": pools[partition.cat.codes],
+        "pool": _pool_of_each(jobs, pool_of),
         "gpus": jobs["gpus"].to_numpy(),
         "since_s": _seconds(since),
         "started_s": _seconds(jobs["started_at"]),
@@ -91,6 +98,12 @@ def _plain(jobs: pd.DataFrame, pool_of: dict[str, int]) -> pd.DataFrame:
         "predicted_s": jobs["predicted_s"].to_numpy() if "predicted_s" in jobs else np.nan,
     }
     return pd.DataFrame(columns, index=range(len(jobs)))
+
+
+def _pool_of_each(jobs: pd.DataFrame, pool_of: dict[str, int]) -> NDArray[np.int64]:
+    partition = jobs["partition"].astype("category")
+    pools = np.array([_pool(str(name), pool_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
+    return pools[partition.cat.codes]
 
 
 def _pool(partition: str, pool_of: dict[str, int]) -> int:

@@ -106,7 +106,7 @@ class Foresight:
         ended = self._cluster.ended[self._n_reckoned :]
         self._n_reckoned += len(ended)
         running, since_s = self._cluster.running()
-        before_s = self._reckoning.longest_s
+        before_s = float(self.predictions.longest_backlog_s)
         after_s = self._reckoning.look(
             arrived=self._cluster.arrived,
             ended=(ended, self._cluster.ended_s[ended] - self._cluster.started_s[ended]),

@@ -7,12 +7,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.backlog import LOOKS_BACK, BacklogWatch, longest_of
-from helios.model import Snapshot, in_submission_order
-from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
+from helios.app.backlog import LOOKS_BACK, BacklogWatch, longest_of, reckoning_of
+from helios.model import NODE_STATES, Snapshot, in_submission_order
+from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
 from tests.builders import a_job, jobs_frame
 
 HOUR = timedelta(hours=1)
@@ -132,3 +133,28 @@ def test_it_is_reckoned_anew_each_hour_and_when_the_clock_went_back() -> None:
     assert look(NOON + HOUR, one) == pytest.approx(1)
     assert look(NOON + 1.5 * HOUR) == pytest.approx(1)
     assert look(NOON + 0.9 * HOUR) == 0
+
+
+def test_a_replay_is_reckoned_on_the_same_pools() -> None:
+    nodes = frame_of(
+        NODE_STATES,
+        [
+            a_node(name="n1", partitions="cpu", gpus=0),
+            a_node(name="n2", partitions="gpu,long", gpus=8),
+            a_node(name="n3", partitions="long", gpus=8),
+        ],
+    )
+    jobs = jobs_frame(*(a_job(job_id=str(n), partition=name, gpus=gpus) for n, name, gpus in JOBS_OF_THREE))
+    reckoning = reckoning_of(jobs, nodes)
+    assert reckoning is not None
+    longest_s = reckoning.look(
+        arrived=3,
+        ended=(np.array([1]), np.array([7_200])),
+        waiting=(np.array([0, 2]), np.array([3_600.0, 1_800.0])),
+        running=(np.array([], dtype=np.int64), np.array([], dtype=np.int64)),
+    )
+    assert longest_s == pytest.approx(8 * 1_800 / 16), "the job of the CPUs is no work for GPUs"
+    assert reckoning_of(jobs, nodes[nodes["gpus"] == 0]) is None
+
+
+JOBS_OF_THREE = [(0, "cpu", 0), (1, "gpu", 4), (2, "long", 8)]

@@ -102,12 +102,26 @@ def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_fo
     np.testing.assert_array_equal(found.replay.started_s, hooked)
 
 
-def test_qssf_asked_about_single_jobs_or_the_whole_queue_is_the_same(jobs: SlurmJobs) -> None:
+@pytest.mark.parametrize("options", [{}, {"promote_after_s": 0.0, "least_s": 60.0}], ids=["no bound", "the backlog"])
+def test_qssf_asked_about_single_jobs_or_the_whole_queue_is_the_same(jobs: SlurmJobs, options: dict[str, Any]) -> None:
     one_by_one, whole = (
-        rehearsed(jobs, {"qssf": a_qssf()}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
+        rehearsed(jobs, {"qssf": a_qssf(**options)}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
     )
     assert Result.DONE in whole.seats[0].outcomes
     np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
+
+
+def test_services_see_the_backlog(jobs: SlurmJobs) -> None:
+    seen: list[float] = []
+
+    class Watching(AllAlike):
+        def decide(self, snapshot: Snapshot) -> Iterable[Action]:
+            seen.append(snapshot.longest_backlog_s)
+            return []
+
+    rehearsed(jobs, {"watching": Watching()})
+    assert np.isnan(seen[0]), "within the first hour"
+    assert max(seen[len(seen) // 2 :]) > 60
 
 
 def test_a_third_partys_service_runs_unchanged(jobs: SlurmJobs, monkeypatch: pytest.MonkeyPatch) -> None:
