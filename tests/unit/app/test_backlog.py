@@ -117,7 +117,7 @@ def test_where_nothing_is_known_there_is_no_number() -> None:
     assert math.isnan(longest_h(seen(waits(1))))
     assert math.isnan(longest_h(seen(waits(1)), ran(3, 1, gpus=0)))
     assert math.isnan(longest_h(seen(waits(1), nodes=cpus), LONG_AGO))
-    assert math.isnan(longest_h(seen(waits(1)), ran(LOOKS_BACK / HOUR + 20, 5))), "too long ago to say how long jobs run"
+    assert math.isnan(longest_h(seen(waits(1)), ran(LOOKS_BACK / HOUR + 20, 5))), "it says nothing of today's jobs"
     assert longest_h(seen(), LONG_AGO) == 0
 
 

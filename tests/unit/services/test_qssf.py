@@ -425,11 +425,28 @@ def test_a_job_comes_nearer_to_the_front_by_the_square_of_what_is_left() -> None
         wish(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1) for share in (0, 0.9)
     )
     assert (fresh, tired) == (pytest.approx(-0.3), pytest.approx(0.3))
-    apart = [
-        wish(fading(fades=False), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1)
-        for share in (0, 0.9)
-    ]
-    assert apart == [pytest.approx(-0.3)] * 2
+    for plain in ({"fades": False}, {"order": "service"}):
+        assert [
+            wish(fading(**plain), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1)
+            for share in (0, 0.9)
+        ] == [pytest.approx(-0.3)] * 2
+
+
+def test_without_a_grid_services_fade_by_the_hour() -> None:
+    service = fading(levels=0)
+
+    def at(hours: float) -> tuple[float, int]:
+        seen = replace(
+            a_snapshot(pending=[a_pending_job(submitted_at=NOON, p50_s=1e5, gpus=1)], taken_at=NOON + hours * HOUR),
+            longest_backlog_s=10 * 3600.0,
+        )
+        wishes = service.wishes(seen.pending_values, seen.taken_at)
+        return float(wishes.urgency[0]), int(wishes.until.view(np.int64)[0] - NOON.timestamp() * 1e6)
+
+    (fresh, until_us), (half, _), (tired, later_us) = at(0), at(0.99), at(5.5)
+    assert fresh == half < tired < 0
+    assert tired == pytest.approx(fresh / 4)
+    assert (until_us, later_us) == (3_600 * 10**6 - 1, 6 * 3_600 * 10**6 - 1)
 
 
 @settings(max_examples=80)
