@@ -6,10 +6,15 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from helios.app.dask_engine import Scheduler
 from helios.dask_client import connected, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
+from helios.predict.dask_learner import DaskLearner
+from helios.predict.learner import Lesson
+from tests.unit.app.test_draws import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
 pytestmark = pytest.mark.xdist_group("dask")
@@ -85,6 +90,7 @@ def versions_of(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     ("name", "version"),
     [
         ("lightgbm", "3.0.0"),
+        ("lightgbm", None),
         ("helios-slurm", None),
         ("distributed", "2020.1"),
         ("python", "3.9.1.final.0"),
@@ -107,6 +113,19 @@ def test_another_patch_of_python_is_no_other_release(versions_of: tuple[Any, dic
     for worker in heard["workers"].values():
         worker["packages"]["python"] = f"{major}.{minor}.99.final.0"
     refuse(client)
+
+
+def test_who_trains_and_who_sweeps_refuses_them(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(client: Any, packages: list[str]) -> dict[str, Any]:
+        return {"client": {"packages": {}}, "workers": {"tcp://odd": {"packages": {packages[-1]: "0.1"}}}}
+
+    monkeypatch.setattr(distributed.Client, "get_versions", told)
+    history = a_site(1.0, jobs=20)
+    with pytest.raises(DaskMismatch, match=r"tcp://odd has helios-slurm 0.1, here(?s:.)*Helios too: "):
+        next(Scheduler(address=cluster.scheduler_address)(history, ()))
+    lesson = Lesson(features=np.zeros((9, 1)), residual=np.zeros(9), weight=np.ones(9), names=("one",))
+    with pytest.raises(DaskMismatch, match=r"tcp://odd has lightgbm 0.1, here(?s:.)*Or train here"):
+        DaskLearner(address=cluster.scheduler_address)(lesson, quantiles=(0.5,), seed=0)
 
 
 def test_a_worker_that_is_stuck_is_not_waited_for_for_ever(cluster: Any) -> None:
