@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from helios.app.slurm_jobs import seconds_of
+from helios.model import seconds_of
 from helios.report.fidelity import Fidelity, fidelity, fidelity_table
 from helios.simulate.slurmlike import SlurmTimeline
 from tests.live.recorded import (

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.backlog import EVERY_S, EXPECTED, Past, Reckoning, longest_backlog_s
-from helios.model import Snapshot
+from helios.model import Snapshot, seconds_of
 
 LOOKS_BACK = timedelta(days=60)
 """How far back a backlog counts: a jam of last year says nothing of how long one should wait today."""
@@ -47,17 +47,17 @@ def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
         Columns of ``JOBS``.
     """
     now = pd.Timestamp(snapshot.taken_at)
-    pool_of, capacity = _pools(snapshot.nodes)
+    group_of, capacity = _groups(snapshot.nodes)
     ended = history.loc[
         (history["ended_at"] > now - LOOKS_BACK) & history["started_at"].notna() & (history["gpus"] > 0), [*_ENDED]
     ]
     known = (ended, _queued(snapshot.running), _queued(_ready(snapshot.pending, now)))
-    jobs = pd.concat([_plain(frame, pool_of) for frame in known], ignore_index=True)
-    jobs = jobs[(jobs["pool"] >= 0) & (jobs["gpus"] > 0)]
+    jobs = pd.concat([_plain(frame, group_of) for frame in known], ignore_index=True)
+    jobs = jobs[(jobs["group"] >= 0) & (jobs["gpus"] > 0)]
     if not jobs["ended_s"].notna().any() or not capacity.any():
         return math.nan
     past = Past(
-        partition=jobs["pool"].to_numpy(dtype=np.int64),
+        partition=jobs["group"].to_numpy(dtype=np.int64),
         gpus=jobs["gpus"].to_numpy(dtype=np.int64),
         since_s=jobs["since_s"].to_numpy(),
         started_s=jobs["started_s"].to_numpy(),
@@ -69,12 +69,12 @@ def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
     return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
 
 
-def reckoning_of(jobs: pd.DataFrame, nodes: pd.DataFrame) -> Reckoning | None:
+def reckoning_on(nodes: pd.DataFrame, jobs: pd.DataFrame) -> Reckoning | None:
     """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on; None: without GPUs."""
-    pool_of, capacity = _pools(nodes)
+    group_of, capacity = _groups(nodes)
     if not capacity.any():
         return None
-    return Reckoning(partition=_pool_of_each(jobs, pool_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
+    return Reckoning(partition=_group_of_each(jobs, group_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
 
 
 def _ready(pending: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
@@ -87,47 +87,40 @@ def _queued(queue: pd.DataFrame) -> pd.DataFrame:
     return queue.assign(gpus=queue["gpus"] * queue["tasks"], predicted_s=expected_s)
 
 
-def _plain(jobs: pd.DataFrame, pool_of: dict[str, int]) -> pd.DataFrame:
+def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
     since = jobs["eligible_at"].fillna(jobs["submitted_at"])
     columns = {
-        "pool": _pool_of_each(jobs, pool_of),
+        "group": _group_of_each(jobs, group_of),
         "gpus": jobs["gpus"].to_numpy(),
-        "since_s": _seconds(since),
-        "started_s": _seconds(jobs["started_at"]),
-        "ended_s": _seconds(jobs["ended_at"]) if "ended_at" in jobs else np.nan,
+        "since_s": seconds_of(since),
+        "started_s": seconds_of(jobs["started_at"]),
+        "ended_s": seconds_of(jobs["ended_at"]) if "ended_at" in jobs else np.nan,
         "predicted_s": jobs["predicted_s"].to_numpy() if "predicted_s" in jobs else np.nan,
     }
     return pd.DataFrame(columns, index=range(len(jobs)))
 
 
-def _pool_of_each(jobs: pd.DataFrame, pool_of: dict[str, int]) -> NDArray[np.int64]:
+def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.int64]:
     partition = jobs["partition"].astype("category")
-    pools = np.array([_pool(str(name), pool_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
-    return pools[partition.cat.codes]
+    groups = np.array([_group(str(name), group_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
+    return groups[partition.cat.codes]
 
 
-def _pool(partition: str, pool_of: dict[str, int]) -> int:
-    """Return the pool of the first known one of the partitions that a job would take; -1: none."""
-    return next((pool_of[name] for name in partition.split(",") if name in pool_of), -1)
+def _group(partition: str, group_of: dict[str, int]) -> int:
+    """Return the group of the first known one of the partitions that a job would take; -1: none."""
+    return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
 
 
-def _seconds(times: pd.Series[pd.Timestamp]) -> NDArray[np.float64]:
-    """Return s since the epoch; NaN where there is no time."""
-    plain = times.to_numpy(dtype="datetime64[us]")
-    seconds: NDArray[np.float64] = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / 1e6)
-    return seconds
-
-
-def _pools(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
-    """Return which pool each partition is part of, and the GPUs of each pool: partitions that share nodes are one."""
+def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
+    """Return which group each partition is part of, and the GPUs of each: partitions that share nodes are one."""
     named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "")]
     texts = named["partitions"].astype(str)
-    pools: list[set[str]] = []
+    groups: list[set[str]] = []
     for text in texts.unique():
         names = set(text.split(","))
-        touched = [pool for pool in pools if pool & names]
-        pools = [pool for pool in pools if not pool & names] + [names.union(*touched)]
-    pool_of = {name: number for number, pool in enumerate(pools) for name in pool}
-    of_node = texts.map(lambda text: pool_of[text.split(",")[0]]).to_numpy(dtype=np.int64)
-    gpus = np.bincount(of_node, weights=named["gpus"], minlength=len(pools))
-    return pool_of, gpus.astype(np.int64)
+        touched = [group for group in groups if group & names]
+        groups = [group for group in groups if not group & names] + [names.union(*touched)]
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    of_node = texts.map(lambda text: group_of[text.split(",")[0]]).to_numpy(dtype=np.int64)
+    gpus = np.bincount(of_node, weights=named["gpus"], minlength=len(groups))
+    return group_of, gpus.astype(np.int64)

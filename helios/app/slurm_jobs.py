@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory
+from helios.model import seconds_of
 from helios.model.site import SlurmSite
 from helios.simulate.slurmlike import startable
 from helios.simulate.slurmlike.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload
@@ -197,10 +198,3 @@ def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str,
     if (codes < 0).any():
         codes, found = np.where(codes < 0, len(found), codes), (*found, "")
     return found, codes.astype(np.int64)
-
-
-def seconds_of(times: pd.Series) -> Floats:
-    """Return times as s since the epoch, to the microsecond; what is missing is NaN."""
-    micros = times.to_numpy(dtype="datetime64[us]")
-    seconds: Floats = micros.astype(np.int64) / 1e6
-    return np.where(np.isnat(micros), np.nan, seconds)

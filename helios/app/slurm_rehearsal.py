@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.backlog import reckoning_of
+from helios.app.backlog import reckoning_on
 from helios.app.foresight import NamedPredictor
 from helios.app.rehearsal import PREDICT_AGAIN_S, RESOLUTION
 from helios.app.slurm_jobs import SlurmJobs
@@ -100,7 +100,7 @@ def rehearse_on_slurm(
         predictor=predictor,
         predict_again_s=predict_again_s,
         jobwise=jobwise,
-        reckoning=reckoning_of(jobs.jobs, door.look(None).nodes),
+        reckoning=reckoning_on(door.look(None).nodes, jobs.jobs),
         progress=lambda done: progress(told, done / len(jobs.workload)),
     )
     progress(told, 1.0)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from helios.app.history import History
 from helios.app.slurm_controls import capacity, pool_of, pooled_easy
-from helios.app.slurm_jobs import SlurmJobs, seconds_of, slurm_jobs
+from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
 from helios.app.slurm_order import learn_order
 from helios.app.slurm_rehearsal import rehearse_on_slurm
 from helios.app.whatif import refuse_reversed
 from helios.errors import NotEnoughHistory
 from helios.metrics import summarize_queue
+from helios.model import seconds_of
 from helios.model.site import SlurmSite
 from helios.ports import Progress, Service, in_silence
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity

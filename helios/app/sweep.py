@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from helios.app.cells import FAILED, FIGURES, Cell, Done, Engine, Told, fingerprint_of, here
+from helios.app.cells import FAILED, FIGURES, Cell, Engine, Told, fingerprint_of, here
 from helios.app.history import History
 from helios.app.repeats import compared
 from helios.app.results_file import results_in
@@ -45,7 +45,7 @@ def sweep(
         left = [place for place, key in enumerate(keys) if not results.has(key)]
         progress("Replaying cells", 1 - len(left) / len(keys))
         # Closed here, not when its garbage is collected: workers elsewhere go on until then.
-        with closing(engine(history, [asked.cells[place] for place in left]) if left else _nothing()) as replays:
+        with closing((engine if left else here)(history, [asked.cells[place] for place in left])) as replays:
             for number, done in enumerate(replays, start=1):
                 place = left[done.place]
                 results.add(keys[place], asked.cells[place], done.told)
@@ -63,10 +63,6 @@ def sweep(
             {"key": key, "cell": cell.to_json(), **told[key]} for key, cell in zip(keys, asked.cells, strict=True)
         ),
     )
-
-
-def _nothing() -> Generator[Done, None, None]:
-    yield from ()
 
 
 def _groups(cells: Sequence[Cell], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:

@@ -17,7 +17,7 @@ from helios.model.book import (
     Mode,
     Step,
 )
-from helios.model.frames import TIME, Column, FrameKind
+from helios.model.frames import TIME, Column, FrameKind, seconds_of
 from helios.model.history import (
     JOBS,
     NODE_EVENTS,
@@ -81,4 +81,5 @@ __all__ = [
     "in_submission_order",
     "plain_values",
     "pools",
+    "seconds_of",
 ]

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from pandas.api.types import pandas_dtype
 
 from helios.errors import FrameInvalid
@@ -124,3 +126,10 @@ def _missing(column: Column, index: pd.Index[Any]) -> pd.Series[Any]:
 def columns(*declared: tuple[str, str, str]) -> tuple[Column, ...]:
     """Return columns from (name, dtype, meaning)."""
     return tuple(Column(name=name, dtype=dtype, doc=doc) for name, dtype, doc in declared)
+
+
+def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:
+    """Return times as s since the epoch, to the microsecond; what is missing is NaN."""
+    micros = times.to_numpy(dtype="datetime64[us]")
+    seconds: NDArray[np.float64] = micros.astype(np.int64) / 1e6
+    return np.where(np.isnat(micros), np.nan, seconds)

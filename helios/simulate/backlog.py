@@ -100,11 +100,6 @@ class Keeper:
             capacity=state.partitions["nodes"] * state.partitions["gpus_per_node"],
         )
 
-    @property
-    def longest_s(self) -> float:
-        """The longest backlog so far, s."""
-        return self._reckoning.longest_s
-
     def run(self, state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
         """Do as :func:`helios.simulate.engine.run`."""
         while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):

@@ -94,8 +94,8 @@ class Glance(Snapshot):
         seen = cls.__new__(cls)
         frames = {"pending": pending.frame, "running": scene.running, "nodes": scene.nodes}
         plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
-        plain["longest_backlog_s"] = pending.longest_backlog_s
-        for name, value in (plain | {"_pending": pending, "_frames": frames}).items():
+        own = {"longest_backlog_s": pending.longest_backlog_s, "_pending": pending, "_frames": frames}
+        for name, value in (plain | own).items():
             object.__setattr__(seen, name, value)
         return seen
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 from helios.app.slurm_controls import pooled_easy
-from helios.app.slurm_jobs import SlurmJobs, seconds_of, slurm_jobs
-from helios.model import JOBS
+from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
+from helios.model import JOBS, seconds_of
 from helios.model.site import SlurmSite
 from helios.report.fidelity import Fidelity, fidelity
 from helios.simulate.slurmlike import SlurmLatency, replay_slurm
