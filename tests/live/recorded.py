@@ -73,9 +73,8 @@ class Recording:
 
     @property
     def site(self) -> SlurmSite:
-        """How Slurm was set up, as its files say."""
-        conf, qos, assoc = (self.texts[name] for name in TEXTS)
-        return read_site(conf, sacctmgr_qos=qos, sacctmgr_assoc=assoc)
+        """How Slurm was set up."""
+        return site_of(self.texts)
 
 
 def record(rig: Rig, asked: list[Submission]) -> Recording:
@@ -96,18 +95,21 @@ def record(rig: Rig, asked: list[Submission]) -> Recording:
         jobs=pd.DataFrame(rows, columns=COLUMNS).sort_values(["submitted_s", "job_id"], ignore_index=True),
         began_s=int(first_s),
         started_s=round(_controller_up_s(rig) - first_s, 3),
-        texts=dict(
-            zip(
-                TEXTS,
-                (
-                    _nameless((rig.folder / "conf" / "slurm.conf").read_text(), rig),
-                    rig.run("sacctmgr", "show", "qos", "-P"),
-                    rig.run("sacctmgr", "show", "assoc", "tree", "-P"),
-                ),
-                strict=True,
-            )
-        ),
+        texts=texts_of(rig),
     )
+
+
+def texts_of(rig: Rig) -> Mapping[str, str]:
+    """Return what tells how a cluster is set up, by ``TEXTS``."""
+    conf = _nameless((rig.folder / "conf" / "slurm.conf").read_text(), rig)
+    qos, assoc = (rig.run("sacctmgr", "show", *what, "-P") for what in (["qos"], ["assoc", "tree"]))
+    return dict(zip(TEXTS, (conf, qos, assoc), strict=True))
+
+
+def site_of(texts: Mapping[str, str]) -> SlurmSite:
+    """Return how Slurm was set up, as its files say."""
+    conf, qos, assoc = (texts[name] for name in TEXTS)
+    return read_site(conf, sacctmgr_qos=qos, sacctmgr_assoc=assoc)
 
 
 def _nameless(conf: str, rig: Rig) -> str:

@@ -13,8 +13,9 @@ from tests.live.replayed import Stretch, helped, replay, waits
 from tests.live.rig import Rig, missing, roomy_folder
 from tests.traces import needs_traces
 
-# Two plain clusters side by side differ by as much: a backfill pass comes every two seconds.
-BACKFILL_S = 2.0
+# benchmarks/live_chance.py: of 60 pairs of clusters none was above 0.4 of the plain mean, and the longest waits of two
+# plain clusters differ by up to this, s, by chance alone. One longest wait proves little; the ten longest do.
+LARGEST_RATIO, CHANCE_S = 0.6, 11.0
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def pair(stretch: Stretch) -> Iterator[tuple[Rig, Rig]]:
 
 
 @needs_traces
-def test_helios_shortens_the_mean_wait_and_not_by_a_longer_longest(
+def test_helios_shortens_the_mean_wait_and_not_by_longer_longest_ones(
     pair: tuple[Rig, Rig], stretch: Stretch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, with_helios = pair
@@ -51,5 +52,6 @@ def test_helios_shortens_the_mean_wait_and_not_by_a_longer_longest(
     without, with_it = waits(plain, "plain Slurm"), waits(with_helios, "Slurm and Helios")
     with capsys.disabled():
         sys.stdout.write(f"\n{without.line()}\n{with_it.line()}\n")
-    assert with_it.mean < without.mean
-    assert with_it.longest <= without.longest + BACKFILL_S
+    assert with_it.mean < LARGEST_RATIO * without.mean
+    assert with_it.ten_longest <= without.ten_longest
+    assert with_it.longest <= without.longest + CHANCE_S

@@ -60,8 +60,9 @@ def test_a_sweep_runs_as_jobs_of_this_slurm_and_leaves_none(rig: Rig, tmp_path: 
     assert {line["key"]: line["figures"] for line in lines} == here
     assert len(here) == 8
     rig.until(lambda: not rig.lines("squeue", "-h", "-o", "%i"))
-    ran = rig.lines("sacct", "-n", "-X", "-P", "-o", "JobName,Partition", "--name=dask-worker")
-    assert len(ran) >= 1 and {*ran} == {"dask-worker|gpu"}
+    ran = ("sacct", "-n", "-X", "-P", "-o", "JobName,Partition", "--name=dask-worker")
+    rig.until(lambda: rig.lines(*ran))  # the accounting learns of them when it learns of them
+    assert {*rig.lines(*ran)} == {"dask-worker|gpu"}
 
 
 def test_what_slurm_refuses_is_told(rig: Rig, tmp_path: Path) -> None:
