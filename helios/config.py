@@ -132,7 +132,10 @@ class Control(_Section):
         default=30, gt=0, description="No writes when the controller's clock differs by more, s"
     )
     most_of_one_user: float = Field(
-        default=0.5, gt=0, le=1, description="Largest share of the preferred jobs of a partition that one user may have"
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Largest share of the jobs put ahead of others' in a partition that one user may have",
     )
     mismatches_to_open: int = Field(
         default=5, ge=1, description="Turns with failures or mismatches in a row that open the breaker"

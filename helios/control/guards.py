@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeVar
 
 from helios.actions import Lever, Outcome, Result
@@ -18,6 +19,7 @@ from helios.control.pending import Key, PendingJob
 from helios.control.wishes import Wish
 
 _Key = TypeVar("_Key")
+_TWO = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ def guarded(
     of_the_admins : set of Key
         What somebody else changed after Helios.
     most_of_one_user : float
-        Largest share of the preferred jobs of a partition that one user may have.
+        Largest share of the jobs put ahead of others' in a partition that one user may have.
     """
     reasons = [_refusal(wish, jobs.get(wish.job_id), mode, of_the_admins) for wish in wishes]
     allowed = [wish for wish, reason in zip(wishes, reasons, strict=True) if not reason]
@@ -110,22 +112,38 @@ def owners_of(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) 
 
 
 def capped(wishes: Sequence[Wish], *, jobs: Mapping[str, PendingJob], share: float) -> list[Wish]:
-    """Make neutral what exceeds one user's share of the preferred jobs (urgency above 0) of a partition.
+    """Make neutral what exceeds one user's share of the jobs that are put ahead of others' in a partition.
 
+    Such is a job of urgency above 0 where another user's, eligible before it, has less. Who has waited longest is put
+    ahead of nobody, so a job that a service promotes for its wait goes on, whoever else its owner has in the queue.
     An array counts as the one record that it is in the queue. The least urgent are made neutral first, among equals the
-    last in the queue; everybody keeps at least one, so that a job that has waited long is not held back for good. Where
-    only one user queues there is no cap.
+    last in the queue; everybody keeps at least one.
     """
-    users: defaultdict[str, set[str]] = defaultdict(set)
-    for job in jobs.values():
-        users[job.partition].add(job.user)
-    preferred: defaultdict[str, list[Wish]] = defaultdict(list)
-    for wish in wishes:
-        if wish.lever is Lever.ORDER and wish.value > 0 and len(users[wish.partition]) > 1:
-            preferred[wish.partition].append(wish)
+    ordering = {wish.job_id: wish for wish in wishes if wish.lever is Lever.ORDER}
     place = {job_id: position for position, job_id in enumerate(jobs)}
-    excess = {wish.key for some in preferred.values() for wish in _excess(some, jobs, share, place)}
+    ahead: defaultdict[str, list[Wish]] = defaultdict(list)
+    for job in _ahead_of_others(jobs.values(), {job_id: wish.value for job_id, wish in ordering.items()}):
+        ahead[job.partition].append(ordering[job.job_id])
+    excess = {wish.key for some in ahead.values() for wish in _excess(some, jobs, share, place)}
     return [_neutral(wish, jobs[wish.job_id].user, share) if wish.key in excess else wish for wish in wishes]
+
+
+def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) -> Iterator[PendingJob]:
+    """Yield the jobs of which more than nothing is wished, and less of another user's that was eligible before."""
+    movable = (job for job in jobs if job.eligible and not job.hands_off)
+    oldest_first = sorted(movable, key=lambda job: (job.partition, job.eligible_us))
+    for _, queue in groupby(oldest_first, key=lambda job: job.partition):
+        least: dict[str, float] = {}  # of the older jobs, by user: of the two users with the least
+        for _, same_age in groupby(queue, key=lambda job: job.eligible_us):
+            here = [(job, wished.get(job.job_id, 0.0)) for job in same_age]
+            for job, value in here:
+                others = (its for user, its in least.items() if user != job.user)
+                if value > 0 and min(others, default=math.inf) < value:
+                    yield job
+            for job, value in here:
+                least[job.user] = min(value, least.get(job.user, math.inf))
+                if len(least) > _TWO:
+                    del least[max(least, key=least.__getitem__)]
 
 
 def _refusal(wish: Wish, job: PendingJob | None, mode: ServiceMode, of_the_admins: frozenset[Key]) -> str:
@@ -170,13 +188,11 @@ def _each_once(wishes: Sequence[Wish]) -> tuple[list[Wish], list[Wish]]:
     return [w for w in wishes if first[w.key] is w], [w for w in wishes if first[w.key] is not w]
 
 
-def _excess(
-    preferred: list[Wish], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]
-) -> list[Wish]:
-    counts = Counter(jobs[wish.job_id].user for wish in preferred)
+def _excess(ahead: list[Wish], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]) -> list[Wish]:
+    counts = Counter(jobs[wish.job_id].user for wish in ahead)
     left = _allowance(counts, share)
     excess = []
-    for wish in sorted(preferred, key=lambda wish: (-wish.value, place[wish.job_id])):
+    for wish in sorted(ahead, key=lambda wish: (-wish.value, place[wish.job_id])):
         user = jobs[wish.job_id].user
         left[user] -= 1
         if left[user] < 0:
@@ -197,5 +213,6 @@ def _allowance(counts: Counter[str], share: float) -> Counter[str]:
 
 
 def _neutral(wish: Wish, user: str, share: float) -> Wish:
-    why = f"neutral: no more than {share:.0%} of the preferred jobs of partition {wish.partition} may be {user}'s"
+    where = f"the jobs put ahead of others' in partition {wish.partition}"
+    why = f"neutral: no more than {share:.0%} of {where} may be {user}'s"
     return replace(wish, value=0.0, reason=f"{wish.reason}; {why}")

@@ -24,6 +24,8 @@ class PendingJob:
     ----------
     submitted_us : int
         Submission, microseconds since the epoch: ids are used again, so a job is its id and this.
+    eligible_us : int
+        When it could first have started, or can, likewise; unknown: long ago.
     eligible : bool
         Whether it could have started when the cluster was looked at; only then can its urgency be read.
     hands_off : str
@@ -37,6 +39,7 @@ class PendingJob:
     partition: str
     user: str
     submitted_us: int
+    eligible_us: int
     eligible: bool
     time_limit_s: float
     user_soft_limit_s: float
@@ -68,6 +71,7 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
         "partition": _text(frame["partition"]),
         "user": _text(frame["user"]),
         "submitted_us": frame["submitted_at"].astype("int64").tolist(),
+        "eligible_us": frame["eligible_at"].astype("int64").tolist(),
         "eligible": (frame["eligible_at"] <= snapshot.taken_at).tolist(),
         "time_limit_s": frame["time_limit_s"].tolist(),
         "user_soft_limit_s": frame["user_soft_limit_s"].tolist(),

@@ -86,7 +86,8 @@ class Qssf:
     What this does **not** guarantee on Slurm: SiteFactor is one term of the priority, so promotion lifts a job past
     others only as far as ``slurm.site_factor_most`` outweighs the differences that QOS, fair share, partition and age
     make; preemption, reservations, PriorityTier and limits (QOS, association) come before priority altogether;
-    partitions that share nodes queue apart. A job that waits on a limit of its own user grows old too; the limit still
+    partitions that share nodes queue apart. Helios' cap on one user's share counts who is put ahead of others, which
+    a promotion does only where somebody older may not be moved (a canary, an admin's hand). A job that waits on a limit of its own user grows old too; the limit still
     holds it. Backfill may start a later job ahead, and does not delay the jobs it has planned as long as time limits
     hold and ``bf_max_job_test`` and ``bf_window`` reach them.
 

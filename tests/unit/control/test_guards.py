@@ -1,7 +1,9 @@
 """Guards: each refusal is provoked, and leaves a reason for a person."""
 
 import math
+from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 from itertools import product
 from typing import Any
@@ -163,8 +165,15 @@ def a_queued_job() -> PendingJob:
 
 
 def queue(**users: int) -> dict[str, PendingJob]:
+    """Return jobs of users, all of one age."""
     named = [(f"{user}{number}", user) for user, count in users.items() for number in range(count)]
     return {job_id: replace(a_queued_job(), job_id=job_id, user=user) for job_id, user in named}
+
+
+def behind(jobs: dict[str, PendingJob], *, user: str = "olga") -> dict[str, PendingJob]:
+    """Return jobs that came later than one of ``user``."""
+    oldest = replace(a_queued_job(), job_id=f"{user}'s old one", user=user, eligible_us=0)
+    return {oldest.job_id: oldest} | jobs
 
 
 def preferred(wishes: list[Wish], jobs: dict[str, PendingJob]) -> dict[str, list[str]]:
@@ -175,30 +184,55 @@ def preferred(wishes: list[Wish], jobs: dict[str, PendingJob]) -> dict[str, list
     return found
 
 
-def test_one_user_has_no_more_than_the_share_of_the_preferred_jobs() -> None:
-    jobs = queue(alice=8, bob=2)
-    kept = capped([wish(job, 0.5) for job in jobs], jobs=jobs, share=0.5)
+def test_one_user_has_no_more_than_the_share_of_the_jobs_put_ahead_of_others() -> None:
+    new = queue(alice=8, bob=2)
+    jobs = behind(new)
+    kept = capped([wish(job, 0.5) for job in new], jobs=jobs, share=0.5)
     assert preferred(kept, jobs) == {"alice": ["alice0", "alice1"], "bob": ["bob0", "bob1"]}
 
 
 def test_the_least_urgent_are_made_neutral_first_and_say_why() -> None:
-    jobs = queue(alice=3, bob=1)
+    jobs = behind(queue(alice=3, bob=1))
     kept = capped(
         [wish("alice0", 0.1), wish("alice1", 0.9), wish("alice2", 0.2), wish("bob0", 0.3)], jobs=jobs, share=0.5
     )
     assert {item.job_id: item.value for item in kept} == {"alice0": 0.0, "alice1": 0.9, "alice2": 0.0, "bob0": 0.3}
-    assert kept[0].reason == "short; neutral: no more than 50% of the preferred jobs of partition gpu may be alice's"
+    assert kept[0].reason == (
+        "short; neutral: no more than 50% of the jobs put ahead of others' in partition gpu may be alice's"
+    )
 
 
 def test_where_only_one_user_queues_there_is_no_cap() -> None:
-    jobs = queue(alice=8)
-    assert len(preferred(capped([wish(job) for job in jobs], jobs=jobs, share=0.5), jobs)["alice"]) == 8
+    new = queue(alice=8)
+    jobs = behind(new, user="alice")
+    assert len(preferred(capped([wish(job) for job in new], jobs=jobs, share=0.5), jobs)["alice"]) == 8
 
 
-def test_everybody_keeps_one_preferred_job_so_that_waiting_comes_to_an_end() -> None:
-    jobs = queue(alice=5, bob=3)
+def test_everybody_keeps_one_so_that_waiting_comes_to_an_end() -> None:
+    jobs = behind(queue(alice=5, bob=3))
     kept = capped([wish(f"alice{n}", 1.0) for n in range(5)], jobs=jobs, share=0.5)
     assert preferred(kept, jobs) == {"alice": ["alice0"]}
+
+
+def test_who_has_waited_longest_is_put_ahead_of_nobody() -> None:
+    old = queue(alice=5)
+    later = {name: replace(job, eligible_us=job.eligible_us + 1) for name, job in queue(bob=3).items()}
+    wishes = [wish(job, 1.0) for job in old] + [wish(job, 0.5) for job in later]
+    assert capped(wishes, jobs=old | later, share=0.5) == wishes
+
+
+@pytest.mark.parametrize("change", [{"hands_off": "held"}, {"eligible": False}, {"partition": "big"}])
+def test_a_job_that_could_not_be_put_back_is_not_passed(change: dict[str, Any]) -> None:
+    new = queue(alice=5)
+    jobs = {name: replace(job, **(change if job.user == "olga" else {})) for name, job in behind(new).items()}
+    wishes = [wish(job) for job in new]
+    assert capped(wishes, jobs=jobs, share=0.5) == wishes
+
+
+def test_who_is_wished_no_less_is_not_passed() -> None:
+    jobs = behind(queue(alice=5))
+    wishes = [wish(job, 0.5) for job in jobs]
+    assert capped(wishes, jobs=jobs, share=0.5) == wishes
 
 
 def test_jobs_that_are_not_preferred_are_not_capped() -> None:
@@ -213,33 +247,45 @@ def test_each_partition_has_its_own_cap() -> None:
         {"job_id": "b", "user": "alice"},
         {"job_id": "c", "user": "alice", "partition": "big"},
         {"job_id": "d", "user": "alice", "partition": "big"},
-        {"job_id": "e", "user": "bob", "partition": "big"},
+        {"job_id": "e", "user": "bob", "partition": "big", "submitted_at": NOON - timedelta(hours=1)},
     )
     wishes = [wish("a"), wish("b"), wish("c", partition="big"), wish("d", partition="big")]
     assert [item.value for item in capped(wishes, jobs=jobs, share=0.5)] == [0.5, 0.5, 0.5, 0.0]
 
 
 @given(
-    counts=st.dictionaries(st.sampled_from(["alice", "bob", "carol", "dave"]), st.integers(0, 12), min_size=2),
+    waiting=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.sampled_from([-0.5, 0.0, 0.3, 0.6, 1.0])), max_size=14
+    ),
     share=st.sampled_from([0.1, 0.25, 1 / 3, 0.5, 0.75, 1.0]),
 )
-def test_whoever_queues_the_cap_holds_for_what_is_left(counts: dict[str, int], share: float) -> None:
-    jobs = queue(**counts)
-    kept = preferred(capped([wish(job) for job in jobs], jobs=jobs, share=share), jobs)
-    total = sum(map(len, kept.values()))
-    if sum(count > 0 for count in counts.values()) > 1:
-        assert all(len(jobs_kept) <= max(1, share * total + 1e-6) for jobs_kept in kept.values())
-        assert set(kept) == {user for user, count in counts.items() if count}
+def test_whoever_queues_the_cap_holds_and_touches_nobody_who_passes_nobody(
+    waiting: list[tuple[str, int, float]], share: float
+) -> None:
+    jobs = {
+        str(number): replace(a_queued_job(), job_id=str(number), user=user, eligible_us=age)
+        for number, (user, age, _) in enumerate(waiting)
+    }
+    wishes = [wish(job, value) for job, (*_, value) in zip(jobs, waiting, strict=True)]
+    passes = {
+        str(number)
+        for number, (user, age, value) in enumerate(waiting)
+        if value > 0 and any(its < value and older < age and other != user for other, older, its in waiting)
+    }
+    kept = capped(wishes, jobs=jobs, share=share)
+    assert all(after == before for after, before in zip(kept, wishes, strict=True) if before.job_id not in passes)
+    left = Counter(jobs[item.job_id].user for item in kept if item.value > 0 and item.job_id in passes)
+    assert all(number <= max(1, share * left.total() + 1e-6) for number in left.values())
+    assert set(left) == {jobs[job].user for job in passes}
 
 
 @given(
     counts=st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 7)), share=st.sampled_from([0.3, 0.5, 0.8])
 )
 def test_the_cap_takes_away_no_more_than_it_must(counts: tuple[int, int, int], share: float) -> None:
-    jobs = queue(**dict(zip(("alice", "bob", "carol"), counts, strict=True)))
-    if sum(count > 0 for count in counts) < 2:
-        return
-    kept = preferred(capped([wish(job) for job in jobs], jobs=jobs, share=share), jobs)
+    new = queue(**dict(zip(("alice", "bob", "carol"), counts, strict=True)))
+    jobs = behind(new)
+    kept = preferred(capped([wish(job) for job in new], jobs=jobs, share=share), jobs)
 
     def holds(chosen: tuple[int, ...]) -> bool:
         return all(number <= max(1, share * sum(chosen) + 1e-9) for number in chosen)

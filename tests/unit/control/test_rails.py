@@ -9,7 +9,7 @@ from helios.actions import Result
 from helios.control import TurnMemory
 from helios.errors import LeaseLost
 from helios.testing import FakeCluster, FakeLedger
-from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, canary, order, seat, settings, soft_limit
+from tests.unit.control.table import ACTIVE, MINUTE, OFF, SHADOW, Says, Table, canary, order, seat, settings, soft_limit
 
 
 def test_rail_modes_are_per_service() -> None:
@@ -102,8 +102,9 @@ def test_rail_a_budget_bounds_the_writes_of_a_turn_over_all_services() -> None:
 
 def test_rail_one_user_has_a_bounded_share_of_the_boosts() -> None:
     table = Table(settings=settings(most_of_one_user=0.5))
-    table.submit("j1", "j2", "j3", "j4", user="alice")
     table.submit("j5", user="bob")
+    table.cluster.tick(MINUTE)
+    table.submit("j1", "j2", "j3", "j4", user="alice")
     table.turn(seat(Says(order(j1=0.9, j2=0.8, j3=0.7, j4=0.6, j5=0.1))))
     boosted = [job for job in ("j1", "j2", "j3", "j4", "j5") if table.cluster.urgency_of(job) > 0]
     assert boosted == ["j1", "j5"]
