@@ -87,9 +87,9 @@ class Qssf:
     others only as far as ``slurm.site_factor_most`` outweighs the differences that QOS, fair share, partition and age
     make; preemption, reservations, PriorityTier and limits (QOS, association) come before priority altogether;
     partitions that share nodes queue apart. Helios' cap on one user's share counts who is put ahead of others, which
-    a promotion does only where somebody older may not be moved (a canary, an admin's hand). A job that waits on a limit of its own user grows old too; the limit still
-    holds it. Backfill may start a later job ahead, and does not delay the jobs it has planned as long as time limits
-    hold and ``bf_max_job_test`` and ``bf_window`` reach them.
+    a promotion does only where somebody older may not be moved (a canary, an admin's hand). A job that waits on a limit
+    of its own user grows old too; the limit still holds it. Backfill may start a later job ahead, and does not delay
+    the jobs it has planned as long as time limits hold and ``bf_max_job_test`` and ``bf_window`` reach them.
 
     **The price.** Where waits beyond ``P`` are the rule, most of the queue is promoted and the order is the site's own
     again: that is what a bound means under overload. A ``P`` that follows the backlog is made for that. Who sets
