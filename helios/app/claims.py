@@ -2,7 +2,8 @@
 
 As :mod:`helios.control` has them: of several services that want a lever the first has it, and keeps it from those after
 it also while it is not asked; what a service that was asked no longer names is taken back, and all that a benched
-one has. A ``Restore`` is the wish that nothing stands, which is what a job has that is not named.
+one has; what is beyond one user's share is neutral (:mod:`helios.app.user_cap`). A ``Restore`` is the wish that nothing
+stands, which is what a job has that is not named.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import JobAction, Lever, Reorder, Restore, Result, SoftLimit
+from helios.app.user_cap import UserCap
 from helios.simulate.playable import Playable
 from helios.simulate.state import NEVER
 
@@ -32,18 +34,29 @@ class Claims:
     cluster : Playable
     seats : int
         How many services there are. Each goes by its number: the first that wants a lever is the smallest.
+    most_of_one_user : float
+        As ``control.most_of_one_user`` has it; 1: no cap.
     """
 
-    def __init__(self, cluster: Playable, seats: int) -> None:
+    def __init__(self, cluster: Playable, seats: int, most_of_one_user: float = 1.0) -> None:
         self._cluster, self._alone = cluster, seats == 1
         jobs = len(cluster.started_s) + 1  # the last in place of NOBODY, whose position is -1
         self._ordered_by = np.full(jobs, FREE, dtype=np.int16)
         self._is_named = np.zeros(jobs, dtype=np.bool_)
         self._named = [np.empty(0, dtype=np.int64)] * seats
         self._limited_by: dict[str, int] = {}
+        cap = UserCap(cluster, seats, most_of_one_user) if most_of_one_user < 1 else None
+        self._cap = cap if cap is not None and cap.binds else None
+
+    @property
+    def follows_the_queue(self) -> bool:
+        """Whether who starts or comes may change what another job may have, though nothing new is wished."""
+        return self._cap is not None
 
     def wish(self, seat: int, jobs: Positions, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies of pending jobs by position, NaN: they are not named; say how many jobs ended in each way."""
+        if self._cap is not None:
+            jobs, urgency = self._cap.passed(seat, jobs, urgency)
         unnamed = np.isnan(urgency)
         if self._alone and not unnamed.any():
             self._ordered_by[jobs] = seat

@@ -56,7 +56,14 @@ def refuse_without_gain(
         default_time_limit_s=settings.whatif.default_time_limit_s,
         seed=settings.model.seed,
     )
-    gain = soft_limit_gain(history, question, service, beside=_beside(settings, name), progress=progress)
+    gain = soft_limit_gain(
+        history,
+        question,
+        service,
+        beside=_beside(settings, name),
+        most_of_one_user=settings.control.most_of_one_user,
+        progress=progress,
+    )
     if not gain.is_clear:
         raise NoGain(
             f"{name} stays in shadow. {gain.sentence}",

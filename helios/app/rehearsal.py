@@ -108,6 +108,7 @@ def rehearse(
     resolution: int = RESOLUTION,
     raises_to_bench: int = RAISES_TO_BENCH,
     predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float = 1.0,
     progress: Progress = in_silence,
 ) -> Rehearsal:
     """Replay a window of a cluster's history with services acting on it, and as it is today; measure both alike.
@@ -128,6 +129,8 @@ def rehearse(
         Times running that a service may raise, the last included (``control.raises_to_bench``).
     predict_again_s : int, optional
         How often jobs that wait are predicted again, s; None: never.
+    most_of_one_user : float
+        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
 
     Raises
     ------
@@ -139,7 +142,12 @@ def rehearse(
     begun = perf_counter()
     seats = _seats(services, every=every, raises_to_bench=raises_to_bench)
     rehearsed, predictor = _played(
-        staged, seats, resolution=resolution, predict_again_s=predict_again_s, progress=progress
+        staged,
+        seats,
+        resolution=resolution,
+        predict_again_s=predict_again_s,
+        most_of_one_user=most_of_one_user,
+        progress=progress,
     )
     jobs_per_s = len(staged.stage.workload) / (perf_counter() - begun)
     said = [*sources_said(predictor), *(trouble for seat in seats for trouble in _said_of(seat))]
@@ -204,6 +212,7 @@ def soft_limit_gain(
     *,
     beside: Mapping[str, Service] | None = None,
     every: timedelta | None = None,
+    most_of_one_user: float = 1.0,
     progress: Progress = in_silence,
 ) -> Gain:
     """Replay a window with and without soft limits, all else alike, and say what they do to the waits.
@@ -219,6 +228,8 @@ def soft_limit_gain(
         The service as it would run.
     beside : mapping of str to Service, optional
         Other services that act in both replays, as the one that orders the queue; None: first in, first out.
+    most_of_one_user : float
+        As for :func:`rehearse`.
 
     Raises
     ------
@@ -231,8 +242,7 @@ def soft_limit_gain(
         _played(
             staged,
             _seats(services, every=every),
-            resolution=RESOLUTION,
-            predict_again_s=PREDICT_AGAIN_S,
+            most_of_one_user=most_of_one_user,
             progress=progress,
         )[0]
         for services in (others, {**others, "soft_limits": soft_limits})
@@ -271,7 +281,13 @@ def _seats(
 
 
 def _played(
-    staged: _Staged, seats: Sequence[Seat], *, resolution: int, predict_again_s: int | None, progress: Progress
+    staged: _Staged,
+    seats: Sequence[Seat],
+    *,
+    resolution: int = RESOLUTION,
+    predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float,
+    progress: Progress,
 ) -> tuple[Run, OnlinePredictor]:
     """Replay with services acting; return what is measured, and who predicted."""
     stage, title = staged.stage, " + ".join(seat.name for seat in seats) or Policy.FIFO.value
@@ -293,6 +309,7 @@ def _played(
         predictor=predictor,
         predict_again_s=predict_again_s,
         reckoning=reckoning_of(stage.workload, stage.machine.shape),
+        most_of_one_user=most_of_one_user,
         progress=lambda done: progress(told, done / len(stage.workload)),
     )
     progress(told, 1.0)

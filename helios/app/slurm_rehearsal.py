@@ -58,6 +58,7 @@ def rehearse_on_slurm(
     most: int = RESOLUTION,
     raises_to_bench: int = RAISES_TO_BENCH,
     predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float = 1.0,
     jobwise: bool = True,
     latency: SlurmLatency | None = None,
     seed: int = 0,
@@ -75,7 +76,7 @@ def rehearse_on_slurm(
         Least time between two questions to a service; None: each its own.
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
-    predict_again_s, jobwise
+    predict_again_s, most_of_one_user, jobwise
         As for :func:`helios.app.timeline.play`.
     latency : SlurmLatency, optional
         How quickly the controller reacts.
@@ -100,6 +101,7 @@ def rehearse_on_slurm(
         predictor=predictor,
         predict_again_s=predict_again_s,
         jobwise=jobwise,
+        most_of_one_user=most_of_one_user,
         reckoning=reckoning_on(door.look(None).nodes, jobs.jobs),
         progress=lambda done: progress(told, done / len(jobs.workload)),
     )

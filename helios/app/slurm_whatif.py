@@ -50,6 +50,8 @@ class SlurmQuestion:
         Stretch before ``since`` that is replayed too, but not counted.
     site_factor_most : int
         Bound of the SiteFactor that Helios sets (``slurm.site_factor_most``).
+    most_of_one_user : float
+        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
     default_time_limit_s : int
         Limit of jobs that have none, for the textbook control.
     """
@@ -61,6 +63,7 @@ class SlurmQuestion:
     until: datetime | None = None
     warm_up: timedelta = timedelta(0)
     site_factor_most: int = 10_000
+    most_of_one_user: float = 1.0
     default_time_limit_s: int = 7 * 86_400
     seed: int = 0
 
@@ -198,6 +201,7 @@ def _rehearsed(
         cluster=history.cluster,
         timezone=history.timezone,
         most=question.site_factor_most,
+        most_of_one_user=question.most_of_one_user,
         seed=question.seed,
         progress=progress,
     )

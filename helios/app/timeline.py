@@ -116,6 +116,7 @@ def play(
     predictor: NamedPredictor,
     predict_again_s: int | None = None,
     reckoning: Reckoning | None = None,
+    most_of_one_user: float = 1.0,
     jobwise: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> None:
@@ -130,12 +131,15 @@ def play(
         or after the first submission, s; None: never.
     reckoning : Reckoning, optional
         Of the backlog of ``cluster``; None: no service is told of it.
+    most_of_one_user : float
+        As ``control.most_of_one_user`` has it; 1: no cap.
     jobwise : bool
         Ask a jobwise service about single jobs; False: about the whole queue each time, as any other, which is slow.
     progress : callable, optional
         Called now and then with the number of jobs ended.
     """
-    played = _Play(cluster, seats, Foresight(cluster, predictor, predict_again_s, reckoning), jobwise=jobwise)
+    claims = Claims(cluster, len(seats), most_of_one_user)
+    played = _Play(cluster, seats, Foresight(cluster, predictor, predict_again_s, reckoning), claims, jobwise=jobwise)
     moments = 0
     while (halt := played.next_halt()) is not None:
         played.stop(halt)
@@ -147,9 +151,10 @@ def play(
 class _Play:
     """A replay on its way from one question to the next."""
 
-    def __init__(self, cluster: Playable, seats: Sequence[Seat], foresight: Foresight, *, jobwise: bool) -> None:
-        self._cluster, self._foresight = cluster, foresight
-        self._claims = Claims(cluster, len(seats))
+    def __init__(
+        self, cluster: Playable, seats: Sequence[Seat], foresight: Foresight, claims: Claims, *, jobwise: bool
+    ) -> None:
+        self._cluster, self._foresight, self._claims = cluster, foresight, claims
         self._seats = [(seat, _standing_of(seat, cluster) if jobwise else None) for seat in seats]
         self._alarm_s = NEVER
 
@@ -158,7 +163,7 @@ class _Play:
         asks_from_s, alarm_from_s = NEVER, NEVER
         for seat, standing in self._seats:
             due_s = seat.next_due_s()
-            if standing is None or seat.every:
+            if standing is None or seat.every or self._claims.follows_the_queue:
                 alarm_from_s = min(alarm_from_s, due_s)
             elif not seat.benched:
                 due_s = standing.next_s()
@@ -215,7 +220,8 @@ class _Play:
         jobs = standing.outdated(now_s)
         if not len(jobs):
             seat.passes(now_s)
-            return None
+            nothing = (np.empty(0, dtype=np.int64), np.empty(0))
+            return partial(self._claims.wish, number, *nothing) if self._claims.follows_the_queue else None
         rows = self._cluster.rows(jobs, self._foresight.predictions)
         wishes = seat.wishes(rows, now_s=now_s)
         if wishes is None:

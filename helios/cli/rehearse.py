@@ -105,6 +105,7 @@ def rehearse_(
             every=duration(every) if every is not None else None,
             resolution=settings.slurm.site_factor_most,
             raises_to_bench=settings.control.raises_to_bench,
+            most_of_one_user=settings.control.most_of_one_user,
             predict_again_s=again_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
             progress=progress,
         )

@@ -101,6 +101,7 @@ def slurm(
             until=moment(until, timezone=history.timezone),
             warm_up=duration(warm_up),
             site_factor_most=chosen.slurm.site_factor_most,
+            most_of_one_user=chosen.control.most_of_one_user,
             default_time_limit_s=chosen.whatif.default_time_limit_s,
             seed=chosen.model.seed,
         )

@@ -190,7 +190,7 @@ def _each_once(wishes: Sequence[Wish]) -> tuple[list[Wish], list[Wish]]:
 
 def _excess(ahead: list[Wish], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]) -> list[Wish]:
     counts = Counter(jobs[wish.job_id].user for wish in ahead)
-    left = _allowance(counts, share)
+    left = allowance(counts, share)
     excess = []
     for wish in sorted(ahead, key=lambda wish: (-wish.value, place[wish.job_id])):
         user = jobs[wish.job_id].user
@@ -200,10 +200,10 @@ def _excess(ahead: list[Wish], jobs: Mapping[str, PendingJob], share: float, pla
     return excess
 
 
-def _allowance(counts: Counter[str], share: float) -> Counter[str]:
-    # The largest numbers of which none exceeds its share of their own sum: taking away lowers the sum, so go on until
-    # nothing changes. The epsilon keeps 0.1 x 30 at 3.
-    kept = counts
+def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
+    """Return the largest numbers up to ``counts`` of which none exceeds its share of their sum, or 1."""
+    # Taking away lowers the sum, so go on until nothing changes. The epsilon keeps 0.1 x 30 at 3.
+    kept = Counter(dict(counts))
     while True:
         most = max(1, math.floor(share * kept.total() + 1e-9))
         fewer = Counter({user: min(count, most) for user, count in kept.items()})

@@ -11,17 +11,24 @@ from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Helios, shell
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
-    """A site with eight days of history."""
-    folder: Path = tmp_path_factory.mktemp("models")
+def a_site(folder: Path) -> Helios:
+    """Return a site with eight days of history."""
     write_helios_csv(synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=8), folder / "venus.csv.gz")
     helios = shell(folder)
     helios("trace", "load", "venus.csv.gz", "--timezone", "UTC")
     return helios
 
 
-def test_models_are_trained_compared_promoted_and_rolled_back(site: Helios) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+    """A site with a model in charge."""
+    helios = a_site(tmp_path_factory.mktemp("models"))
+    helios("model", "train", "--until", "2020-09-05", "--promote")
+    return helios
+
+
+def test_models_are_trained_compared_promoted_and_rolled_back(tmp_path: Path) -> None:
+    site = a_site(tmp_path)
     assert "No model yet" in site("model", "list").out
     first = site("model", "train", "--until", "2020-09-05", "--promote", "--json").json
     assert first["outcome"]["in_charge"] == first["model_id"]

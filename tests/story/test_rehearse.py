@@ -15,10 +15,15 @@ AGAIN = ("--predict-again", "10min")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rehearse")
     trace = synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1)
     write_helios_csv(trace.iloc[:400], folder / "venus.csv.gz")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Helios:
     return shell(folder)
 
 
@@ -59,6 +64,13 @@ def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: An
         *REHEARSE, "--service", "qssf", "--every", "10min", "--set", "qssf.promote_after_s=60.0", "--json"
     ).json["runs"]
     assert again[0] == runs[0]
+    assert again[2] != runs[2]
+
+
+def test_no_user_is_favoured_beyond_the_share_that_holds_live(folder: Path, runs: Any) -> None:
+    strict = shell(folder, HELIOS_CONTROL_MOST_OF_ONE_USER="0.05")
+    again = strict(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").json["runs"]
+    assert again[:2] == runs[:2]
     assert again[2] != runs[2]
 
 
