@@ -193,7 +193,7 @@ def lied_to(run: PerturbedRun, bad: Callable[[PerturbedRun], np.ndarray]) -> Any
     return run.replayed(balanced, NODES, run_time_s=told, estimate_s=whole(told), guard=Backlog(), reservation=CLOSED)
 
 
-def acted(run: PerturbedRun, backfill: Backfill = NODES, **options: Any) -> Any:
+def acted(run: PerturbedRun, backfill: Backfill = NODES, *, most_of_one_user: float = 0.5, **options: Any) -> Any:
     """Rehearse the service `qssf` as it acts live: backfill with limits, urgencies on the grid of the SiteFactor."""
     service, shape = Qssf(Qssf.Options(**options)), run.stage.machine.shape
     cluster = SimCluster(run.workload, shape, run.jobs, estimates_s=run.limit_s, backfill=backfill)
@@ -203,6 +203,7 @@ def acted(run: PerturbedRun, backfill: Backfill = NODES, **options: Any) -> Any:
         predictor=run.predictor(),
         predict_again_s=PREDICT_AGAIN_S,
         reckoning=reckoning_of(run.workload, shape),
+        most_of_one_user=most_of_one_user,
     )
     return SimpleNamespace(wait_s=cluster.started_s - run.workload.submitted_s)
 
@@ -212,6 +213,7 @@ SERVICE: dict[str, dict[str, Any]] = {
     ", order service": {"order": "service"},
     ", bound of 12 h": {"promote_after_s": 43_200.0, "fades": False},
     ", not fading": {"fades": False},
+    ", no cap": {"most_of_one_user": 1.0},
 }
 TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
     FIFO: lambda run: run.replayed(ORDERS["fifo"], EASY),
