@@ -17,6 +17,7 @@ import pandas as pd
 
 from helios.app.slurm_jobs import slurm_jobs
 from helios.app.slurm_rehearsal import rehearse_on_slurm
+from helios.config import Control
 from helios.model import JOBS, in_submission_order
 from helios.model.site import SlurmSite
 from helios.ports import Service
@@ -97,7 +98,14 @@ def side(
     if services:
         past = stretch.history(BEGAN.to_pydatetime())
         replayed = rehearse_on_slurm(
-            jobs, site, services, before=past, cluster="helped", timezone="UTC", latency=latency
+            jobs,
+            site,
+            services,
+            before=past,
+            cluster="helped",
+            timezone="UTC",
+            most_of_one_user=Control().most_of_one_user,
+            latency=latency,
         ).replay
     else:
         replayed = replay_slurm(jobs.workload, site, latency=latency)

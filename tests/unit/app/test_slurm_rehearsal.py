@@ -111,6 +111,27 @@ def test_qssf_asked_about_single_jobs_or_the_whole_queue_is_the_same(jobs: Slurm
     np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
 
 
+def test_one_user_is_favoured_no_more_than_live(jobs: SlurmJobs) -> None:
+    """Of two users one has all the short jobs: with a cap one of them at a time has an urgency above 0."""
+    seen: dict[bool, int] = {}
+
+    class Looking(AllAlike):
+        def decide(self, snapshot: Snapshot) -> Iterable[Action]:
+            ahead = int((snapshot.pending["urgency"] > 0).sum())
+            seen[capped] = max(seen.get(capped, 0), ahead)
+            return []
+
+    for capped in (True, False):
+        share = 0.5 if capped else 1.0
+        rehearsed(jobs, {"qssf": a_qssf(), "looking": Looking()}, every=AT_ONCE, most_of_one_user=share)
+    assert seen[True] < seen[False]
+    one_by_one, whole = (
+        rehearsed(jobs, {"qssf": a_qssf()}, every=AT_ONCE, jobwise=jobwise, most_of_one_user=0.5)
+        for jobwise in (True, False)
+    )
+    np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
+
+
 def test_services_see_the_backlog(jobs: SlurmJobs) -> None:
     seen: list[float] = []
 
