@@ -13,8 +13,9 @@ from tests.live.replayed import Stretch, helped, replay, waits
 from tests.live.rig import Rig, missing, roomy_folder
 from tests.traces import needs_traces
 
-# benchmarks/live_chance.py: of 60 pairs of clusters none was above 0.4 of the plain mean, and the longest waits of two
-# plain clusters differ by up to this, s, by chance alone. One longest wait proves little; the ten longest do.
+# benchmarks/live_chance.py: of 40 pairs of clusters, submitted to up to 4 s late, none had more than 0.41 of the mean,
+# and the longest waits of two plain clusters differ by up to this, s, by chance alone. One longest wait proves little;
+# the ten longest do.
 LARGEST_RATIO, CHANCE_S = 0.6, 11.0
 
 
