@@ -35,6 +35,7 @@ from helios.app.machine import parse_nodes
 from helios.app.rehearsal import PREDICT_AGAIN_S, reckoning_of
 from helios.app.timeline import Seat, play
 from helios.app.whatif import Question, Stage, set_the_stage
+from helios.config import Control
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order
 from helios.predict import OnlinePredictor, train
@@ -44,6 +45,7 @@ from helios.simulate import ORDERS, Backfill, Backlog, Guard, Reservation, SimCl
 
 DAY_S, WEEK_S = 86_400, 7 * 86_400
 LARGE = 8
+LIVE_CAP = Control().most_of_one_user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,7 +195,7 @@ def lied_to(run: PerturbedRun, bad: Callable[[PerturbedRun], np.ndarray]) -> Any
     return run.replayed(balanced, NODES, run_time_s=told, estimate_s=whole(told), guard=Backlog(), reservation=CLOSED)
 
 
-def acted(run: PerturbedRun, backfill: Backfill = NODES, *, most_of_one_user: float = 0.5, **options: Any) -> Any:
+def acted(run: PerturbedRun, backfill: Backfill = NODES, *, most_of_one_user: float = LIVE_CAP, **options: Any) -> Any:
     """Rehearse the service `qssf` as it acts live: backfill with limits, urgencies on the grid of the SiteFactor."""
     service, shape = Qssf(Qssf.Options(**options)), run.stage.machine.shape
     cluster = SimCluster(run.workload, shape, run.jobs, estimates_s=run.limit_s, backfill=backfill)

@@ -40,8 +40,8 @@ class UserCap:
 
     @property
     def binds(self) -> bool:
-        """Whether anything could be made neutral at all."""
-        return self._share < 1 and bool((self._user != self._user[:1]).any())
+        """Whether there is more than one user, so that anything could be made neutral."""
+        return bool((self._user != self._user[:1]).any())
 
     def passed(self, seat: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
         """Take what a service wishes anew, NaN: no longer; return that as it passes, and with it what it changes."""

@@ -10,7 +10,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 
 from helios.actions import Lever, Outcome, Result
@@ -19,7 +21,6 @@ from helios.control.pending import Key, PendingJob
 from helios.control.wishes import Wish
 
 _Key = TypeVar("_Key")
-_TWO = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +143,7 @@ def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) ->
                     yield job
             for job, value in here:
                 least[job.user] = min(value, least.get(job.user, math.inf))
-                if len(least) > _TWO:
-                    del least[max(least, key=least.__getitem__)]
+            least = dict(nsmallest(2, least.items(), key=itemgetter(1)))
 
 
 def _refusal(wish: Wish, job: PendingJob | None, mode: ServiceMode, of_the_admins: frozenset[Key]) -> str:

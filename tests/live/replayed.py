@@ -23,7 +23,7 @@ from tests.traces import TRACES
 
 TRACE = TRACES / "KTH-SP2-1996-2.1-cln.swf.gz"
 # A stretch of KTH with a queue, chosen with the simulator (benchmarks/live_chance.py) as one whose outcome
-# does not hang on which node the first long jobs land on; 550 s become one. No job is larger than a node: who waits for
+# does not hang on which node the first long jobs land on; 600 s become one. No job is larger than a node: who waits for
 # three empty nodes of four waits for chance.
 FIRST, JOBS_REPLAYED, FASTER = 9_180, 130, 600
 PROCESSORS_PER_NODE, GPUS_PER_NODE = 25, 8
