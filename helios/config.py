@@ -190,6 +190,22 @@ class ReportSettings(_Section):
     keep: int = Field(default=60, ge=1, description="Nightly reports kept")
 
 
+class Retention(_Section):
+    """How long the database keeps what grows every day; jobs, nodes and what stands changed are kept for ever."""
+
+    audit_days: int = Field(default=400, ge=60, description="Days of decisions kept in the audit")
+    shadow_days: int = Field(
+        default=60, ge=7, description="Days of decisions kept that services in shadow only would have made"
+    )
+    turns_days: int = Field(default=400, ge=7, description="Days of turns kept, a row each")
+    predictions_days: int = Field(
+        default=400, ge=60, description="Days after a job's submission for which its predictions are kept"
+    )
+    readings_days: int = Field(
+        default=60, ge=7, description="Days for which notes about readings of the accounting are kept, with their rejects"
+    )
+
+
 class DemandSettings(_Section):
     """How the demand for nodes is forecast."""
 
@@ -274,6 +290,7 @@ class Settings(_Section):
     daemon: Daemon = Field(default_factory=Daemon)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
+    retention: Retention = Field(default_factory=Retention)
     demand: DemandSettings = Field(default_factory=DemandSettings)
     power: Power = Field(default_factory=Power)
     energy: Energy = Field(default_factory=Energy)

@@ -1,4 +1,4 @@
-"""What is done once a night: read again what came late, learn anew, judge, report."""
+"""What is done once a night: read again what came late, learn anew, judge, report, delete what is old."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pandas as pd
 from helios.app.models import nightly, training_history
 from helios.app.nightly_pages import NightlyReport, nightly_pages
 from helios.app.reading import Reading
-from helios.config import Settings
+from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.model import NODES, Snapshot
 from helios.ports import Progress, in_silence
-from helios.warehouse import Warehouse
+from helios.warehouse import Horizon, Warehouse
 
 READ_AGAIN = timedelta(days=3)
 """Slurm's database may learn of an end this much later: it was down, or a node was."""
@@ -99,6 +99,7 @@ def night(
         lambda: _remember_nodes(url, cluster, look()),
         lambda: _learn(url, cluster, settings, now, progress),
         report,
+        lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
     did, troubles = [], []
     for step in steps:
@@ -113,6 +114,21 @@ def nodes_of(snapshot: Snapshot) -> pd.DataFrame:
     """Return the nodes of a snapshot as ``NODES``, one row for each of a node's partitions."""
     nodes = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
     return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
+
+
+def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
+    """Delete what is older than it is to be kept, and say how many rows went; empty: none."""
+    horizon = Horizon(
+        audit=now - timedelta(days=retention.audit_days),
+        shadow=now - timedelta(days=retention.shadow_days),
+        turns=now - timedelta(days=retention.turns_days),
+        predictions=now - timedelta(days=retention.predictions_days),
+        readings=now - timedelta(days=retention.readings_days),
+    )
+    with Warehouse.open(url) as warehouse:
+        gone = warehouse.forget(cluster, horizon)
+    old = ", ".join(f"{rows:,} {what}" for what, rows in gone.items() if rows)
+    return f"deleted because they were old: {old}" if old else ""
 
 
 def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:

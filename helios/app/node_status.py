@@ -104,7 +104,7 @@ def _standings(turns: NodeTurns) -> pd.DataFrame:
 def _decisions(turns: NodeTurns, node: str, snapshot: Snapshot) -> pd.DataFrame:
     with Warehouse.open(turns.settings.database.url) as warehouse:
         try:
-            made = warehouse.decisions(turns.site.name, since=snapshot.taken_at - LOOK_BACK)
+            made = warehouse.decisions_about(turns.site.name, node, since=snapshot.taken_at - LOOK_BACK)
         except NoSuchCluster:
             return DECISIONS.empty()
-    return made[made["target"] == node].sort_values("decided_at", ascending=False, kind="stable", ignore_index=True)
+    return made.sort_values("decided_at", ascending=False, kind="stable", ignore_index=True)

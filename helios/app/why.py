@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -49,22 +49,41 @@ def explain(turns: Turns, job_id: str) -> Why:
             remedy="Ask with the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
         )
     snapshot = turns.site.cluster.snapshot()
-    seen = turns.outlook(snapshot)
     name, url = turns.site.name, turns.settings.database.url
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
-        decisions = _of_cluster(lambda: warehouse.decisions(name, since=since), DECISIONS.empty())
-        standings = _of_cluster(lambda: warehouse.ledger(name).standings(), STANDINGS.empty())
+        if queued(snapshot, job_id) is None:
+            past = _of_cluster(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS.empty())
+            if past.empty:
+                raise JobUnknown(
+                    f"No job {job_id} is in the queue, nor in the history of the last {LOOK_BACK.days} days.",
+                    remedy="Was it submitted on this cluster? Read the newest history: helios trace sync",
+                )
+            over = past.iloc[-1]
+            return _of_the_past(over, _made_of(warehouse, name, over), _lines_of(warehouse, name, over, since))
+        seen = turns.outlook(snapshot)
         job = queued(seen, job_id)
-        if job is None:
-            past = _of_cluster(lambda: warehouse.jobs(name, since=since), JOBS.empty())
-            predictions = _of_cluster(lambda: warehouse.predictions(name, since=since), pd.DataFrame())
-            return _of_the_past(past, predictions, decisions, job_id)
+        assert job is not None
+        decisions = _lines_of(warehouse, name, job, since)
+        standings = _of_cluster(lambda: warehouse.ledger(name).standings(), STANDINGS.empty())
         remaining_s = _remaining(seen, job)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
-            made = _of_cluster(lambda: warehouse.predictions(name, since=job["submitted_at"]), pd.DataFrame())
-            job = _as_predicted(job, _prediction_of(made, job))
+            job = _as_predicted(job, _prediction_of(_made_of(warehouse, name, job), job))
     return replace(_of_the_queue(turns, seen, job, standings, decisions), remaining_s=remaining_s)
+
+
+def _made_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:
+    """Return the predictions for what was submitted together with a job."""
+    submitted = pd.Series([job["submitted_at"]])
+    return _of_cluster(lambda: warehouse.predictions_of(cluster, submitted), pd.DataFrame())
+
+
+def _lines_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:
+    """Return what was decided about a job since its submission, as far back as is looked."""
+    first = max(since, job["submitted_at"].to_pydatetime())
+    return _of_cluster(
+        lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS.empty()
+    )
 
 
 def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:
@@ -121,7 +140,7 @@ def _of_the_queue(
         hands_off=_text(job["hands_off"]) or "".join(theirs),
         stands=tuple(real.loc[real["admins"] == 0, "after"].dropna()) or _by_the_hook(turns, job, pending=pending),
         would_stand=tuple(shadow["after"].dropna()),
-        decisions=_lines_of(decisions, job["job_id"], job["submitted_at"]),
+        decisions=decisions,
         remarks=_remarks(turns),
     )
 
@@ -139,16 +158,7 @@ def _rests_on(turns: Turns, snapshot: Snapshot, job: pd.Series[Any]) -> str:
     return rests_on(basis, precedent, user=_text(job["user"]), account=_text(job["account"]))
 
 
-def _of_the_past(jobs: pd.DataFrame, predictions: pd.DataFrame, decisions: pd.DataFrame, job_id: str) -> Why:
-    master, _, task = job_id.partition("_")
-    array = (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
-    found = jobs[(jobs["job_id"] == job_id) | array]
-    if found.empty:
-        raise JobUnknown(
-            f"No job {job_id} is in the queue, nor in the history of the last {LOOK_BACK.days} days.",
-            remedy="Was it submitted on this cluster? Read the newest history: helios trace sync",
-        )
-    job = found.iloc[-1]
+def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.DataFrame) -> Why:
     told = _prediction_of(predictions, job)
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     started = pd.notna(job["started_at"])
@@ -162,7 +172,7 @@ def _of_the_past(jobs: pd.DataFrame, predictions: pd.DataFrame, decisions: pd.Da
         tasks=1,
         time_limit_s=float(job["time_limit_s"]),
         run_time_s=float(job["run_time_s"]),
-        decisions=_lines_of(decisions, job["job_id"], job["submitted_at"]),
+        decisions=decisions,
         **told,
     )
 
@@ -174,12 +184,6 @@ def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, 
         return nothing
     mine = predictions[(predictions["job_id"] == job["job_id"]) & (predictions["submitted_at"] == job["submitted_at"])]
     return nothing if mine.empty else {name: mine.iloc[0][name] for name in PREDICTIONS.names}
-
-
-def _lines_of(decisions: pd.DataFrame, job_id: str, submitted_at: pd.Timestamp) -> pd.DataFrame:
-    mine = (decisions["target"] == job_id) & (decisions["decided_at"] >= submitted_at)
-    lines: pd.DataFrame = decisions[mine].reset_index(drop=True)
-    return lines
 
 
 def _by_the_hook(turns: Turns, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:

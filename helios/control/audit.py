@@ -1,7 +1,7 @@
 """The minutes of a turn: every line that goes to the audit, and the sums a person looks at first.
 
-What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal is written
-when it is new, not every turn.
+What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal or a failure
+is written when it is new, not every turn: 30 jobs that fail on and on would else fill the audit with one line.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Minutes:
     decided_at : datetime
         Stands in every line.
     said : mapping
-        Digests of the refusals already written, by service.
+        Digests of the refusals and failures already written, by service.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Minutes:
 
     @property
     def said(self) -> dict[str, frozenset[str]]:
-        """Digests of the refusals now known; of a service that was not asked, those known before."""
+        """Digests of the refusals and failures now known; of a service that was not asked, those known before."""
         return {**self._said_before, **{service: frozenset(digests) for service, digests in self._said.items()}}
 
     def sums(self) -> dict[str, dict[Result, int]]:
@@ -130,7 +130,7 @@ class Minutes:
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
     def _is_new(self, service: str, outcome: Outcome | NodeOutcome) -> bool:
-        if outcome.result is not Result.REFUSED:
+        if outcome.result not in _OUT_OF_PLACE | {Result.REFUSED}:
             return True
         digest = digest_of(outcome)
         self._said.setdefault(service, set()).add(digest)

@@ -33,7 +33,7 @@ class TurnMemory:
     still : tuple of str
         Reasons written down for the last still turn; said once, not every minute.
     said : mapping
-        By service, digests of the refusals already written down.
+        By service, digests of the refusals and failures already written down.
     """
 
     asked_at: Mapping[str, datetime] = field(default_factory=dict)
@@ -99,6 +99,6 @@ def target_of(outcome: Outcome | NodeOutcome) -> str:
 
 
 def digest_of(outcome: Outcome | NodeOutcome) -> str:
-    """Return a short name of a refusal: the same while nothing about it changes."""
+    """Return a short name of a refusal or failure: the same while nothing about it changes."""
     text = "\0".join((outcome.lever, target_of(outcome), outcome.result, outcome.remark))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, Table, delete, func, insert, select
 from helios.errors import FrameInvalid
 from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, TIME, FrameKind
 from helios.warehouse import schema
-from helios.warehouse.bulk import Bulk
+from helios.warehouse.bulk import Bulk, arrow_schema
 from helios.warehouse.columns import stored_column, stored_time
 from helios.warehouse.shelf import id_in_charge
 
@@ -121,6 +121,25 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
     rows = _rows(decisions, {name: dtype for name, dtype in DECISION_TYPES.items() if name in decisions})
     if rows:
         connection.execute(insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
+
+
+def decisions_about(connection: Connection, cluster_id: int, target: str, *, since: datetime | None) -> pa.Table:
+    """Return the decisions about one job or node, oldest first: columns of ``DECISIONS`` as they are stored."""
+    query = about(cluster_id, target, since=since)
+    rows = connection.execute(query).all()
+    columns = zip(*rows, strict=True) if rows else [()] * len(DECISION_TYPES)
+    types = arrow_schema(query).types
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    return pa.table(arrays, names=list(DECISION_TYPES))
+
+
+def about(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
+    """Return the query of the decisions about one job or node."""
+    table = schema.decisions
+    query = of_cluster(table, cluster_id, list(DECISION_TYPES)).where(table.c.target == target)
+    if since is not None:
+        query = query.where(table.c.decided_at >= stored_time(since))
+    return query.order_by(table.c.decided_at, table.c.decision_id)
 
 
 def _stored(kind: FrameKind, frame: pd.DataFrame, *, never_missing: Sequence[str]) -> list[dict[str, Any]]:

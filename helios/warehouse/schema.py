@@ -206,6 +206,7 @@ decisions = Table(
     Column("model_id", Text),
     Column("outcome", Text),
     Index(None, "cluster_id", "decided_at"),
+    Index(None, "cluster_id", "target", "decided_at"),
 )
 
 leases = Table(

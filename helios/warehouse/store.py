@@ -23,9 +23,11 @@ from helios.warehouse.engine import engine_for, reading, shown, sqlite_path, wri
 from helios.warehouse.ledger import SqlLedger
 from helios.warehouse.loading import LoadReport, TraceFile, load
 from helios.warehouse.names import NameBook
+from helios.warehouse.retention import Horizon, forget
 from helios.warehouse.shelf import ModelShelf
 
 _ORDER = ("submitted_at", "job_id", "restart")
+_JOB_TYPES = {column.name: column.dtype for column in JOBS.columns}
 _AT_ONCE = 2_000
 """Values written out in one condition."""
 
@@ -192,6 +194,21 @@ class Warehouse(ModelShelf):
                 ordered, {name: JOBS.by_name[name].dtype for name in wanted}, NameBook(connection, self._bulk)
             )
 
+    def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
+        """Return a cluster's jobs submitted since that bear an id as a person writes it, of an array 123_7."""
+        jobs = schema.jobs.c
+        master, _, task = name.partition("_")
+        named = (jobs.job_id == name) | ((jobs.array_job_id == master) & (jobs.array_task_id == task))
+        with reading(self._engine) as connection:
+            of_cluster = jobs.cluster_id == cluster_id_of(connection, cluster)
+            within = jobs.submitted_at >= stored_time(since)
+            times = list(connection.execute(select(jobs.submitted_at).where(of_cluster, within, named)).scalars())
+            query = records.of_cluster(schema.jobs, cluster_id_of(connection, cluster), JOBS.names)
+            found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
+            frame = frame_of(in_order(found), _JOB_TYPES, NameBook(connection, self._bulk))
+        array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
+        return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
+
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return how many of a cluster's jobs submitted at or after ``since`` have an end."""
         ended = func.count(schema.jobs.c.ended_at)
@@ -321,6 +338,19 @@ class Warehouse(ModelShelf):
             return self._frame(
                 connection, query.order_by(table.c.decided_at, table.c.decision_id), records.DECISION_TYPES
             )
+
+    def decisions_about(self, cluster: str, target: str, *, since: datetime | None = None) -> pd.DataFrame:
+        """Return the decisions about one job or node made since, oldest first; its cost does not grow with the audit."""
+        with reading(self._engine) as connection:
+            cluster_id = cluster_id_of(connection, cluster)
+            found = records.decisions_about(connection, cluster_id, target, since=since)
+        return frame_of(found, records.DECISION_TYPES)
+
+    def forget(self, cluster: str, horizon: Horizon) -> dict[str, int]:
+        """Delete what is older than ``horizon``, a bounded number of rows at a time; return how many went, by what."""
+        with reading(self._engine) as connection:
+            cluster_id = cluster_id_of(connection, cluster)
+        return forget(self._engine, cluster_id, horizon)
 
     def ledger(self, cluster: str, office: Office = Office.JOBS) -> SqlLedger:
         """Return what control remembers of an office of ``cluster``, which is made if it is new."""

@@ -607,6 +607,7 @@ def take_back_to_the_first_schema(database: str) -> None:
         for table in later:
             connection.execute(text(f"DROP TABLE {table}"))
         connection.execute(text("ALTER TABLE models DROP COLUMN manifest"))
+        connection.execute(text("DROP INDEX ix_decisions_cluster_id_target_decided_at"))
     set_revision(database, "0001")
 
 
@@ -617,7 +618,7 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003", "0004"]
+        assert older.upgrade() == ["0002", "0003", "0004", "0005"]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
         assert newer.turns("venus").empty

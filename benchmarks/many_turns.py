@@ -1,0 +1,167 @@
+"""Turns without end on a cluster in memory: what grows, and what does not.
+
+Takes ``--turns N`` turns (default 10,000) of ``--step`` seconds on the fake cluster of :mod:`helios.testing`, with 30
+jobs pending at any moment, and keeps what the night keeps. Prints resident memory, open files, files of the state
+folder and bytes of the database as it goes, and what the audit holds. ``--mode shadow`` changes nothing on the cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helios.app.nightly import forget_what_is_old
+from helios.control import ServiceMode
+from helios.model import Mode
+from tests.builders import a_batch, a_job
+from tests.unit.app.sites import Town
+
+PENDING = 30
+GPUS = 8
+MEDIAN_RUN_S = {"ann": 300.0, "bea": 1_800.0, "cem": 7_200.0, "dan": 20_000.0, "eve": 600.0, "fay": 40_000.0}
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What was measured after so many turns; sizes in bytes."""
+
+    turns: int
+    resident: int
+    open_files: int
+    state_files: int
+    database: int
+    decisions: int
+    cpu_s: float
+
+    def line(self) -> str:
+        """Return it in one line."""
+        sizes = f"RSS {self.resident / 2**20:,.0f} MiB, database {self.database / 2**20:,.1f} MiB"
+        files = f"{self.open_files} open files, {self.state_files} in the state folder"
+        return f"{self.turns:>7,} turns: {sizes}, {files}, {self.decisions:,} audit rows, {self.cpu_s:,.0f} s CPU"
+
+
+class Crowd:
+    """People who keep the queue of a small cluster at ``PENDING`` jobs."""
+
+    def __init__(self, town: Town, *, seed: int = 0) -> None:
+        self._town, self._random = town, np.random.default_rng(seed)
+        self._ends: dict[str, tuple[float, str, float]] = {}
+        self._runs: dict[str, tuple[str, float]] = {}
+        self._loaded = 0
+
+    def step(self, passes: timedelta) -> None:
+        """Let time pass: jobs end and are known to the accounting, others start, new ones come."""
+        cluster = self._town.cluster
+        cluster.tick(passes)
+        now_s = cluster.now.timestamp()
+        ended = [job for job, (end_s, _, _) in self._ends.items() if end_s <= now_s]
+        rows = []
+        for job in ended:
+            end_s, user, run_s = self._ends.pop(job)
+            cluster.end(job)
+            end = cluster.now - timedelta(seconds=now_s - end_s)
+            start = end - timedelta(seconds=run_s)
+            times = {"submitted_at": start, "eligible_at": start, "started_at": start, "ended_at": end}
+            rows.append(a_job(job_id=job, user=user, run_time_s=run_s, **times))
+        for job in cluster.queue[: GPUS - len(self._ends)]:
+            user, run_s = self._runs.pop(job)
+            cluster.start(job)
+            self._ends[job] = (now_s + run_s, user, run_s)
+        while len(self._runs) < PENDING:
+            user = str(self._random.choice(list(MEDIAN_RUN_S)))
+            job = cluster.submit(user=user)
+            self._runs[job] = (user, float(MEDIAN_RUN_S[user] * self._random.lognormal(0, 0.7)))
+        self._account(rows)
+
+    def _account(self, rows: list[dict[str, object]]) -> None:
+        if not rows:
+            return
+        self._loaded += 1
+        name = f"sacct {self._loaded}"
+        with self._town.warehouse() as warehouse:
+            warehouse.load([a_batch(*rows)], cluster="dev", path=name, sha256=name, format="sacct", timezone="UTC")
+
+
+def take_turns(
+    folder: Path, *, turns: int, step: timedelta, mode: Mode, every: int, tell: Callable[[Reading], None]
+) -> list[Reading]:
+    """Take turns in ``folder`` and return what was measured after each ``every`` of them."""
+    town = Town(folder, history={"jobs_for_predictions": 1_000})
+    modes, crowd, read = {"qssf": ServiceMode(mode=mode)}, Crowd(town), []
+    night = town.cluster.now + DAY
+    for turn in range(1, turns + 1):
+        crowd.step(step)
+        if turn % 10 == 1 or step >= timedelta(minutes=5):
+            town.read()
+        town.turns.turn(modes=modes)
+        if town.cluster.now >= night:
+            forget_what_is_old(town.url, "dev", town.settings.retention, now=town.cluster.now)
+            night += DAY
+        if turn % every == 0:
+            read.append(measured(town, turn))
+            tell(read[-1])
+    return read
+
+
+def measured(town: Town, turns: int) -> Reading:
+    """Measure now."""
+    gc.collect()
+    with closing(sqlite3.connect(town.folder / "helios.db")) as raw:
+        decisions = raw.execute("SELECT count(*) FROM decisions").fetchone()[0]
+    return Reading(
+        turns=turns,
+        resident=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        open_files=len(os.listdir("/proc/self/fd")),
+        state_files=sum(len(files) for _, _, files in os.walk(town.settings.control.state_folder)),
+        database=sum(file.stat().st_size for file in town.folder.glob("helios.db*")),
+        decisions=decisions,
+        cpu_s=time.process_time(),
+    )
+
+
+def main() -> None:
+    """Print the figures."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--turns", type=int, default=10_000)
+    arguments.add_argument("--step", type=int, default=60, help="seconds between turns")
+    arguments.add_argument("--mode", choices=[Mode.SHADOW.value, Mode.ACTIVE.value], default=Mode.ACTIVE.value)
+    given = arguments.parse_args()
+    every = max(given.turns // 20, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        take_turns(
+            Path(folder),
+            turns=given.turns,
+            step=timedelta(seconds=given.step),
+            mode=Mode(given.mode),
+            every=every,
+            tell=lambda reading: print(reading.line(), flush=True),
+        )
+        what_the_audit_holds(Path(folder))
+
+
+def what_the_audit_holds(folder: Path) -> None:
+    """Print the kinds of rows of the audit, the commonest first."""
+    with Town(folder).warehouse() as warehouse:
+        rows = warehouse.decisions("dev")
+    outcome = rows["outcome"].astype("str").str.split(":").str[0]
+    for kind, number in rows.groupby([rows["action"], rows["mode"], outcome]).size().nlargest(8).items():
+        print(f"{number:>9,} {' '.join(map(str, kind))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What is deleted once it is old: rows of the audit, turns, predictions, and the notes of live readings.
+
+Jobs, nodes, models and what stands changed are never deleted here. SQLite uses the space again for new rows, so that
+the file stops growing; nothing is vacuumed, which would lock the database and need its size again on the disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Connection, Engine, delete, func, select
+
+from helios.model import Mode
+from helios.warehouse import schema
+from helios.warehouse.columns import stored_time
+from helios.warehouse.engine import writing
+
+# Rows deleted in one transaction: about 50 ms, which a turn that writes meanwhile can wait for.
+BATCH = 5_000
+# Shadow rows are searched among the last rows before their horizon only, not every night in the whole audit. What a
+# longer outage leaves goes with the rest of the audit.
+SHADOWS_SEARCHED = timedelta(days=30)
+# How helios.app.reading names what it read from a live accounting; files that a person loaded are kept.
+LIVE_READING = "sacct ____-__-__T__:__:__Z to ____-__-__T__:__:__Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Horizon:
+    """Times before which rows are old.
+
+    Attributes
+    ----------
+    audit, shadow : datetime
+        Of decisions, and of those that a service in shadow only would have made.
+    turns, predictions, readings : datetime
+        Of turns taken, of predictions (by the submission of their job), and of notes about readings of the accounting
+        with the rows that they rejected.
+    """
+
+    audit: datetime
+    shadow: datetime
+    turns: datetime
+    predictions: datetime
+    readings: datetime
+
+
+def forget(engine: Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
+    """Delete what is older than ``horizon``, in transactions of bounded size; return how many rows went, by what."""
+    decisions, turns, predictions = schema.decisions, schema.turns, schema.predictions
+    shadow = decisions.c.mode == Mode.SHADOW.value
+    shadow &= decisions.c.decided_at >= stored_time(horizon.shadow - SHADOWS_SEARCHED)
+    return {
+        "decisions": _older(engine, cluster_id, decisions.c.decided_at, horizon.audit),
+        "shadow decisions": _older(engine, cluster_id, decisions.c.decided_at, horizon.shadow, shadow),
+        "turns": _older(engine, cluster_id, turns.c.taken_at, horizon.turns),
+        "predictions": _older(engine, cluster_id, predictions.c.submitted_at, horizon.predictions),
+        "readings": _readings(engine, cluster_id, horizon.readings),
+    }
+
+
+def _older(
+    engine: Engine, cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]
+) -> int:
+    chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
+    edge = select(at).where(*chosen).order_by(at).offset(BATCH - 1).limit(1)
+    gone, more = 0, True
+    while more:
+        with writing(engine) as connection:
+            last = connection.execute(edge).scalar_one_or_none()
+            more = last is not None
+            within = [*chosen, at <= last] if more else chosen
+            gone += connection.execute(delete(at.table).where(*within)).rowcount
+    return gone
+
+
+def _readings(engine: Engine, cluster_id: int, before: datetime) -> int:
+    gone, more = 0, True
+    while more:
+        with writing(engine) as connection:
+            ids = _old_readings(connection, cluster_id, before)
+            more = len(ids) > 0
+            connection.execute(delete(schema.rejects).where(schema.rejects.c.load_id.in_(ids)))
+            gone += connection.execute(delete(schema.loads).where(schema.loads.c.load_id.in_(ids))).rowcount
+    return gone
+
+
+def _old_readings(connection: Connection, cluster_id: int, before: datetime) -> list[int]:
+    loads = schema.loads
+    of_cluster = loads.c.cluster_id == cluster_id
+    # The last load's number says whether anything is new: see records.edition.
+    newest = select(func.max(loads.c.load_id)).where(of_cluster).scalar_subquery()
+    old = of_cluster & (loads.c.loaded_at < stored_time(before)) & loads.c.path.like(LIVE_READING)
+    chosen = select(loads.c.load_id).where(old, loads.c.load_id != newest).order_by(loads.c.load_id)
+    return list(connection.execute(chosen.limit(BATCH // 10)).scalars())
