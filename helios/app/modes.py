@@ -21,7 +21,8 @@ RELEASED = "released"
 """What the warehouse remembers under this name: that a kill switch took back what the book still names."""
 RELEASED_FILE = "RELEASED"
 """The same, of a kill switch that has no database."""
-_MEMORY = "paused"
+PAUSED = "paused"
+"""Under this name the warehouse remembers who paused Helios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: da
     troubles = pause_here(folder, by=by, reason=reason, now=now)
     try:
         with Warehouse.open(url) as warehouse:
-            warehouse.remember(cluster, _MEMORY, _note(by=by, reason=reason, now=now), at=now)
+            warehouse.remember(cluster, PAUSED, _note(by=by, reason=reason, now=now), at=now)
     except HeliosError as trouble:
         troubles.append(trouble.fact)
     if len(troubles) > 1:
@@ -160,7 +161,7 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
             f"{folder / PAUSE_FILE} cannot be removed: {trouble}", remedy="Remove it as root."
         ) from trouble
     with Warehouse.open(url) as warehouse:
-        warehouse.remember(cluster, _MEMORY, "", at=now)
+        warehouse.remember(cluster, PAUSED, "", at=now)
         warehouse.remember(cluster, RELEASED, f"before {now:%Y-%m-%d %H:%M:%S} UTC", at=now)
 
 
@@ -171,7 +172,7 @@ def paused(url: str, cluster: str, folder: Path) -> Pause | None:
         return _read(_text_of(file), where=str(file))
     with Warehouse.open(url) as warehouse:
         try:
-            text = warehouse.remembered(cluster, _MEMORY)
+            text = warehouse.remembered(cluster, PAUSED)
         except NoSuchCluster:
             return None
     return _read(text, where="the warehouse; helios resume") if text else None

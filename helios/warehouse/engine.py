@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,6 +99,7 @@ def _sqlite_engine(url: URL) -> Engine:
         engine = create_engine(url.set(drivername="sqlite"), connect_args=given)
     except (SQLAlchemyError, TypeError, ValueError) as reason:
         raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", remedy=_FORMS) from reason
+    event.listen(engine, "do_connect", _as_a_file_that_nobody_writes)
     event.listen(engine, "connect", _leave_transactions_to_helios)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -111,6 +113,33 @@ def _postgres_engine(url: URL) -> Engine:
             f"{shown(url)} needs the PostgreSQL driver psycopg, which is not installed.",
             remedy="Install it: pip install 'helios-slurm[postgres]'",
         ) from reason
+
+
+def _as_a_file_that_nobody_writes(
+    _dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]
+) -> None:
+    """Open a file on a read-only mount as one that does not change: in WAL mode SQLite would have to write beside it.
+
+    Only there: where somebody else may write the file, a reader without locks could see half a change.
+    """
+    file = Path(arguments[0])
+    if not file.is_file() or not is_mounted_read_only(file):
+        return
+    log = file.with_name(f"{file.name}-wal")
+    if not log.exists() or not log.stat().st_size:
+        arguments[0] = f"{file.resolve().as_uri()}?mode=ro&immutable=1"
+        options["uri"] = True
+    elif not file.with_name(f"{file.name}-shm").exists():
+        raise WarehouseUnavailable(
+            f"{file} lies on a read-only mount and was not closed: what {log.name} holds cannot be read there.",
+            remedy=f"Copy {file.name} and {log.name} together to a folder that can be written, and name the copy "
+            "in HELIOS_DATABASE_URL.",
+        )
+
+
+def is_mounted_read_only(file: Path) -> bool:
+    """Return whether nothing at all can be written where a file lies."""
+    return bool(os.statvfs(file).f_flag & os.ST_RDONLY)
 
 
 def _leave_transactions_to_helios(raw: sqlite3.Connection, _record: object) -> None:

@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 import pandas as pd
 from sqlalchemy import Engine
 
+from helios.errors import NoSuchCluster
 from helios.ports import Office
 from helios.warehouse import acting, records
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.clusters import cluster_id_for_loading
+from helios.warehouse.clusters import cluster_id_for_loading, cluster_id_of
 from helios.warehouse.columns import frame_of
 from helios.warehouse.engine import reading, writing
 
@@ -23,8 +24,7 @@ class SqlLedger:
 
     def __init__(self, engine: Engine, bulk: Bulk, cluster: str, office: Office) -> None:
         self._engine, self._bulk, self._office = engine, bulk, office
-        with writing(engine) as connection:
-            self._cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
+        self._cluster_id = _cluster_id(engine, cluster)
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the one writer's lease, as :class:`helios.ports.Ledger` says."""
@@ -58,3 +58,13 @@ class SqlLedger:
             records.add_decisions(connection, self._cluster_id, decisions)
             if standings is not None:
                 acting.replace_standings(connection, self._bulk, self._cluster_id, self._office, standings)
+
+
+def _cluster_id(engine: Engine, cluster: str) -> int:
+    """Return the number of a cluster, making it if it is new: who only reads a known one need not be able to write."""
+    try:
+        with reading(engine) as connection:
+            return cluster_id_of(connection, cluster)
+    except NoSuchCluster:
+        with writing(engine) as connection:
+            return cluster_id_for_loading(connection, name=cluster, timezone=None)

@@ -61,17 +61,23 @@ def upgrade(engine: Engine) -> list[str]:
 
 def refuse_unknown(found: str | None) -> None:
     """Raise :class:`SchemaOutdated` if ``found`` is a revision that this version of Helios does not know."""
+    if found is not None and not knows(found):
+        raise SchemaOutdated(
+            f"The database is at revision {found}, which this version of Helios does not know.",
+            remedy="A newer Helios made it: upgrade Helios (pip install --upgrade helios-slurm).",
+        )
+
+
+def knows(revision: str) -> bool:
+    """Return whether this version of Helios knows a revision; one that it does not know is a newer Helios'."""
     from alembic.script.revision import ResolutionError  # noqa: PLC0415 - see HEAD
     from alembic.util import CommandError  # noqa: PLC0415 - see HEAD
 
     try:
-        if found is not None:
-            _scripts().get_revision(found)
-    except (ResolutionError, CommandError) as reason:
-        raise SchemaOutdated(
-            f"The database is at revision {found}, which this version of Helios does not know.",
-            remedy="A newer Helios made it: upgrade Helios (pip install --upgrade helios-slurm).",
-        ) from reason
+        _scripts().get_revision(revision)
+    except (ResolutionError, CommandError):
+        return False
+    return True
 
 
 def _scripts() -> ScriptDirectory:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Engine, delete, func, select
+from sqlalchemy import Column, ColumnElement, Connection, Engine, Select, delete, func, select
 
 from helios.model import Mode
 from helios.warehouse import schema
@@ -64,15 +64,21 @@ def _older(
     engine: Engine, cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]
 ) -> int:
     chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
-    edge = select(at).where(*chosen).order_by(at).offset(BATCH - 1).limit(1)
+    edge = oldest(cluster_id, at, before, *conditions).offset(BATCH - 1).limit(1)
     gone, more = 0, True
     while more:
         with writing(engine) as connection:
             last = connection.execute(edge).scalar_one_or_none()
             more = last is not None
-            within = [*chosen, at <= last] if more else chosen
-            gone += connection.execute(delete(at.table).where(*within)).rowcount
+            within = [at <= last] if more else []
+            gone += connection.execute(delete(at.table).where(*chosen, *within)).rowcount
     return gone
+
+
+def oldest(cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of the times of a cluster's rows before a time, oldest first."""
+    chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
+    return select(at).where(*chosen).order_by(at)
 
 
 def _readings(engine: Engine, cluster_id: int, before: datetime) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, Select, Table, delete, func, select
 from helios.errors import FrameInvalid, SchemaOutdated
 from helios.model import JOBS, TIME, Batch
 from helios.ports import Office
-from helios.warehouse import acting, migrate, records, schema
+from helios.warehouse import acting, grants, migrate, records, schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.bulk_postgres import PostgresBulk
 from helios.warehouse.bulk_sqlite import SqliteBulk
@@ -107,7 +107,15 @@ class Warehouse(ModelShelf):
     def try_to_write(self) -> None:
         """Raise :class:`~helios.errors.WarehouseUnavailable` unless the database can be written; nothing is."""
         with writing(self._engine) as connection:
-            connection.execute(delete(schema.clusters).where(schema.clusters.c.name.is_(None)))  # no such row
+            connection.execute(delete(schema.memories).where(schema.memories.c.name.is_(None)))  # no such row
+
+    def knows(self, revision: str) -> bool:
+        """Return whether this version of Helios knows a revision; one that it does not know is a newer Helios'."""
+        return migrate.knows(revision)
+
+    def grant(self, *, jobs: str, nodes: str | None, reader: str | None, **rows: Collection[str]) -> None:
+        """Give roles of a PostgreSQL database exactly what their daemon needs; see :func:`grants.grant`."""
+        grants.grant(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
 
     def upgrade(self) -> list[str]:
         """Bring the schema to :meth:`head`, all of it or nothing; return the revisions applied, oldest first."""

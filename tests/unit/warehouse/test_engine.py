@@ -5,13 +5,16 @@ from __future__ import annotations
 import builtins
 import os
 import sqlite3
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from helios.errors import WarehouseUnavailable
-from helios.warehouse import Warehouse
+from helios.model import DECISIONS, STANDINGS
+from helios.warehouse import Warehouse, engine
 from helios.warehouse.engine import engine_for, shown, writing
 from tests.builders import a_batch, a_job
 
@@ -128,6 +131,55 @@ def test_readers_are_not_kept_waiting_by_a_writer(tmp_path: Path) -> None:
         writer.execute("INSERT INTO clusters (name) VALUES ('unfinished')")
         assert reader.clusters().empty
         writer.close()
+
+
+def test_whatever_is_committed_is_on_the_disk(tmp_path: Path) -> None:
+    """With synchronous = NORMAL a WAL database syncs nothing at a commit: a power cut would undo announced intents."""
+    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as warehouse:
+        seen = []
+        for what in ("synchronous", "journal_mode"):
+            event.listen(
+                warehouse._engine,
+                "commit",
+                lambda connection, what=what: seen.append(connection.exec_driver_sql(f"PRAGMA {what}").scalar()),
+            )
+        ledger, now = warehouse.ledger("venus"), datetime(2026, 1, 1, tzinfo=UTC)
+        token = ledger.acquire(holder="me", now=now, lasts=timedelta(minutes=3))
+        ledger.record(token=token or 0, decisions=DECISIONS.empty(), standings=STANDINGS.empty())
+        warehouse.remember("venus", "turn", "{}", at=now)
+        ledger.release(holder="me")
+    assert len(seen) >= 8
+    assert set(seen) == {2, "wal"}  # 2: FULL
+
+
+@pytest.fixture
+def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a database that was closed, on what looks like a read-only mount."""
+    file = tmp_path / "helios.db"
+    with Warehouse.open(f"sqlite:///{file}") as warehouse:
+        warehouse.load([a_batch(a_job())], cluster="c", path="p", sha256="s", format="sacct", timezone=None)
+    monkeypatch.setattr(engine, "is_mounted_read_only", lambda _: True)
+    return file
+
+
+def test_a_closed_database_on_a_read_only_mount_is_read_and_nothing_is_written_beside_it(read_only: Path) -> None:
+    with Warehouse.open(f"sqlite:///{read_only}") as warehouse:
+        assert len(warehouse.jobs("c")) == 1
+        assert warehouse.ledger("c").standings().empty
+        assert [file.name for file in read_only.parent.iterdir()] == ["helios.db"]
+
+
+def test_a_database_on_a_read_only_mount_is_not_written(read_only: Path) -> None:
+    with Warehouse.open(f"sqlite:///{read_only}") as warehouse, pytest.raises(WarehouseUnavailable, match="readonly"):
+        warehouse.remember("c", "turn", "{}", at=datetime.now(UTC))
+
+
+def test_what_was_not_closed_cannot_be_read_on_a_read_only_mount_and_says_which_files_to_copy(read_only: Path) -> None:
+    read_only.with_name("helios.db-wal").write_bytes(b"changes")
+    with Warehouse.open(f"sqlite:///{read_only}", create=False) as warehouse:
+        with pytest.raises(WarehouseUnavailable, match="was not closed") as refused:
+            warehouse.revision()
+        assert "helios.db-wal together" in refused.value.remedy
 
 
 def test_a_warehouse_in_memory_works() -> None:

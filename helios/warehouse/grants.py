@@ -1,0 +1,166 @@
+"""Least rights for two daemons, an operator's and an administrator's, and for people who only read: PostgreSQL alone.
+
+Whoever may write what nodes are powered by (what stands on them, their lease, the modes of their services, what control
+remembers of them) is an administrator of Slurm in effect. So the role of the jobs' daemon may not, nor the other way
+round. Tables that both write are split by row-level security; the owner of the tables is not bound by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
+
+from sqlalchemy import Connection, Engine
+
+from helios.errors import Misuse
+from helios.ports import Office
+from helios.warehouse.engine import writing
+
+YOUNGEST_DELETED = timedelta(days=7)
+"""No daemon can delete younger rows of the audit, whatever its configuration says."""
+_OF_JOBS: Mapping[str, str] = {
+    "clusters": "INSERT, UPDATE",
+    "names": "INSERT",
+    "jobs": "INSERT, UPDATE",
+    "loads": "INSERT, UPDATE, DELETE",
+    "rejects": "INSERT, DELETE",
+    "nodes": "INSERT, DELETE",
+    "node_events": "INSERT, DELETE",
+    "models": "INSERT, DELETE",
+    "promotions": "INSERT",
+    "predictions": "INSERT, DELETE",
+    "decisions": "INSERT, DELETE",
+    "leases": "INSERT, UPDATE",
+    "standings": "INSERT, DELETE",
+    "memories": "INSERT, DELETE",
+    "modes": "INSERT",
+    "turns": "INSERT, DELETE",
+    "coverage": "INSERT, DELETE",
+}
+_OF_NODES: Mapping[str, str] = {
+    "clusters": "INSERT",
+    "decisions": "INSERT",
+    "leases": "INSERT, UPDATE",
+    "node_standings": "INSERT, DELETE",
+    "node_tallies": "INSERT, DELETE",
+    "memories": "INSERT, DELETE",
+    "modes": "INSERT",
+}
+_SHARED = ("leases", "memories", "modes", "decisions")
+
+
+def grant(
+    engine: Engine,
+    *,
+    jobs: str,
+    nodes: str | None,
+    reader: str | None,
+    node_services: Collection[str],
+    node_memories: Collection[str],
+    common_memories: Collection[str],
+) -> None:
+    """Give roles exactly what their daemon needs, in place of what they had; all of it or nothing.
+
+    Parameters
+    ----------
+    jobs, nodes, reader : str
+        Roles, which exist; None: no such one.
+    node_services : collection of str
+        Whose modes are the nodes' role's to set; all others are the jobs' role's.
+    node_memories, common_memories : collection of str
+        Names of what the nodes' role alone, and of what both may remember; all others are the jobs' role's.
+
+    Raises
+    ------
+    Misuse
+        The database is SQLite, a role is not there, or two are the same.
+    WarehouseUnavailable
+        The database refused: who asks must own the tables.
+    """
+    if engine.dialect.name != "postgresql":
+        raise Misuse(
+            "A SQLite file has no roles: whoever may write it may write all of it.",
+            remedy="Give each office a file of its own (database.url), or trust one user with both, or use PostgreSQL.",
+        )
+    roles = [role for role in (jobs, nodes, reader) if role]
+    if len(set(roles)) < len(roles):
+        raise Misuse("The roles are to be different ones.", remedy="Make one for each: CREATE ROLE helios_nodes LOGIN")
+    with writing(engine, alone=True) as connection:
+        for role in roles:
+            _refuse_unfit(connection, role)
+        for statement in _statements(
+            connection,
+            jobs=jobs,
+            nodes=nodes,
+            reader=reader,
+            services=node_services,
+            memories=node_memories,
+            common=common_memories,
+        ):
+            connection.exec_driver_sql(statement)
+
+
+def _refuse_unfit(connection: Connection, role: str) -> None:
+    found = connection.exec_driver_sql(
+        "SELECT rolsuper OR rolbypassrls OR rolname = current_user FROM pg_roles WHERE rolname = %s", (role,)
+    ).scalar_one_or_none()
+    if found is None:
+        raise Misuse(f"There is no role {role!r} in this database.", remedy=f"Make it: CREATE ROLE {role} LOGIN")
+    if found:
+        raise Misuse(
+            f"Role {role!r} is a superuser, or the one you are connected as: no grant holds it back.",
+            remedy="Connect as the owner of the tables, and give the daemons roles of their own.",
+        )
+
+
+def _statements(
+    connection: Connection,
+    *,
+    jobs: str,
+    nodes: str | None,
+    reader: str | None,
+    services: Collection[str],
+    memories: Collection[str],
+    common: Collection[str],
+) -> Iterator[str]:
+    quote = connection.dialect.identifier_preparer.quote
+    schema = quote(str(connection.exec_driver_sql("SELECT current_schema()").scalar_one()))
+    for role in (quote(name) for name in (jobs, nodes, reader) if name):
+        yield f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"
+        yield f"REVOKE CREATE ON SCHEMA {schema} FROM {role}"
+        yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+        yield f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}"
+    for name, rights in ((jobs, _OF_JOBS), (nodes, _OF_NODES)):
+        if name:
+            yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {quote(name)}"
+            yield from (f"GRANT {some} ON {schema}.{table} TO {quote(name)}" for table, some in rights.items())
+    for table in _SHARED:
+        yield f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY"
+        for policy in ("helios_read", "helios_jobs", "helios_nodes", "helios_old"):
+            yield f"DROP POLICY IF EXISTS {policy} ON {schema}.{table}"
+        yield f"CREATE POLICY helios_read ON {schema}.{table} FOR SELECT USING (true)"
+    of_nodes = f"service IN ({_texts(services)})"
+    rows = {
+        "leases": (f"office = '{Office.JOBS}'", f"office = '{Office.NODES}'"),
+        "modes": (f"NOT ({of_nodes})", of_nodes),
+        "memories": (f"name NOT IN ({_texts(memories)})", f"name IN ({_texts([*memories, *common])})"),
+        "decisions": (f"NOT ({of_nodes})", f"{of_nodes} OR service = 'helios'"),
+    }
+    for table, (of_the_jobs, of_the_nodes) in rows.items():
+        yield _policy(f"{schema}.{table}", "helios_jobs", quote(jobs), of_the_jobs)
+        if nodes:
+            yield _policy(f"{schema}.{table}", "helios_nodes", quote(nodes), of_the_nodes)
+    age_us = YOUNGEST_DELETED // timedelta(microseconds=1)
+    old = f"decided_at < (extract(epoch FROM now()) * 1000000)::bigint - {age_us}"
+    yield f"CREATE POLICY helios_old ON {schema}.decisions FOR DELETE TO {quote(jobs)} USING ({old})"
+
+
+def _policy(table: str, name: str, role: str, rows: str) -> str:
+    if table.endswith(".decisions"):  # appended to, never changed
+        return f"CREATE POLICY {name} ON {table} FOR INSERT TO {role} WITH CHECK ({rows})"
+    return f"CREATE POLICY {name} ON {table} FOR ALL TO {role} USING ({rows}) WITH CHECK ({rows})"
+
+
+def _texts(values: Collection[str]) -> str:
+    quoted = ["'" + value.replace("'", "''") + "'" for value in values]
+    return ", ".join(quoted) or "''"
