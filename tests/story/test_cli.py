@@ -99,6 +99,8 @@ def test_a_database_of_a_later_schema_is_left_alone(site: Helios, tmp_path: Path
     with sqlite3.connect(tmp_path / "helios.db") as database:
         database.execute("update alembic_version set version_num = '9999'")
     assert "9999" in helios("trace", "list", code=1).err
+    assert "is at 9999, made by a newer Helios" in helios("db", "status").out
+    assert helios("db", "status", "--json").json["newer"] is True
 
 
 def test_a_helps_lines_break_where_the_terminal_ends_not_where_the_source_does() -> None:
