@@ -244,6 +244,20 @@ def test_a_known_job_that_comes_twice_in_a_batch_is_updated_once(warehouse: Ware
     assert warehouse.jobs("venus")["state"].tolist() == ["COMPLETED"]
 
 
+ENDED_ONLY: dict[str, Any] = {"started_at": None, "state": "COMPLETED"}
+STARTED_ONLY: dict[str, Any] = {**UNENDED}
+
+
+@pytest.mark.parametrize("order", [(STARTED_ONLY, ENDED_ONLY), (ENDED_ONLY, STARTED_ONLY)])
+def test_of_two_rows_of_a_known_job_the_one_that_knows_its_end_is_worth_more_than_one_that_knows_its_start(
+    warehouse: Warehouse, order: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", **PENDING)))
+    load(warehouse, a_batch(*(a_job(job_id="1", **known) for known in order)), content="second")
+    stored = warehouse.jobs("venus").iloc[0]
+    assert (stored["state"], stored["run_time_s"]) == ("COMPLETED", 60)
+
+
 def test_restart_and_submit_time_tell_jobs_of_one_id_apart(warehouse: Warehouse) -> None:
     jobs = [a_job(job_id="1", submitted_at=NOON, restart=0), a_job(job_id="1", submitted_at=NOON, restart=1)]
     report = load(warehouse, a_batch(*jobs, a_job(job_id="1", submitted_at=NOON + timedelta(seconds=1))))
@@ -368,6 +382,15 @@ def test_a_load_is_recorded_with_its_watermark(warehouse: Warehouse) -> None:
     assert recorded["watermark"] == last
     assert (recorded["path"], recorded["sha256"], recorded["rows_read"]) == ("first.txt", "first", 3)
     assert (recorded["jobs_new"], recorded["rejected"]) == (2, 1)
+
+
+def test_what_a_load_did_stays_written_when_others_follow(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1"), a_job(job_id="2"), rejects=((3, "no end", "x"),)))
+    before = warehouse.loads("venus")
+    load(warehouse, a_batch(a_job(job_id="9")), content="second")
+    load(warehouse, a_batch(a_job(job_id="9")), content="third", cluster="earth")
+    assert_frame_equal(warehouse.loads("venus").iloc[:1], before)
+    assert before[["jobs_new", "rejected"]].iloc[0].tolist() == [2, 1]
 
 
 def test_a_load_without_jobs_has_no_watermark(warehouse: Warehouse) -> None:
@@ -572,7 +595,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001", "0002", "0003", "0004"]
+        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.nightly import Night, night
-from helios.app.reading import Reading
+from helios.app.nightly import Night, forget_what_is_old, night
+from helios.app.reading import Accounting, Reading, read_history
 from helios.config import Settings
+from helios.control import ServiceMode
 from helios.errors import HeliosError
-from helios.model import Snapshot
+from helios.model import NODE_EVENTS, Mode, Snapshot
 from tests.unit.app.sites import Town
 
 
@@ -42,3 +43,34 @@ def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
     done = a_night(town)
     assert [trouble.fact for trouble in done.troubles] == ["slurmdbd is away", "slurmctld is away"]
     assert any(step.startswith("model ") for step in done.did)
+
+
+def test_the_night_deletes_what_is_old_and_says_so(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.learn()
+    town.cluster.submit(user="alice")
+    town.turns.turn(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    town.cluster.tick(timedelta(days=59))
+    assert not any("deleted" in step for step in a_night(town).did)
+    town.cluster.tick(timedelta(days=2))
+    assert "deleted because they were old: 1 shadow decisions" in a_night(town).did
+    with town.warehouse() as warehouse:
+        assert warehouse.decisions("dev").empty
+        assert len(warehouse.turns("dev")) == 1
+        assert not warehouse.jobs("dev").empty
+
+
+def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+
+    def printed(start: datetime, end: datetime, path: Path) -> None:
+        columns = "JobID|User|Account|Partition|State|Submit|Start|End|AllocTRES|JobName"
+        path.write_text(f"{columns}\n{start:%d}|ann|a|gpu|COMPLETED|{start:%FT%T}|{start:%FT%T}|{start:%FT%T}|cpu=1|x\n")
+
+    accounting = Accounting(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
+    step = {"start": town.cluster.now - timedelta(days=3), "window": timedelta(days=1), "overlap": timedelta(0)}
+    read_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
+    with town.warehouse() as warehouse:
+        assert len(warehouse.loads("dev")) == 3
+    told = forget_what_is_old(town.url, "dev", town.settings.retention, now=datetime.now(UTC) + timedelta(days=61))
+    assert "2 readings" in told  # the last one stays: by it others know whether anything is new

@@ -8,6 +8,7 @@ import pytest
 from helios.app.why import JobUnknown, NothingKept, explain
 from helios.control import ServiceMode
 from helios.model import Mode
+from helios.warehouse import Warehouse
 from tests.unit.app.sites import Town
 
 ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
@@ -82,3 +83,23 @@ def test_where_no_helios_has_worked_nothing_is_claimed_and_no_database_made(tmp_
     with pytest.raises(NothingKept, match="HELIOS_CONFIG"):
         explain(town.turns, job)
     assert not (tmp_path / "helios.db").exists()
+
+
+def test_neither_the_audit_nor_the_history_is_read_whole(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending, running = town.cluster.submit(user="alice"), town.cluster.submit(user="bob")
+    town.turns.turn(modes=ACTIVE)
+    town.cluster.start(running)
+    town.turns.outlook.knowledge  # noqa: B018 - predictions rest on the history, and are none of why's reading
+    for whole in ("decisions", "jobs", "predictions"):
+        monkeypatch.setattr(Warehouse, whole, None)
+    assert len(explain(town.turns, pending).decisions) == len(explain(town.turns, running).decisions) == 1
+    assert "It ran 1 min" in said(town, "alice3")
+
+
+def test_what_was_decided_of_an_earlier_job_of_the_same_id_is_not_told(town: Town) -> None:
+    town.cluster.submit(user="alice", job_id="7")
+    town.turns.turn(modes=ACTIVE)
+    town.cluster.end("7")
+    town.cluster.tick(timedelta(minutes=5))
+    town.cluster.submit(user="alice", job_id="7")
+    assert explain(town.turns, "7").decisions.empty

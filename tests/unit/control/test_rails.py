@@ -70,6 +70,37 @@ def test_rail_repeated_mismatch_opens_a_breaker_that_a_restart_does_not_reset() 
     assert table.cluster.writes == writes
 
 
+def test_rail_a_turn_that_writes_nothing_does_not_make_up_for_bad_ones() -> None:
+    table = Table(settings=settings(mismatches_to_open=3, breaker_s=900))
+    table.submit("j1")
+    says = Says(order(j1=0.5))
+    table.cluster.swallow_writes(times=99)
+    table.turn(seat(says))
+    table.turn(seat(says))
+    says.actions = []
+    quiet = table.turn(seat(says))
+    assert (quiet.still, quiet.acted) == ((), 0)
+    assert table.memory.breaker.bad_in_row == 2
+    says.actions = [order(j1=0.5)]
+    table.turn(seat(says))
+    assert table.turn(seat(says)).still[0].startswith("the breaker is open until")
+
+
+def test_rail_a_job_that_fails_on_and_on_is_written_down_once_until_it_fails_in_another_way() -> None:
+    table = Table(settings=settings(mismatches_to_open=99))
+    table.submit("j1")
+    for answer in ("Access denied", "Access denied", "Access denied", "Job is locked", "", "Access denied"):
+        table.cluster.refuse_writes("j1", answer=answer)
+        if answer == "":
+            table.cluster.admin_sets_site_factor("j1", 0)
+        report = table.turn(seat(Says(order(j1=0.5))))
+        assert sum(report.counts["qssf"].values()) == 1  # it is counted in every turn
+        if answer == "":
+            table.cluster.admin_sets_site_factor("j1", 0)
+    outcomes = [line["outcome"] for line in table.lines(action="Reorder")]
+    assert outcomes == ["failed: Access denied", "failed: Job is locked", "done", "failed: Access denied"]
+
+
 def test_rail_a_breaker_whose_time_is_over_tries_once_and_opens_again() -> None:
     table = Table(settings=settings(mismatches_to_open=2, breaker_s=600))
     table.submit("j1")
