@@ -52,7 +52,10 @@ def main() -> None:
         told("  of that the audit, by the job", lambda: by_target(town, job))
         told("  before: 60 days of the audit read", lambda: as_once(town, job))
         later = town.cluster.now + timedelta(days=36)
-        told("a night that deletes one day", lambda: forget_what_is_old(town.url, "dev", town.settings.retention, now=later))
+        told(
+            "a night that deletes one day",
+            lambda: forget_what_is_old(town.url, "dev", town.settings.retention, now=later),
+        )
         print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
 
 

@@ -202,7 +202,9 @@ class Retention(_Section):
         default=400, ge=60, description="Days after a job's submission for which its predictions are kept"
     )
     readings_days: int = Field(
-        default=60, ge=7, description="Days for which notes about readings of the accounting are kept, with their rejects"
+        default=60,
+        ge=7,
+        description="Days for which notes about readings of the accounting are kept, with their rejects",
     )
 
 

@@ -59,17 +59,19 @@ class Faults:
             self._within = False
 
 
-_current: Faults | None = None
-_hooked = False
+class _Watch:
+    """The faults that see what happens now; None: nobody counts."""
+
+    current: Faults | None = None
+    hooked = False  # an audit hook cannot be taken away again
 
 
 @contextmanager
 def counted(faults: Faults) -> Iterator[Faults]:
     """Have ``faults`` see every operation of the block."""
-    global _current, _hooked  # an audit hook cannot be taken away again
-    if not _hooked:
+    if not _Watch.hooked:
         sys.addaudithook(_audit)
-        _hooked = True
+        _Watch.hooked = True
     connect, fsync = sqlite3.dbapi2.connect, os.fsync
     execute, copy, commit = psycopg.Cursor.execute, psycopg.Cursor.copy, psycopg.Connection.commit
 
@@ -99,11 +101,11 @@ def counted(faults: Faults) -> Iterator[Faults]:
         mock.patch.object(psycopg.Cursor, "copy", copied_in),
         mock.patch.object(psycopg.Connection, "commit", committed),
     ):
-        _current = faults
+        _Watch.current = faults
         try:
             yield faults
         finally:
-            _current = None
+            _Watch.current = None
 
 
 def failing_at(number: int, *, folder: Path | None = None) -> Faults:
@@ -162,12 +164,12 @@ class _Connection(sqlite3.Connection):
 
 
 def _note(kind: str, words: str) -> None:
-    if _current is not None:
-        _current.happens(kind, words)
+    if _Watch.current is not None:
+        _Watch.current.happens(kind, words)
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    faults = _current
+    faults = _Watch.current
     if faults is None or faults.folder is None or event not in _FILE_EVENTS:
         return
     if str(arguments[0]).startswith(str(faults.folder)) and not str(arguments[0]).endswith((".db", "-wal", "-shm")):

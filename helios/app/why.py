@@ -81,9 +81,7 @@ def _made_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.Data
 def _lines_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:
     """Return what was decided about a job since its submission, as far back as is looked."""
     first = max(since, job["submitted_at"].to_pydatetime())
-    return _of_cluster(
-        lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS.empty()
-    )
+    return _of_cluster(lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS.empty())
 
 
 def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:

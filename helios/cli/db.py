@@ -62,5 +62,7 @@ def grant(
     """
     settings = configuration().settings
     roles_granted(settings, jobs=jobs, nodes=nodes, reader=reader)
-    given = ", ".join(f"{role} ({what})" for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role)
+    given = ", ".join(
+        f"{role} ({what})" for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role
+    )
     show(f"{without_password(settings.database.url)}: granted to {given}.")

@@ -1,7 +1,7 @@
 """The minutes of a turn: every line that goes to the audit, and the sums a person looks at first.
 
-What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal or a failure
-is written when it is new, not every turn: 30 jobs that fail on and on would else fill the audit with one line.
+What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal or a
+failure is written when it is new, not every turn: jobs that fail on and on would else fill the audit with one line.
 """
 
 from __future__ import annotations

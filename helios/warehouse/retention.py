@@ -60,9 +60,7 @@ def forget(engine: Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
     }
 
 
-def _older(
-    engine: Engine, cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]
-) -> int:
+def _older(engine: Engine, cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]) -> int:
     chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
     edge = oldest(cluster_id, at, before, *conditions).offset(BATCH - 1).limit(1)
     gone, more = 0, True

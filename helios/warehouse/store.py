@@ -348,7 +348,7 @@ class Warehouse(ModelShelf):
             )
 
     def decisions_about(self, cluster: str, target: str, *, since: datetime | None = None) -> pd.DataFrame:
-        """Return the decisions about one job or node made since, oldest first; its cost does not grow with the audit."""
+        """Return the decisions about one job or node made since, oldest first; by an index, however long the audit."""
         with reading(self._engine) as connection:
             cluster_id = cluster_id_of(connection, cluster)
             found = records.decisions_about(connection, cluster_id, target, since=since)

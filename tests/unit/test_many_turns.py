@@ -25,9 +25,7 @@ def test_after_a_while_a_turn_leaves_no_file_no_handle_and_only_so_many_bytes_in
 
 
 def test_the_audit_stops_growing_once_its_oldest_rows_are_deleted(tmp_path: Path) -> None:
-    read = take_turns(
-        tmp_path, turns=50, step=timedelta(days=5), mode=Mode.SHADOW, every=10, tell=lambda reading: None
-    )
+    read = take_turns(tmp_path, turns=50, step=timedelta(days=5), mode=Mode.SHADOW, every=10, tell=lambda reading: None)
     kept = [reading.decisions for reading in read]
     assert kept[-1] <= 1.5 * kept[1]  # 60 days of a shadow are twelve turns; fifty were taken
     assert read[-1].database <= 1.3 * read[1].database + EMPTY

@@ -65,7 +65,9 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
 
     def printed(start: datetime, end: datetime, path: Path) -> None:
         columns = "JobID|User|Account|Partition|State|Submit|Start|End|AllocTRES|JobName"
-        path.write_text(f"{columns}\n{start:%d}|ann|a|gpu|COMPLETED|{start:%FT%T}|{start:%FT%T}|{start:%FT%T}|cpu=1|x\n")
+        path.write_text(
+            f"{columns}\n{start:%d}|ann|a|gpu|COMPLETED|{start:%FT%T}|{start:%FT%T}|{start:%FT%T}|cpu=1|x\n"
+        )
 
     accounting = Accounting(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
     step = {"start": town.cluster.now - timedelta(days=3), "window": timedelta(days=1), "overlap": timedelta(0)}
