@@ -29,7 +29,7 @@ ROWS_A_JOB = 12
 REASON = "predicted 10.0 h (7.4 h to 13 h) on 4 GPUs: 40 GPU-hours; waited 76 min, goes first after 20 h"
 INSERT = (
     "INSERT INTO decisions (cluster_id, decided_at, service, mode, action, target, reason, before, after, model_id, "
-    "outcome) VALUES (1, ?, 'qssf', 'active', 'Reorder', ?, ?, 'SiteFactor -2037', 'SiteFactor -1037', 'm20260101', 'done')"
+    "outcome) VALUES (1, ?, 'qssf', 'active', 'Reorder', ?, ?, 'SiteFactor -2037', 'SiteFactor -1037', 'm2026', 'done')"
 )
 
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from helios.app.roles import roles_granted
 from helios.cli.options import AsJson, configuration
 from helios.cli.screen import show, show_json
 from helios.config import without_password
@@ -60,6 +59,8 @@ def grant(
     The role of the jobs cannot write what nodes are powered by, nor the other way round. Run it again after an upgrade,
     and when a service that acts on nodes is configured.
     """
+    from helios.app.roles import roles_granted  # noqa: PLC0415 - an upgrade needs nothing of what it imports
+
     settings = configuration().settings
     roles_granted(settings, jobs=jobs, nodes=nodes, reader=reader)
     given = ", ".join(
