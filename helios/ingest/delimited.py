@@ -61,12 +61,9 @@ class Rows:
 
     def fingerprints(self) -> NDArray[np.uint64]:
         """Return a hash of each row's text."""
-        lines = np.empty(len(self.ends) + 1, dtype=object)
-        lines[:] = self.block.data.split(b"\n")
-        positions = self.line - self.block.first_line
-        for line, text in self.whole_texts.items():
-            lines[line - self.block.first_line] = text
-        return pd.util.hash_array(lines[positions], categorize=False)
+        texts = np.empty(len(self), dtype=object)
+        texts[:] = [self._text(line) for line in self.line.tolist()]
+        return pd.util.hash_array(texts, categorize=False)
 
     def draft(
         self,

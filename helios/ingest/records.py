@@ -21,7 +21,7 @@ from helios.errors import FileUnreadable
 from helios.ingest.check import Reason
 from helios.ingest.delimited import Rows
 from helios.ingest.draft import Reading, Refused
-from helios.ingest.stream import Block, Decoded, decoded
+from helios.ingest.stream import REPLACED, Block, Decoded, decoded
 
 Fields = Mapping[str, str | None]
 """One record: texts by the name of their column; None where nothing is known."""
@@ -32,7 +32,6 @@ LONGEST_NUMBER = 4_000
 """Digits of a number; Python makes none of more than 4,300, and ijson 3.6 then ends the whole process."""
 _DIGITS = re.compile(rb"[0-9]{%d}" % LONGEST_NUMBER)
 _LAST_DIGITS = re.compile(rb"[0-9]*\Z")
-REPLACED = "bytes that are no UTF-8 were replaced by a question mark in a diamond"
 
 
 class _Record(NamedTuple):
