@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from helios.warehouse import Warehouse
 from tests.live.rig import Rig
 from tests.unit.ingest.crafted import NAMES
 
-CAN_BE_SAID = [name for name in NAMES if name.strip() and "\0" not in name]
-"""A command line takes no NUL, and without a name a job gets the name of its script."""
+CAN_BE_SAID = [name for name in NAMES if name.strip() and "\0" not in name and not re.search(r"[\ud800-\udfff]", name)]
+"""A command line takes no NUL, and without a name a job gets that of its script. Bytes that are no UTF-8 stay out: the
+tests of pyslurm's queue have them, and MariaDB takes none."""
 
 
 def submitted(rig: Rig) -> dict[str, str]:
@@ -44,10 +46,14 @@ def test_no_name_of_a_job_forges_a_row_of_the_history_or_of_the_queue(rig: Rig, 
     def truth() -> dict[str, list[str]]:
         return {job: rest for job, *rest in (line.split("|") for line in rig.lines(*asked)) if job in users}
 
-    # slurmdbd stores no name that is no UTF-8: such jobs are in no accounting at all.
-    rig.until(lambda: {bobs} < set(truth()) and "Unknown" not in {end for _, _, end in truth().values()})
+    def late() -> dict[str, list[str] | None]:
+        rows = truth()
+        return {job: rows.get(job) for job in users if rows.get(job, ["Unknown"])[-1] == "Unknown"}
+
+    with contextlib.suppress(AssertionError):
+        rig.until(lambda: not late())
+    assert late() == {}
     rows = truth()
-    assert len(rows) > 100 * 0.6
 
     books = accounting.Accounting(shell=Shell(environment=rig.environment))
     url = f"sqlite:///{tmp_path / 'helios.db'}"
