@@ -43,7 +43,8 @@ LONGEST_NUMBER = 4_000
 """Digits of a number; Python makes none of more than 4,300, and ijson 3.6 then ends the whole process."""
 _DIGITS = re.compile(rb"[0-9]{%d}" % LONGEST_NUMBER)
 _LAST_DIGITS = re.compile(rb"[0-9]*\Z")
-_UNTIL_LAST_QUOTE = re.compile(rb'.*(?<!\\)"', re.DOTALL)
+_LAST_BACKSLASH = re.compile(rb"\\\Z")
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
 class _Record(NamedTuple):
@@ -115,19 +116,22 @@ class _Bounded:
 
     def __init__(self, text: Decoded) -> None:
         self._text = text
-        self._digits = b""  # at the end of what was read
-        self._unquoted = 0  # bytes since the last quote
+        self._inside = False  # a string
+        self._open = b""  # of what was read, the digits of a number or the backslash of a string that go on
+        self._length = 0  # of the string so far
 
     def read(self, size: int) -> bytes:
         piece = self._text.read(size)
-        joined = self._digits + piece
-        if _DIGITS.search(joined):
+        # Where it begins and ends is all that matters of a string: what is escaped in it is no quote.
+        *before, last = _ESCAPED.sub(b"", self._open + piece).split(b'"')
+        outside = b'"'.join([*before, last][self._inside :: 2])
+        if _DIGITS.search(outside):
             raise ValueError(f"a number of {LONGEST_NUMBER:,} digits or more")
-        end = _LAST_DIGITS.search(joined)
-        self._digits = end.group() if end else b""
-        quoted = _UNTIL_LAST_QUOTE.match(piece)
-        self._unquoted = len(piece) - quoted.end() if quoted else self._unquoted + len(piece)
-        if self._unquoted > LARGEST_RECORD:
+        self._inside ^= len(before) % 2 > 0
+        going_on = (_LAST_BACKSLASH if self._inside else _LAST_DIGITS).search(last)
+        self._open = going_on.group() if going_on else b""
+        self._length = (0 if before else self._length) + len(last) if self._inside else 0
+        if self._length > LARGEST_RECORD:
             raise ValueError(f"a string of more than {LARGEST_RECORD >> 20} MiB")
         return piece
 

@@ -132,7 +132,8 @@ NEVER_STARTED = "jobs were cancelled before they started: their start is left un
 
 def fits(start: bytes) -> bool:
     """Return whether a file's first bytes are sacct's."""
-    return _header(start) is not None or _is_raw(start)
+    # In JSON, which is often one line, a name may look like a header or a row.
+    return start.lstrip()[:1] not in (b"{", b"[") and (_header(start) is not None or _is_raw(start))
 
 
 def drafts(reading: Reading) -> Iterator[Draft]:
