@@ -142,7 +142,7 @@ def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
     ijson's own builder knows no bounds: 195 KiB of brackets in brackets took 4.9 GiB there.
     """
     way = prefix.split(".")[:-1]
-    the_list = [*zip(["", *way], ["start_map"] * len(way)), (way[-1] if way else "", "start_array")]
+    the_list = [*zip(["", *way], ["start_map"] * len(way), strict=False), (way[-1] if way else "", "start_array")]
     around, key = [], ""  # every object and list that is open, and the name it has in the one around it
     for event, value in events:
         if event == "map_key":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,14 +102,30 @@ _FREE_TEXT = (
 )
 """What users write as they like; the likeliest to hold separators and newlines first."""
 _UNREAD_FIELDS = (
-    *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss", "avevmsize"),
+    *(
+        "allocnodes",
+        "associd",
+        "avecpu",
+        "avecpufreq",
+        "avediskread",
+        "avediskwrite",
+        "avepages",
+        "averss",
+        "avevmsize",
+    ),
     *("blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex", "derivedexitcode"),
     *("failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite", "maxpages", "maxrss", "maxvmsize"),
     *("mcslabel", "mincpu", "ntasks", "planned", "plannedcpu", "plannedcpuraw", "priority", "qosreq", "reason"),
     *("reqcpufreq", "reqcpufreqgov", "reqcpufreqmax", "reqcpufreqmin", "reservation", "reservationid", "reserved"),
     *("restarts", "segmentsize", "sluid", "suspended", "systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
 )
-_KNOWN = {*RAW_FIELDS, *_OTHER_FIELDS, *_FREE_TEXT, *_UNREAD_FIELDS, *(name for names in SOURCES.values() for name in names)}
+_KNOWN = {
+    *RAW_FIELDS,
+    *_OTHER_FIELDS,
+    *_FREE_TEXT,
+    *_UNREAD_FIELDS,
+    *(name for names in SOURCES.values() for name in names),
+}
 _LONGEST_DELIMITER = 128
 _GUESSABLE_BYTES = 8
 """Delimiters that are shorter can be guessed or tried."""
@@ -179,7 +196,7 @@ def fields_wanted(reading: Reading) -> list[str]:
 
 
 def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
-    """Return the names of a header line and what stands between them: of all that could, what gives most known names."""
+    """Return the names of a header line and what stands between them: what gives the most known names."""
     line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
     choices = {"|"} | {
         line[len(first) : until]

@@ -16,7 +16,6 @@ from sqlalchemy import BigInteger, Connection, Double, Integer, Select, Table, T
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
-
 Conflict = Callable[[Any], tuple[Mapping[str, ColumnElement[Any]], ColumnElement[bool]]]
 """Given the columns of a new row: the values that its job then has, and whether it has them at all."""
 

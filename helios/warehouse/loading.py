@@ -135,9 +135,7 @@ def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: Tr
         updated = 0
         if new < len(rows):
             known = _best_known(rows)
-            updated = revise(
-                connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions
-            )
+            updated = revise(connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
         _keep_rejects(connection, bulk, load_id, batch.rejects)
         tally.see(batch, new=new, updated=updated)
     connection.execute(update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))

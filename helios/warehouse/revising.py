@@ -177,7 +177,7 @@ def _take_note(connection: Connection, incoming: TableClause, rule: Rule, book: 
 def _example(job: str, user: int, ended_at: int, new_user: int, new_end: int, *, book: NameBook) -> str:
     texts = book.texts([number for number in (user, new_user) if number is not None])
     before, now = f"{_user(texts, user)} {_end(ended_at)}", f"{_user(texts, new_user)} {_end(new_end)}"
-    return f"{ascii(job[:40])} (was: {before}; this row: {now})"
+    return f"{job[:40]!a} (was: {before}; this row: {now})"
 
 
 def _user(texts: dict[int, str], number: int | None) -> str:

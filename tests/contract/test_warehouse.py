@@ -287,7 +287,7 @@ def test_any_sequence_of_loads_ends_as_a_dictionary_would(
 def remember(
     known: dict[tuple[Any, ...], dict[str, Any]], row: dict[str, Any], *, wins: Callable[[int, int], bool]
 ) -> None:
-    """The rule of updates, one row at a time and without SQL: the first that knows most of a load, the last of loads."""
+    """The rule of updates, one row at a time and without SQL."""
 
     def knowledge(job: dict[str, Any]) -> int:
         return 2 if job["ended_at"] is not None else int(job["started_at"] is not None)

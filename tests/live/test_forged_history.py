@@ -58,7 +58,9 @@ def test_no_name_of_a_job_forges_a_row_of_the_history_or_of_the_queue(rig: Rig, 
     books = accounting.Accounting(shell=Shell(environment=rig.environment))
     url = f"sqlite:///{tmp_path / 'helios.db'}"
     reading = read_history(
-        Accounting(jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events),
+        Accounting(
+            jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events
+        ),
         url=url,
         cluster=rig.name,
         now=datetime.now(UTC) + timedelta(seconds=2),

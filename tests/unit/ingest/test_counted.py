@@ -34,7 +34,10 @@ def jobs_of(folder: Path, content: bytes, **options: int) -> pd.DataFrame:
 
 
 def as_read(name: str) -> str | None:
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\r\n", "\n").replace("\0", "�") or None
+    return (
+        name.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\r\n", "\n").replace("\0", "�")
+        or None
+    )
 
 
 def assert_true_jobs(jobs: pd.DataFrame, names: list[str]) -> None:

@@ -21,7 +21,7 @@ from tests.unit.ingest.crafted import NAMES
 
 SAYABLE = [name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name in NAMES]
 FORGED_ROWS = [
-    f'{around}\n{a_helios_row(job_id="999", user="bob")},x,3600\n{around}'
+    f"{around}\n{a_helios_row(job_id='999', user='bob')},x,3600\n{around}"
     for around in ("", "x", '"', '""', ",", "\n" * 70, '"\n"', "\n" * 70 + '"')
 ]
 
