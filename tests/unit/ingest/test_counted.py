@@ -102,7 +102,7 @@ def test_what_has_another_delimiter_is_refused_and_no_part_of_a_job(tmp_path: Pa
     path.write_bytes(export("a") + export("b", word=WORD[::-1]) + export("c", "d"))
     (batch,) = open_trace(path).read()
     assert "b" not in set(batch.jobs["name"])
-    assert batch.rejects["text"][0].startswith("JobIDRaw" + WORD[::-1])
+    assert any(text.startswith("JobIDRaw" + WORD[::-1]) for text in batch.rejects["text"])
 
 
 def test_a_record_that_does_not_begin_where_the_last_one_ended_is_an_error(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ FORGED = "x\n2|2|bob|COMPLETED|1795255120|1795255121|1795255122|00:00:01|y"
 AS_SACCT = """
 d=$(printf '%s\\n' "$@" | sed -n 's/^--delimiter=//p')
 for word in JobIDRaw JobID User State Submit Start End Elapsed JobName; do printf '%s%s' "$word" "$d"; done; echo
-for word in 1 1 alice COMPLETED 1795255120 1795255121 1795255181 00:01:00 "$(cat {name})"; do printf '%s%s' "$word" "$d"; done
+set -- 1 1 alice COMPLETED 1795255120 1795255121 1795255181 00:01:00 "$(cat {name})"
+for word in "$@"; do printf '%s%s' "$word" "$d"; done
 echo
 """
 
