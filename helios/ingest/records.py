@@ -181,7 +181,7 @@ def _built(begin: str, events: Iterator[tuple[str, Any]]) -> Any:
         if left < 0 or depth > DEEPEST_RECORD:
             broken = f"longer than {LARGEST_RECORD >> 20} MiB" if left < 0 else f"more than {DEEPEST_RECORD} levels"
             whole, containers = None, []
-        elif begins and depth == _BELOW_THE_OBJECT and key in UNREAD:
+        elif begins and depth == _BELOW_THE_OBJECT and key in UNREAD and isinstance(whole, dict):
             unread = depth
         else:
             kept = _BEGINS[event]() if begins else value
