@@ -143,7 +143,8 @@ def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
     """
     way = prefix.split(".")[:-1]
     the_list = [*zip(["", *way], ["start_map"] * len(way), strict=False), (way[-1] if way else "", "start_array")]
-    around, key = [], ""  # every object and list that is open, and the name it has in the one around it
+    around: list[tuple[str, str]] = []  # every object and list that is open: its name in the one around it, its kind
+    key = ""
     for event, value in events:
         if event == "map_key":
             key = value

@@ -167,10 +167,13 @@ def drafts(reading: Reading) -> Iterator[Draft]:
             f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
             remedy="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
         )
-    guessable = isinstance(dialect, Dialect) or len(dialect.delimiter) < _GUESSABLE_BYTES
+    wanted = fields_wanted(reading)
+    if isinstance(dialect, Counted):
+        guessable, read = len(dialect.delimiter) < _GUESSABLE_BYTES, read_counted(reading, dialect, wanted)
+    else:
+        guessable, read = True, read_rows(reading, dialect, wanted)
     forgeable = guessable and not {*_FREE_TEXT}.isdisjoint(dialect.names)
-    read = read_rows if isinstance(dialect, Dialect) else read_counted
-    for rows in read(reading, dialect, fields_wanted(reading)):  # type: ignore[operator]  # because each takes its own
+    for rows in read:
         reading.tally[REJOINED] += rows.rejoined
         reading.tally[FORGEABLE] += len(rows) * forgeable
         yield translated(rows, reading)
