@@ -14,8 +14,9 @@ from helios.errors import NoSuchCluster
 from helios.ingest import TraceFormat, open_trace
 from helios.ports import Progress, in_silence
 from helios.warehouse import Warehouse
+from helios.warehouse.revising import LIVE_SOURCE
 
-JOBS, NODE_EVENTS = "jobs", "node_events"
+JOBS, NODE_EVENTS = LIVE_SOURCE, "node_events"
 FIRST_READING = timedelta(days=30)
 
 
@@ -104,9 +105,11 @@ def read_history(
         begin = start or _began(coverage, now - FIRST_READING)
         stretches = list(missing(_of(coverage, JOBS), begin=begin, now=now, window=window, overlap=overlap))
         found = [0, 0, 0]
+        notes: dict[str, None] = {}
         for number, (first, last) in enumerate(stretches):
             progress("Reading the accounting", number / len(stretches))
-            loaded = _load(warehouse, accounting, cluster, first, last)
+            loaded, told = _load(warehouse, accounting, cluster, first, last)
+            notes.update(dict.fromkeys(told))
             found = [have + more for have, more in zip(found, loaded, strict=True)]
             warehouse.cover(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
         events = 0
@@ -121,7 +124,7 @@ def read_history(
         rejected=found[2],
         node_events=events,
         until=now,
-        notes=_suspicions(found, begin, now, coverage),
+        notes=(*_suspicions(found, begin, now, coverage), *notes),
     )
 
 
@@ -180,12 +183,12 @@ def _began(coverage: pd.DataFrame | None, otherwise: datetime) -> datetime:
 
 def _load(
     warehouse: Warehouse, accounting: Accounting, cluster: str, first: datetime, last: datetime
-) -> tuple[int, int, int]:
+) -> tuple[tuple[int, int, int], tuple[str, ...]]:
     with tempfile.TemporaryDirectory(prefix="helios-") as folder:
         path = Path(folder) / "sacct.txt"
         accounting.jobs(first, last, path)
         if not _has_rows(path):
-            return 0, 0, 0
+            return (0, 0, 0), ()
         trace = open_trace(path, format=TraceFormat.SACCT, timezone="UTC")
         report = warehouse.load(
             trace.read(),
@@ -194,10 +197,11 @@ def _load(
             sha256=trace.sha256,
             format=trace.format.value,
             timezone="UTC",
+            live=True,
         )
     if report.already_loaded:
-        return 0, 0, 0
-    return report.jobs_new, report.jobs_updated, sum(report.rejects.values())
+        return (0, 0, 0), ()
+    return (report.jobs_new, report.jobs_updated, sum(report.rejects.values())), report.notes
 
 
 def _has_rows(path: Path) -> bool:

@@ -65,7 +65,8 @@ def _tell(trial: TryOut) -> None:
 
 def _next_steps() -> list[str]:
     return [
-        "TZ=UTC sacct --allusers --duplicates --allocations --parsable2 -S 2026-09-01 -E 2026-10-01 "
+        "TZ=UTC sacct --allusers --duplicates --allocations --parsable "
+        '--delimiter="$(cat /proc/sys/kernel/random/uuid)" -S 2026-09-01 -E 2026-10-01 '
         "--format=JobIDRaw,Cluster,User,Account,QOS,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,Timelimit,"
         "NNodes,ReqCPUS,ReqTRES,AllocTRES,JobName > september.txt",
         "helios trace load september.txt",

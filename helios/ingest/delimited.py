@@ -61,12 +61,9 @@ class Rows:
 
     def fingerprints(self) -> NDArray[np.uint64]:
         """Return a hash of each row's text."""
-        lines = np.empty(len(self.ends) + 1, dtype=object)
-        lines[:] = self.block.data.split(b"\n")
-        positions = self.line - self.block.first_line
-        for line, text in self.whole_texts.items():
-            lines[line - self.block.first_line] = text
-        return pd.util.hash_array(lines[positions], categorize=False)
+        texts = np.empty(len(self), dtype=object)
+        texts[:] = [self._text(line) for line in self.line.tolist()]
+        return pd.util.hash_array(texts, categorize=False)
 
     def draft(
         self,
@@ -150,8 +147,9 @@ class _Lines:
     def __post_init__(self) -> None:
         self.starts = np.concatenate([[0], self.ends[:-1] + 1]).astype(np.int64)
         self.separators = self._separators()
-        self.nothing = self._nothing()
-        self.is_odd = self._odd() & ~self.nothing
+        self.within_quotes = self._within_quotes()
+        self.nothing = self._nothing() & ~self.within_quotes
+        self.is_odd = (self._odd() | self.within_quotes) & ~self.nothing
         if self.dialect.last_is_free_text:
             self.is_odd |= self._before_a_continuation() & ~self.nothing
         self.regular: Mask = ~self.is_odd & ~self.nothing
@@ -189,6 +187,13 @@ class _Lines:
             for position in np.flatnonzero(self.ends - self.starts == len(self.dialect.header)):
                 nothing[position] |= self.data.startswith(self.dialect.header, int(self.starts[position]))
         return nothing
+
+    def _within_quotes(self) -> Mask:
+        # Such a line may look like a row, and is a part of the field that an earlier one began.
+        if not (self.dialect.quoted and self.dialect.free_text and self.quotes_enclose):
+            return np.zeros(len(self.ends), dtype=np.bool_)
+        quotes = self._count_of(b'"')
+        return (np.cumsum(quotes) - quotes) % 2 > 0
 
     def _odd(self) -> Mask:
         odd: Mask = self.separators != len(self.dialect.names) - 1

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from helios.ingest.check import Mask, Reason, Verdicts
 from helios.ingest.clock import Clock
+from helios.ingest.stream import sha256_of
 from helios.model import JOBS, REJECTS, Batch
 
 LONGEST_REJECT_CHARACTERS = 2_000
@@ -142,6 +143,8 @@ class Layout:
         IANA zone of the cluster where the format has one home; UTC otherwise.
     companions : callable
         Files beside the one that is read without which it is not whole, those there are.
+    digest : callable
+        Returns the SHA-256 by which a file's content is known again.
     """
 
     fits: Callable[[bytes], bool]
@@ -149,6 +152,7 @@ class Layout:
     local_times: Callable[[bytes], bool]
     zone: str = "UTC"
     companions: Callable[[Path], tuple[Path, ...]] = _none_needed
+    digest: Callable[[Path], str] = sha256_of
 
 
 def readable(text: bytes) -> str:

@@ -18,6 +18,9 @@ from helios.ingest.check import Reason
 from helios.ingest.draft import Refused
 from helios.ingest.stream import LONGEST_BROKEN_ROW_LINES
 
+LONGEST_QUOTED_ROW_LINES = 4_096
+"""Quotes say where a row ends, so that it may be longer than one that must be guessed."""
+
 
 def _nothing_looks_so(_: Sequence[str]) -> bool:
     return False
@@ -164,7 +167,7 @@ class _Run:
 
     def _lines_until_quotes_close(self, position: int) -> int:
         quotes = 0
-        for count, line in enumerate(self.lines[position : position + LONGEST_BROKEN_ROW_LINES], start=1):
+        for count, line in enumerate(self.lines[position : position + LONGEST_QUOTED_ROW_LINES], start=1):
             quotes += line.count(b'"')
             if quotes % 2 == 0:
                 return count
@@ -182,13 +185,14 @@ class _Run:
         return count if count < LONGEST_BROKEN_ROW_LINES - 1 else 0
 
     def _joined(self, position: int, count: int) -> str | None:
-        if count > LONGEST_BROKEN_ROW_LINES or position + count > len(self.lines):
+        quoted = self.dialect.quoted and b'"' in self.lines[position]
+        most = LONGEST_QUOTED_ROW_LINES if quoted else LONGEST_BROKEN_ROW_LINES
+        if count > most or position + count > len(self.lines):
             return None
         lines = self.lines[position : position + count]
         decoded = [_decoded(line) for line in lines]
         if any(reason for reason, _ in decoded):
             return None
-        quoted = self.dialect.quoted and b'"' in lines[0]
         if not quoted and any(self.dialect.begins_row(self.dialect.split(text)) for _, text in decoded[1:]):
             return None
         return "\n".join(text for _, text in decoded)

@@ -1,12 +1,15 @@
-"""Slurm's accounting as ``sacct`` prints it: ``--parsable2`` with a header line, or a raw dump without one.
+"""Slurm's accounting as ``sacct`` prints it: with a header line and any delimiter, or a raw dump without one.
 
-Field names and their meaning: sacct(1), "Job Accounting Fields". Any choice and order of fields is read.
+Field names and their meaning: sacct(1), "Job Accounting Fields". Any choice and order of fields is read. Which
+delimiter a file has is seen between the names in its header. One of a single character can be written into a job name,
+and with it the whole record of another job; a longer one that nobody could guess tells records apart for certain.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +20,12 @@ from numpy.typing import NDArray
 from helios.errors import FormatUnknown
 from helios.ingest.check import Mask, Reason, Verdicts
 from helios.ingest.clock import NEVER, Instants, spans, tells_zone
+from helios.ingest.counted import Counted, digest_of, read_counted
 from helios.ingest.delimited import Rows, read_rows
 from helios.ingest.draft import Draft, Layout, Reading
 from helios.ingest.repair import Dialect
 from helios.ingest.slurm_values import Column, Tres, gpus_per_node, job_ids, memories, tres_lists
-from helios.ingest.stream import head
+from helios.ingest.stream import head, sha256_of
 from helios.ingest.values import category, durations, job_states, known, numbers, strings
 from helios.model import JobState
 
@@ -92,7 +96,39 @@ _OTHER_FIELDS = (
     "reqgres",
     "allocgres",
 )
-_FREE_TEXT = ("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints")
+_FREE_TEXT = (
+    *("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints"),
+    *("wckey", "extra", "stdin", "stdout", "stderr", "container", "account"),
+)
+"""What users write as they like; the likeliest to hold separators and newlines first."""
+_UNREAD_FIELDS = (
+    *(
+        "allocnodes",
+        "associd",
+        "avecpu",
+        "avecpufreq",
+        "avediskread",
+        "avediskwrite",
+        "avepages",
+        "averss",
+        "avevmsize",
+    ),
+    *("blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex", "derivedexitcode"),
+    *("failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite", "maxpages", "maxrss", "maxvmsize"),
+    *("mcslabel", "mincpu", "ntasks", "planned", "plannedcpu", "plannedcpuraw", "priority", "qosreq", "reason"),
+    *("reqcpufreq", "reqcpufreqgov", "reqcpufreqmax", "reqcpufreqmin", "reservation", "reservationid", "reserved"),
+    *("restarts", "segmentsize", "sluid", "suspended", "systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
+)
+_KNOWN = {
+    *RAW_FIELDS,
+    *_OTHER_FIELDS,
+    *_FREE_TEXT,
+    *_UNREAD_FIELDS,
+    *(name for names in SOURCES.values() for name in names),
+}
+_LONGEST_DELIMITER = 128
+_GUESSABLE_BYTES = 8
+"""Delimiters that are shorter can be guessed or tried."""
 _UNFINISHED = tuple(
     state.value
     for state in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.REQUEUED, JobState.RESIZING)
@@ -104,12 +140,17 @@ _ID_START = re.compile(r"\d+([_+.]\S*)?", re.ASCII)
 
 STEPS = "job steps are no jobs of their own and were skipped"
 REJOINED = "rows broken by a newline or a bar in a field were put together again"
+FORGEABLE = (
+    "rows have a delimiter that users can write into the names of their jobs: a crafted name can forge rows of others,"
+    " which cannot be told from true ones; export with a random delimiter (docs/formats.md)"
+)
 NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
 
 
 def fits(start: bytes) -> bool:
     """Return whether a file's first bytes are sacct's."""
-    return _header(start) is not None or _is_raw(start)
+    # In JSON, which is often one line, a name may look like a header or a row.
+    return start.lstrip()[:1] not in (b"{", b"[") and (_header(start) is not None or _is_raw(start))
 
 
 def drafts(reading: Reading) -> Iterator[Draft]:
@@ -124,14 +165,26 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     if dialect is None:
         raise FormatUnknown(
             f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
-            remedy="Export it with: sacct --allusers --parsable2 --format=JobIDRaw,JobID,Submit,Start,End,State,...",
+            remedy="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
         )
-    for rows in read_rows(reading, dialect, fields_wanted(reading)):
+    wanted = fields_wanted(reading)
+    if isinstance(dialect, Counted):
+        guessable, read = len(dialect.delimiter) < _GUESSABLE_BYTES, read_counted(reading, dialect, wanted)
+    else:
+        guessable, read = True, read_rows(reading, dialect, wanted)
+    forgeable = guessable and not {*_FREE_TEXT}.isdisjoint(dialect.names)
+    for rows in read:
         reading.tally[REJOINED] += rows.rejoined
+        reading.tally[FORGEABLE] += len(rows) * forgeable
         yield translated(rows, reading)
 
 
-LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start))
+def _digest(path: Path) -> str:
+    dialect = _dialect(head(path))
+    return digest_of(path, dialect) if isinstance(dialect, Counted) else sha256_of(path)
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), digest=_digest)
 
 
 def translated(rows: Rows, reading: Reading) -> Draft:
@@ -145,11 +198,27 @@ def fields_wanted(reading: Reading) -> list[str]:
     return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
 
 
-def _header(start: bytes) -> tuple[str, ...] | None:
+def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
+    """Return the names of a header line and what stands between them: what gives the most known names."""
     line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
-    names = tuple(name.strip().lower() for name in line.split("|"))
-    has_id, has_submit = {"jobid", "jobidraw"} & set(names), {"submit", "submittime"} & set(names)
-    return names if has_id and has_submit else None
+    choices = {"|"} | {
+        line[len(first) : until]
+        for first in filter(line.lower().startswith, _KNOWN)
+        for second in _KNOWN
+        if 0 < (until := line.lower().find(second, len(first) + 1)) - len(first) <= _LONGEST_DELIMITER
+    }
+    found = [(tuple(name.strip().lower() for name in line.split(choice)), choice) for choice in sorted(choices)]
+    # Once is chance: between two names may lie one that is not known, and its bars.
+    headers = [(names, choice) for names, choice in found if _is_header(names) and (len(choice) == 1 or len(names) > 2)]
+    return max(headers, key=lambda header: (_known_names(header[0]), -len(header[0])), default=None)
+
+
+def _is_header(names: Sequence[str]) -> bool:
+    return not {"jobid", "jobidraw"}.isdisjoint(names) and not {"submit", "submittime"}.isdisjoint(names)
+
+
+def _known_names(names: Sequence[str]) -> int:
+    return sum(1 if name in _KNOWN else -1 for name in names if name)
 
 
 def _is_raw(start: bytes) -> bool:
@@ -162,19 +231,34 @@ def _plausible_raw(fields: Sequence[str]) -> bool:
     return len(fields) == len(RAW_FIELDS) and bool(fields[submit]) and _times_look_right(RAW_FIELDS, fields)
 
 
-def _dialect(start: bytes) -> Dialect | None:
-    names = _header(start)
-    if names is None and not _is_raw(start):
+def _dialect(start: bytes) -> Dialect | Counted | None:
+    found = _header(start)
+    if found is None and not _is_raw(start):
         return None
-    header = start.partition(b"\n")[0] if names else None
-    names = _distinct(names or RAW_FIELDS)
+    names, delimiter = found or (RAW_FIELDS, "|")
+    header = start.partition(b"\n")[0] if found else None
+    if header is not None and len(delimiter) > 1:
+        return _counted(names, delimiter, header)
+    names = _distinct(names)
     return Dialect(
         names=names,
-        separator=b"|",
+        separator=delimiter.encode(),
         header=header,
         free_text=tuple(names.index(name) for name in _FREE_TEXT if name in names),
         begins_row=lambda fields: _begins_row(names, fields),
         plausible=lambda fields: _times_look_right(names, fields),
+    )
+
+
+def _counted(names: tuple[str, ...], delimiter: str, header: bytes) -> Counted:
+    closes = not names[-1]
+    if not closes and names[0] in _FREE_TEXT:
+        raise FormatUnknown(
+            f"Its first column, {names[0]}, can hold line breaks, and no delimiter closes a row.",
+            remedy="Export it with --parsable in place of --parsable2, or with JobIDRaw first.",
+        )
+    return Counted(
+        names=_distinct(names[:-1] if closes else names), delimiter=delimiter.encode(), closes=closes, header=header
     )
 
 

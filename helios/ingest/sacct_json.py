@@ -87,7 +87,7 @@ def lifted(job: Mapping[str, Any]) -> Fields:
     sizes = {"allocnodes": _count(job, "allocation_nodes"), "reqcpus": _count(job, "required", "CPUs")}
     texts = {name: text_of(job.get(name)) for name in ("cluster", "group", "account", "qos", "partition")}
     return {
-        "jobidraw": _count(job, "job_id"),
+        "jobidraw": _number_of_job(job),
         "jobid": _job_id(job),
         "user": text_of(job.get("user")) or text_of(value_at(job, "association", "user")),
         "jobname": text_of(job.get("name")),
@@ -153,7 +153,13 @@ def _job_id(job: Mapping[str, Any]) -> str | None:
     master, offset = _count(job, "het", "job_id"), _count(job, "het", "job_offset")
     if master not in (None, "0") and offset is not None:
         return f"{master}+{offset}"
-    return _count(job, "job_id")
+    return _number_of_job(job)
+
+
+def _number_of_job(job: Mapping[str, Any]) -> str | None:
+    # With a fraction it would be read as a step, and passed over without a word.
+    number = _count(job, "job_id")
+    return f"{number} is no whole number" if number and "." in number else number
 
 
 def _tasks(tasks: str, job: Mapping[str, Any]) -> str:

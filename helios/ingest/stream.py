@@ -22,6 +22,8 @@ HEAD_BYTES = 64 << 10
 # A row broken by newlines inside a field is looked for over at most this many lines.
 LONGEST_BROKEN_ROW_LINES = 64
 
+REPLACED = "bytes that are no UTF-8 were replaced by a question mark in a diamond"
+
 _GZIP = b"\x1f\x8b"
 _UNREAD_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _UTF8_MARK = b"\xef\xbb\xbf"

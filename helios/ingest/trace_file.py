@@ -89,9 +89,9 @@ class TraceFile:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the file as it lies on disk, in hex digits; with companions, of theirs behind each other."""
-        companions = LAYOUTS[self.format].companions(self.path)
-        hashes = [sha256_of(path) for path in (self.path, *companions)]
+        """SHA-256 of the file's content, in hex digits; with companions, of theirs behind each other."""
+        layout = LAYOUTS[self.format]
+        hashes = [layout.digest(self.path), *map(sha256_of, companions := layout.companions(self.path))]
         return sha256("".join(hashes).encode()).hexdigest() if companions else hashes[0]
 
     @property

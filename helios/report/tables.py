@@ -176,7 +176,7 @@ def load_table(answer: Mapping[str, Any]) -> RenderableType:
         f"{answer['jobs_updated']:,} updated, {answer['jobs_unchanged']:,} already known."
     )
     if not answer["rejects"]:
-        return Group(head, "Every row made sense.")
+        return Group(head, "Every row could be read.")
     table = _table("Rows that make no sense", "Rows", right_from=1)
     for reason, rows in sorted(answer["rejects"].items(), key=lambda item: -item[1]):
         table.add_row(escape(reason), f"{rows:,}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,7 +33,9 @@ SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,Group,Account,QOS,Partition,State,ExitCode,Submit,Eligible,Start,End,Elapsed,"
     "Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
 )
-"""What ``helios.ingest.sacct`` reads; the name, which may hold line breaks and bars, last."""
+"""What ``helios.ingest.sacct`` reads."""
+_WORD_BYTES = 12
+"""Of chance in a delimiter: nobody writes it into a job's name before it is drawn."""
 _EVENT_FIELDS = "NodeName,TimeStart,TimeEnd,State,Reason"
 _EVENT = re.compile(r"^([^|\n]*)\|(\d+)\|(\d+|Unknown|None|)\|([^|\n]*)\|", re.MULTILINE)
 _PURGE = re.compile(r"(\d+)\s*(hour|day|month|\*)?", re.IGNORECASE)
@@ -55,9 +58,10 @@ class Accounting:
     timeout_s: float = 600.0
 
     def sacct_window(self, start: datetime, end: datetime, *, path: Path) -> None:
-        """Write the jobs of one window to ``path`` as ``sacct --parsable2`` prints them, times in epoch seconds.
+        """Write the jobs of one window to ``path`` as ``sacct`` prints them, times in epoch seconds.
 
-        The file appears when it is complete, or not at all. Times need no zone, whatever the site's.
+        The file appears when it is complete, or not at all. Times need no zone, whatever the site's. A word drawn for
+        this call stands behind every field, so that no name of a job, which sacct prints as it is, looks like a record.
 
         Raises
         ------
@@ -67,7 +71,8 @@ class Accounting:
             ``sacct`` failed, or did not answer in time.
         """
         window = _window(start, end)
-        words = ["--allusers", "--duplicates", "--allocations", "--parsable2", "--noconvert"]
+        words = ["--allusers", "--duplicates", "--allocations", "--noconvert"]
+        words += ["--parsable", f"--delimiter=|{secrets.token_hex(_WORD_BYTES)}|"]
         words += [f"--starttime={window[0]}", f"--endtime={window[1]}", f"--format={SACCT_FIELDS}"]
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)

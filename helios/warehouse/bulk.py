@@ -7,15 +7,17 @@ other's POSIX locks on one file (https://www.sqlite.org/howtocorrupt.html, secti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import pyarrow as pa
-from sqlalchemy import BigInteger, Connection, Double, Integer, Select, Table, case, func, literal_column
+from sqlalchemy import BigInteger, Connection, Double, Integer, Select, Table, TableClause
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
-from helios.warehouse.schema import JOB_KEY, jobs
+Conflict = Callable[[Any], tuple[Mapping[str, ColumnElement[Any]], ColumnElement[bool]]]
+"""Given the columns of a new row: the values that its job then has, and whether it has them at all."""
 
 
 class Bulk(Protocol):
@@ -25,11 +27,12 @@ class Bulk(Protocol):
         """Add the rows whose key is not there yet; return how many were added."""
         ...
 
-    def improve_jobs(self, connection: Connection, rows: pa.Table) -> int:
-        """Update the stored jobs that ``rows`` know more of; return how many were updated.
+    def staged(self, connection: Connection, rows: pa.Table) -> AbstractContextManager[TableClause]:
+        """Hand out rows of ``jobs`` as a table of the transaction, which is gone afterwards."""
+        ...
 
-        Each row has the key of a stored job, and no two have the same.
-        """
+    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
+        """Add staged rows to ``jobs``; return how many were added or, by the rule for those there, changed."""
         ...
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
@@ -41,31 +44,6 @@ class Bulk(Protocol):
         ...
 
 
-class Conflict(TypedDict):
-    """What an upsert of a job does when the job is there; arguments of ``on_conflict_do_update``."""
-
-    index_elements: Sequence[str]
-    set_: Mapping[str, ColumnElement[Any]]
-    where: ColumnElement[bool]
-
-
-def improvement(excluded: Any, names: Sequence[str]) -> Conflict:
-    """Return the upsert rule: a row that knows more of the run wins, but erases nothing that it does not know.
-
-    Parameters
-    ----------
-    excluded : columns
-        The new row, as ``insert(jobs).excluded``.
-    names : sequence of str
-        Columns that the new rows have.
-    """
-    return Conflict(
-        index_elements=JOB_KEY,
-        set_={name: func.coalesce(excluded[name], jobs.c[name]) for name in names if name not in JOB_KEY},
-        where=_knowledge(jobs.c) < _knowledge(excluded),
-    )
-
-
 def arrow_schema(query: Select[Any]) -> pa.Schema:
     """Return the Arrow schema of the rows of ``query``."""
     return pa.schema([(column.name, _arrow_type(column.type)) for column in query.selected_columns])
@@ -74,13 +52,6 @@ def arrow_schema(query: Select[Any]) -> pa.Schema:
 def with_values(rows: pa.Table) -> pa.Table:
     """Return ``rows`` without the columns that are missing altogether; traces rarely fill all of them."""
     return rows.select([name for name in rows.column_names if rows[name].null_count < len(rows)])
-
-
-def _knowledge(job: Any) -> ColumnElement[int]:
-    """Return how much a job's row knows of its run, in SQL: 0 nothing, 1 the start, 2 the end, 3 both."""
-    ended = job.ended_at.is_not(None) | job.run_time_s.is_not(None)
-    none, start, end = (literal_column(number, Integer) for number in "012")
-    return case((ended, end), else_=none) + case((job.started_at.is_not(None), start), else_=none)
 
 
 def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.csv
-from sqlalchemy import Connection, Select, Table, Text, false, func, literal, select
+from sqlalchemy import Connection, Select, Table, TableClause, Text, false, func, literal, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy import column as bare_column
 from sqlalchemy import table as bare_table
 from sqlalchemy.dialects.postgresql import JSON, Insert, insert
 from sqlalchemy.sql.elements import ColumnElement
 
-from helios.warehouse.bulk import arrow_schema, improvement, with_values
-from helios.warehouse.schema import jobs
+from helios.warehouse.bulk import Conflict, arrow_schema, with_values
+from helios.warehouse.schema import JOB_KEY, jobs
 
 READ_BLOCK_BYTES = 4 << 20
 
@@ -30,17 +30,22 @@ class PostgresBulk:
         if not len(rows):
             return 0
         filled = with_values(rows)
-        with _staged(connection, table, filled) as statement:
-            return _row_count(connection, statement.on_conflict_do_nothing())
+        with _staged(connection, table, filled) as incoming:
+            return _row_count(connection, _inserted(table, incoming).on_conflict_do_nothing())
 
-    def improve_jobs(self, connection: Connection, rows: pa.Table) -> int:
-        """Update the stored jobs that ``rows`` know more of; return how many were updated."""
-        if not len(rows):
-            return 0
-        filled = with_values(rows)
-        with _staged(connection, jobs, filled) as statement:
-            rule = improvement(statement.excluded, filled.column_names)
-            return _row_count(connection, statement.on_conflict_do_update(**rule))
+    @contextmanager
+    def staged(self, connection: Connection, rows: pa.Table) -> Iterator[TableClause]:
+        """Hand out rows of ``jobs`` as a table of the transaction, which is gone afterwards."""
+        with _staged(connection, jobs, rows) as incoming:
+            connection.exec_driver_sql("ANALYZE incoming")  # else it may join them by reading all jobs there are
+            yield incoming
+
+    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
+        """Add staged rows to ``jobs``; return how many were added or, by the rule for those there, changed."""
+        statement = _inserted(jobs, incoming)
+        values, where = conflict(statement.excluded)
+        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
+        return _row_count(connection, upsert)
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
         """Run a query of stored columns, whose parameters are numbers, and return its rows."""
@@ -83,8 +88,8 @@ def _cursor(connection: Connection) -> Iterator[Any]:
 
 
 @contextmanager
-def _staged(connection: Connection, table: Table, rows: pa.Table) -> Iterator[Insert]:
-    """Copy ``rows`` into a temporary table and hand out the statement that inserts them into ``table``."""
+def _staged(connection: Connection, table: Table, rows: pa.Table) -> Iterator[TableClause]:
+    """Copy ``rows`` into a temporary table with columns as ``table`` has them, and hand it out."""
     columns = [table.c[name] for name in rows.column_names]
     template = select(*columns).where(false())
     connection.exec_driver_sql(
@@ -93,9 +98,12 @@ def _staged(connection: Connection, table: Table, rows: pa.Table) -> Iterator[In
     with _cursor(connection) as cursor, cursor.copy("COPY incoming FROM STDIN (FORMAT csv)") as copy:
         for batch in rows.to_batches():
             copy.write(_as_csv(batch))
-    incoming = bare_table("incoming", *(bare_column(name) for name in rows.column_names))
-    yield insert(table).from_select(rows.column_names, select(incoming))
+    yield bare_table("incoming", *(bare_column(column.name, column.type) for column in columns))
     connection.exec_driver_sql("DROP TABLE incoming")
+
+
+def _inserted(table: Table, incoming: TableClause) -> Insert:
+    return insert(table).from_select([column.name for column in incoming.c], select(incoming))
 
 
 def _row_count(connection: Connection, statement: Insert) -> int:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Column, Connection, Select, Table, bindparam, func, literal_column
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    Select,
+    Table,
+    TableClause,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    true,
+)
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.sql.elements import ColumnElement
 
-from helios.warehouse.bulk import arrow_schema, improvement, with_values
-from helios.warehouse.schema import jobs
+from helios.warehouse.bulk import Conflict, arrow_schema, with_values
+from helios.warehouse.schema import JOB_KEY, jobs
 
 # Rows held as Python objects at a time: few enough to stay in a core's cache (180,000 jobs/s read with 1,000 rows,
 # 127,000 with 10,000).
@@ -30,14 +43,24 @@ class SqliteBulk:
             return 0
         return _execute(connection, _insert(table, with_values(rows)).on_conflict_do_nothing(), rows)
 
-    def improve_jobs(self, connection: Connection, rows: pa.Table) -> int:
-        """Update the stored jobs that ``rows`` know more of; return how many were updated."""
-        if not len(rows):
-            return 0
-        filled = with_values(rows)
-        statement = _insert(jobs, filled)
-        rule = improvement(statement.excluded, filled.column_names)
-        return _execute(connection, statement.on_conflict_do_update(**rule), rows)
+    @contextmanager
+    def staged(self, connection: Connection, rows: pa.Table) -> Iterator[TableClause]:
+        """Hand out rows of ``jobs`` as a table of the transaction, which is gone afterwards."""
+        columns = [Column(name, jobs.c[name].type) for name in rows.column_names]
+        incoming = Table("incoming", MetaData(), *columns, prefixes=["TEMPORARY"])
+        incoming.create(connection)
+        _execute(connection, _insert(incoming, rows), rows)
+        yield incoming
+        incoming.drop(connection)
+
+    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
+        """Add staged rows to ``jobs``; return how many were added or, by the rule for those there, changed."""
+        # Without a WHERE SQLite takes ON for a join's.
+        chosen = select(*incoming.c).where(true())
+        statement = insert(jobs).from_select([column.name for column in incoming.c], chosen)
+        values, where = conflict(statement.excluded)
+        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
+        return connection.execute(upsert, execution_options={"preserve_rowcount": True}).rowcount
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
         """Run a query of stored columns, whose parameters are numbers, and return its rows."""

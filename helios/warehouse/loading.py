@@ -18,6 +18,7 @@ from helios.warehouse.bulk import Bulk
 from helios.warehouse.clusters import cluster_id_for_loading
 from helios.warehouse.columns import stored_column, stored_jobs, stored_time
 from helios.warehouse.names import NameBook
+from helios.warehouse.revising import Revisions, revise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class TraceFile:
         Hash of its content: the same content is not loaded twice into one cluster.
     timezone : str or None
         The zone assumed for times without one; None: unknown, or every time had its own.
+    live : bool
+        Whether it is what a live accounting said, which no file outranks.
     """
 
     cluster: str
@@ -41,6 +44,7 @@ class TraceFile:
     sha256: str
     format: str
     timezone: str | None
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class LoadReport:
     rows_read : int
         Jobs and rejects; new + updated + unchanged jobs + rejects is this number.
     jobs_new, jobs_updated, jobs_unchanged : int
-        Not known before; known, but their start or end was not; nothing new about them.
+        Not known before; known, and replaced by what this load says; nothing new about them.
     rejects : dict of str to int
         Rows that make no sense, counted by reason.
     already_loaded : bool
@@ -84,9 +88,10 @@ class _Tally:
     rejects: Counter[str] = field(default_factory=Counter)
     notes: dict[str, None] = field(default_factory=dict)
     watermark: pd.Timestamp | None = None
+    revisions: Revisions = field(default_factory=Revisions)
 
     def see(self, batch: Batch, *, new: int, updated: int) -> None:
-        """Count a batch of which ``new`` jobs were added and ``updated`` improved."""
+        """Count a batch of which ``new`` jobs were added and ``updated`` replaced."""
         self.new += new
         self.updated += updated
         self.unchanged += len(batch.jobs) - new - updated
@@ -105,7 +110,7 @@ class _Tally:
             "jobs_unchanged": self.unchanged,
             "rejected": self.rejects.total(),
             "watermark": None if self.watermark is None else stored_time(self.watermark),
-            "notes": json.dumps(list(self.notes)),
+            "notes": json.dumps([*self.notes, *self.revisions.notes()]),
         }
 
 
@@ -125,7 +130,12 @@ def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: Tr
     tally, book = _Tally(), NameBook(connection, bulk)
     load_id = _begin(connection, cluster_id, trace)
     for batch in batches:
-        new, updated = _keep_jobs(connection, bulk, stored_jobs(batch.jobs, cluster_id=cluster_id, book=book))
+        rows = stored_jobs(batch.jobs, cluster_id=cluster_id, book=book)
+        new = bulk.insert(connection, schema.jobs, rows)
+        updated = 0
+        if new < len(rows):
+            known = _best_known(rows)
+            updated = revise(connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
         _keep_rejects(connection, bulk, load_id, batch.rejects)
         tally.see(batch, new=new, updated=updated)
     connection.execute(update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
@@ -158,19 +168,12 @@ def _begin(connection: Connection, cluster_id: int, trace: TraceFile) -> int:
     return int(made.inserted_primary_key[0])
 
 
-def _keep_jobs(connection: Connection, bulk: Bulk, rows: pa.Table) -> tuple[int, int]:
-    new = bulk.insert(connection, schema.jobs, rows)
-    if new == len(rows):
-        return new, 0
-    return new, bulk.improve_jobs(connection, _best_known(rows))
-
-
 def _best_known(rows: pa.Table) -> pa.Table:
-    """Return the row of each job that knows most of its run; jobs without start and end are left out."""
+    """Return the row of each job that knows most of its run."""
     keys = rows.select(list(schema.JOB_KEY)).to_pandas()
     ended = rows["ended_at"].is_valid().to_numpy() | rows["run_time_s"].is_valid().to_numpy()
     keys["knows"] = 2 * ended.astype("int8") + rows["started_at"].is_valid().to_numpy()
-    ranked = keys[keys["knows"] > 0].sort_values("knows", ascending=False, kind="stable")
+    ranked = keys.sort_values("knows", ascending=False, kind="stable")
     return rows.take(ranked.drop_duplicates(list(schema.JOB_KEY)).index.sort_values().to_numpy())
 
 

@@ -130,11 +130,13 @@ class Warehouse(ModelShelf):
         sha256: str,
         format: str,
         timezone: str | None,
+        live: bool = False,
     ) -> LoadReport:
         """Store a trace, all of it or nothing: whatever ``batches`` raises leaves the database as it was.
 
-        A job is known by cluster, id, submit time and restart. A known job is updated if the row knows its start or
-        end and the stored one did not; what the row does not know stays as it was stored.
+        A job is known by cluster, id, submit time and restart. The row of a known job replaces
+        the stored one unless it knows less of the run (see :mod:`helios.warehouse.revising`); what it does not know
+        stays as it was stored. Jobs that had ended and are changed are told in the report's notes.
 
         Parameters
         ----------
@@ -142,6 +144,9 @@ class Warehouse(ModelShelf):
             The trace; not touched if the same content was loaded into this cluster before.
         cluster : str
             Made if it is new.
+        live : bool
+            Whether this is what the live accounting says: it wins over everything, no file wins over it, and what it
+            does not know is not so.
         path, sha256, format, timezone
             Recorded with the load; see :class:`~helios.warehouse.loading.TraceFile`.
 
@@ -150,7 +155,7 @@ class Warehouse(ModelShelf):
         FrameInvalid
             A batch lacks a declared column, or a job its id or submit time.
         """
-        trace = TraceFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone)
+        trace = TraceFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
         with writing(self._engine, alone=True) as connection:
             return load(connection, self._bulk, batches, trace)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -51,6 +51,7 @@ from helios.warehouse.schema import metadata
 from tests.builders import a_batch, a_job, jobs_frame
 
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
 UNENDED: dict[str, Any] = {"state": "RUNNING", "ended_at": None, "run_time_s": np.nan}
 PENDING: dict[str, Any] = {**UNENDED, "state": "PENDING", "started_at": None}
 
@@ -197,8 +198,9 @@ def test_known_jobs_in_other_content_change_nothing(warehouse: Warehouse) -> Non
     job = a_job()
     load(warehouse, a_batch(job))
     before = warehouse.jobs("venus")
-    report = load(warehouse, a_batch(job | {"user": "mallory"}), content="second")
+    report = load(warehouse, a_batch(job), content="second")
     assert (report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (0, 0, 1)
+    assert report.notes == ()
     assert_frame_equal(as_read(warehouse.jobs("venus")), as_read(before))
 
 
@@ -210,11 +212,12 @@ def test_known_jobs_in_other_content_change_nothing(warehouse: Warehouse) -> Non
         (PENDING, {}, True),
         ({}, UNENDED, False),
         ({}, PENDING, False),
-        (UNENDED, UNENDED, False),
-        ({}, {}, False),
+        (UNENDED, UNENDED, True),
+        (PENDING, PENDING, True),
+        ({}, {}, True),
     ],
 )
-def test_a_job_is_updated_by_a_row_that_knows_more_of_its_run(
+def test_a_job_is_updated_by_a_row_that_knows_no_less_of_its_run(
     warehouse: Warehouse, stored: dict[str, Any], newer: dict[str, Any], updated: bool
 ) -> None:
     load(warehouse, a_batch(a_job(job_id="1", cpus=1, **stored)))
@@ -282,25 +285,110 @@ def test_any_sequence_of_loads_ends_as_a_dictionary_would(
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, rows in enumerate(loads):
         before = len(known)
+        of_this_load: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in rows:
-            remember(known, row)
+            remember(of_this_load, row, wins=lambda before, now: before < now)
+        for row in of_this_load.values():
+            remember(known, row, wins=lambda before, now: before <= now)
         report = load(warehouse, a_batch(*rows), content=str(number), cluster=cluster)
         assert report.jobs_new == len(known) - before
         assert report.jobs_new + report.jobs_updated + report.jobs_unchanged == report.rows_read == len(rows)
     expected = in_submission_order(jobs_frame(*known.values()))
-    told = ["job_id", "submitted_at", "restart", "started_at", "ended_at", "run_time_s", "state"]
+    told = ["job_id", "submitted_at", "restart", "user", "started_at", "ended_at", "run_time_s", "state"]
     assert_frame_equal(as_read(warehouse.jobs(cluster))[told], as_read(expected)[told])
 
 
-def remember(known: dict[tuple[Any, ...], dict[str, Any]], row: dict[str, Any]) -> None:
+def remember(
+    known: dict[tuple[Any, ...], dict[str, Any]], row: dict[str, Any], *, wins: Callable[[int, int], bool]
+) -> None:
     """The rule of updates, one row at a time and without SQL."""
 
     def knowledge(job: dict[str, Any]) -> int:
-        return (job["ended_at"] is not None) * 2 + (job["started_at"] is not None)
+        return 2 if job["ended_at"] is not None else int(job["started_at"] is not None)
 
     key = (row["job_id"], row["submitted_at"], row["restart"])
-    if key not in known or knowledge(known[key]) < knowledge(row):
+    if key not in known:
         known[key] = row
+    elif wins(knowledge(known[key]), knowledge(row)):
+        known[key] = row | {"user": known[key]["user"] if row["user"] is None else row["user"]}
+
+
+MIDNIGHT = NOON - timedelta(hours=12)  # a minute before the first job of ``a_job``
+FORGED = {"user": "bob", "ended_at": MIDNIGHT + timedelta(seconds=66), "run_time_s": 1.0}
+
+
+def load_live(warehouse: Warehouse, *jobs: dict[str, Any], content: str) -> LoadReport:
+    return warehouse.load(
+        [a_batch(*jobs)], cluster="venus", path="p", sha256=content, format="sacct", timezone=None, live=True
+    )
+
+
+def test_a_true_end_read_after_a_forged_one_wins_and_is_told(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1") | FORGED))
+    report = load(warehouse, a_batch(a_job(job_id="1"), a_job(job_id="2")), content="second")
+    assert (report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (1, 1, 0)
+    assert (stored_user(warehouse, "1"), warehouse.jobs("venus")["run_time_s"].tolist()) == ("alice", [60, 60])
+    corrected, suspicious = report.notes
+    assert corrected.startswith("1 jobs that had ended were corrected by this reading, such as '1' (was: 'bob' until")
+    assert suspicious.startswith("1 of them have another user or an earlier end")
+
+
+def stored_user(warehouse: Warehouse, job_id: str) -> str:
+    jobs = warehouse.jobs("venus")
+    return str(jobs.loc[jobs["job_id"] == job_id, "user"].iloc[0])
+
+
+def test_examples_of_what_was_corrected_are_few(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(*(a_job(job_id=str(number)) | FORGED for number in range(20))))
+    report = load(warehouse, a_batch(*(a_job(job_id=str(number)) for number in range(20))), content="second")
+    assert report.notes[0].startswith("20 jobs") and report.notes[0].count("(was:") == 3
+
+
+def test_a_job_that_ends_is_updated_without_a_word(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", **UNENDED)))
+    assert load(warehouse, a_batch(a_job(job_id="1")), content="second").notes == ()
+
+
+def test_another_user_of_a_job_that_runs_is_told(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", user="bob", **UNENDED)))
+    assert "another user" in load(warehouse, a_batch(a_job(job_id="1", **UNENDED)), content="second").notes[1]
+
+
+@pytest.mark.parametrize("known", [{}, FORGED, UNENDED, PENDING])
+@pytest.mark.parametrize("said", [{}, UNENDED, PENDING, {"time_limit_s": np.nan, "user": None}])
+def test_the_live_accounting_wins_over_whatever_is_stored(
+    warehouse: Warehouse, known: dict[str, Any], said: dict[str, Any]
+) -> None:
+    load(warehouse, a_batch(a_job(job_id="1") | known))
+    load_live(warehouse, a_job(job_id="1") | said, content="live")
+    expected = jobs_frame(a_job(job_id="1") | said)
+    assert_frame_equal(as_read(warehouse.jobs("venus")), as_read(expected))
+
+
+@pytest.mark.parametrize(("hours", "kept"), [((-2, 1), True), ((-9, -8), False), ((2, 3), False)])
+def test_a_file_changes_no_ended_job_of_a_stretch_that_was_read_live(
+    warehouse: Warehouse, hours: tuple[int, int], kept: bool
+) -> None:
+    load_live(warehouse, a_job(job_id="1"), content="live")
+    first, last = (MIDNIGHT + timedelta(hours=hour) for hour in hours)
+    warehouse.cover("venus", source="jobs", started_at=first, ended_at=last, read_at=last)
+    warehouse.cover("venus", source="node_events", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
+    report = load(warehouse, a_batch(a_job(job_id="1") | FORGED), content="file")
+    assert (report.jobs_updated, report.jobs_unchanged) == (int(not kept), int(kept))
+    assert stored_user(warehouse, "1") == ("alice" if kept else "bob")
+    assert ("rows contradict what the live accounting said" in report.notes[0]) is kept
+
+
+def test_a_file_ends_a_job_that_ran_when_it_was_read_live(warehouse: Warehouse) -> None:
+    load_live(warehouse, a_job(job_id="1", **UNENDED), content="live")
+    warehouse.cover("venus", source="jobs", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
+    assert load(warehouse, a_batch(a_job(job_id="1")), content="file").jobs_updated == 1
+
+
+def test_what_another_cluster_was_read_live_for_protects_no_job_of_this_one(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1") | FORGED))
+    warehouse.cover("earth", source="jobs", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
+    assert load(warehouse, a_batch(a_job(job_id="1")), content="second").jobs_updated == 1
 
 
 def test_jobs_updated_by_a_load_are_counted(warehouse: Warehouse) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helios.app.history import ingest
 from helios.app.reading import Accounting, Reading, missing, read_history, read_until
 from helios.errors import ClusterUnavailable
 from helios.model import NODE_EVENTS
@@ -108,6 +109,24 @@ def test_interrupted_anywhere_the_next_reading_does_what_was_left(url: str, answ
     read(site, url, now)
     assert site.asked[0][0] >= MIDNIGHT + max(answers * DAY - HOUR, timedelta(0))
     assert ended(url) == {str(number) for number in range(1, 144)}
+
+
+def test_a_job_that_was_forged_is_corrected_and_told(url: str, tmp_path: Path) -> None:
+    site = Site()
+    site.jobs[9:10] = []  # not begun yet
+    read(site, url, MIDNIGHT + 10 * HOUR)
+    forged = tmp_path / "forged.txt"
+    forged.write_text(HEADER + site.row(10, MIDNIGHT + 10 * HOUR, MIDNIGHT + DAY).replace("alice", "mallory"))
+    ingest(forged, url=url, cluster="dev")
+    found = read(Site(), url, MIDNIGHT + 12 * HOUR)
+    assert found.jobs_updated == 1
+    assert "1 jobs that had ended were corrected by this reading, such as '10' (was: 'mallory'" in found.line()
+    with Warehouse.open(url) as warehouse:
+        assert set(warehouse.jobs("dev")["user"]) == {"alice"}
+    ingest(forged, url=url, cluster="dev")
+    again = tmp_path / "again.txt"
+    again.write_text(forged.read_text() + "\n")
+    assert "contradict" in ingest(again, url=url, cluster="dev").notes[-1]
 
 
 def test_a_gap_left_by_days_without_helios_is_filled(url: str) -> None:

@@ -103,7 +103,7 @@ def test_a_load_counts_what_it_refused_by_reason() -> None:
 
 
 def test_a_load_without_rejects_says_so() -> None:
-    assert "Every row made sense." in printed(load_table({**LOADED, "rejects": {}}))
+    assert "Every row could be read." in printed(load_table({**LOADED, "rejects": {}}))
 
 
 def test_a_file_loaded_before_is_said_to_have_changed_nothing() -> None:

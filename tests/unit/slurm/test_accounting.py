@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -35,6 +36,35 @@ def test_a_window_is_asked_for_in_utc_and_read_by_ingest(program: Program, tmp_p
     assert asked.strip().endswith("JobName")
     (batch,) = open_trace(path, timezone="Asia/Shanghai").read()
     assert batch.jobs["started_at"].tolist() == [datetime.fromtimestamp(1_795_255_121, UTC)]
+
+
+FORGED = "x\n2|2|bob|COMPLETED|1795255120|1795255121|1795255122|00:00:01|y"
+AS_SACCT = """
+d=$(printf '%s\\n' "$@" | sed -n 's/^--delimiter=//p')
+for word in JobIDRaw JobID User State Submit Start End Elapsed JobName; do printf '%s%s' "$word" "$d"; done; echo
+set -- 1 1 alice COMPLETED 1795255120 1795255121 1795255181 00:01:00 "$(cat {name})"
+for word in "$@"; do printf '%s%s' "$word" "$d"; done
+echo
+"""
+
+
+def test_a_name_that_is_a_whole_record_is_a_name(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "name").write_text(FORGED)
+    folder = program("sacct", AS_SACCT.replace("{name}", str(tmp_path / "name")))
+    accounting, path = Accounting(shell=Shell(folder=str(folder))), tmp_path / "window.txt"
+    accounting.sacct_window(START, END, path=path)
+    (batch,) = open_trace(path, timezone="UTC").read()
+    assert batch.jobs[["job_id", "user", "name"]].values.tolist() == [["1", "alice", FORGED]]
+    assert not batch.notes and not len(batch.rejects)
+
+
+def test_the_delimiter_is_another_one_in_every_call(program: Program, tmp_path: Path) -> None:
+    folder = program("sacct", f'echo "$@" >> {tmp_path}/asked; printf "{LINES}"')
+    accounting = Accounting(shell=Shell(folder=str(folder)))
+    for _ in range(2):
+        accounting.sacct_window(START, END, path=tmp_path / "window.txt")
+    words = re.findall(r"--parsable --delimiter=(\|[0-9a-f]{24}\|) ", (tmp_path / "asked").read_text())
+    assert len(set(words)) == 2
 
 
 def test_a_window_that_fails_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""Records told apart by counting their delimiters, whatever line breaks their fields hold.
+
+``sacct --parsable --delimiter=WORD`` neither quotes nor escapes. A word that nobody knew when the fields were written
+is in none of them: the text between two words is one field, and so many fields are one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from helios.errors import FileUnreadable
+from helios.ingest.check import Reason
+from helios.ingest.delimited import Rows
+from helios.ingest.draft import Reading, Refused
+from helios.ingest.stream import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decoded
+
+_MARK = b"\0"
+"""Stands for the delimiter while a block is read; what was read has no other."""
+_SHOWN = b"|"
+_REPLACEMENT = "\ufffd".encode()
+_LARGEST_BLOCK_BYTES = 256 << 20
+_NEWLINE = ord("\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """How a file separates its fields and records.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Column names in the order of the file.
+    delimiter : bytes
+        Between the fields.
+    closes : bool
+        Whether a delimiter stands behind the last field too. Where none does, a record begins behind the last newline
+        of what stands before its first delimiter, so that its first field can hold none.
+    header : bytes
+        The line of column names; it is no row wherever it stands.
+    """
+
+    names: tuple[str, ...]
+    delimiter: bytes
+    closes: bool
+    header: bytes
+
+    @property
+    def delimiters(self) -> int:
+        """Delimiters of one record."""
+        return len(self.names) - (not self.closes)
+
+
+def read_counted(reading: Reading, form: Counted, columns: Sequence[str]) -> Iterator[Rows]:
+    """Yield the records of a file, with the ``columns`` asked for (those that the file has).
+
+    The "line" of a row is the number of its record in the file, from 1; the header is the first.
+
+    Raises
+    ------
+    FileUnreadable
+        It cannot be read to its end, or a record in it does not begin where the one before it ends.
+    """
+    wanted = [name for name in dict.fromkeys(columns) if name in form.names]
+    header = form.header.replace(form.delimiter, _MARK)
+    with decoded(reading.path) as (raw, text):
+        first, rest = 1, b""
+        for data, ended in _blocks(reading, form, text):
+            rest += data
+            marked = rest.replace(b"\r\n", b"\n")
+            records = _Records(marked, form, ended=ended, first=first, path=reading.path)
+            yield records.rows(wanted, header, bytes_read=raw.tell())
+            first, rest = first + len(records.starts), marked[records.until :]
+        reading.tally[REPLACED] += text.replaced
+
+
+def digest_of(path: Path, form: Counted) -> str:
+    """Return the SHA-256 of a file's text, which does not depend on the word chosen as its delimiter."""
+    digest = sha256()
+    with decoded(path) as (_, text):
+        for piece in _marked(text, form):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _blocks(reading: Reading, form: Counted, text: Decoded) -> Iterator[tuple[bytes, bool]]:
+    """Yield marked text in pieces of about ``rows_per_batch`` records, and whether it is the last."""
+    parts: list[bytes] = []
+    enough = reading.rows_per_batch * form.delimiters
+    delimiters, size = 0, 0
+    for piece in _marked(text, form):
+        parts.append(piece)
+        delimiters, size = delimiters + piece.count(_MARK), size + len(piece)
+        if size > LONGEST_LINE_BYTES and delimiters < form.delimiters:
+            raise FileUnreadable(f"{reading.path} has a record longer than 64 MiB.", remedy="It is no table of jobs.")
+        if delimiters >= enough or size > _LARGEST_BLOCK_BYTES:
+            yield b"".join(parts), False
+            parts, delimiters, size = [], 0, 0
+    yield b"".join(parts), True
+
+
+def _marked(text: Decoded, form: Counted) -> Iterator[bytes]:
+    """Yield a text with a mark in place of each delimiter."""
+    tail = b""  # a delimiter may be cut in two by the end of a chunk
+    while chunk := text.read():
+        joined = (tail + chunk.replace(_MARK, _REPLACEMENT)).replace(form.delimiter, _MARK)
+        kept = len(joined) - _cut_begin(joined, form.delimiter)
+        tail = joined[kept:]
+        yield joined[:kept]
+    yield tail
+
+
+def _cut_begin(text: bytes, word: bytes) -> int:
+    """Return how many bytes at the end of ``text`` may be the beginning of ``word``."""
+    return next((count for count in range(min(len(word) - 1, len(text)), 0, -1) if text.endswith(word[:count])), 0)
+
+
+class _Records:
+    """The whole records of a piece of marked text; ``until`` is where the first that is not whole begins."""
+
+    def __init__(self, data: bytes, form: Counted, *, ended: bool, first: int, path: Path) -> None:
+        self.data, self.form, self.first = data, form, first
+        self.bytes = np.frombuffer(data, dtype=np.uint8)
+        marks = np.flatnonzero(self.bytes == 0)
+        each = form.delimiters
+        self.marks = marks[: len(marks) // each * each].reshape(-1, each)
+        nexts = self._behind_marks() if form.closes else self._behind_newlines(marks[each::each])
+        if not ended:
+            # What follows a record tells where it ends, and a carriage return may have been cut from its newline.
+            nexts = nexts[nexts + 1 < len(data)]
+        elif len(nexts) < len(self.marks):
+            nexts = np.append(nexts, len(data) + (not data.endswith(b"\n")))
+        self.marks = self.marks[: len(nexts)]
+        nexts = nexts[: len(self.marks)]
+        self.ends = nexts - 1
+        self.starts = np.concatenate([[0], nexts])[: len(nexts)].astype(np.int64)
+        broken = self._at(self.ends) != _NEWLINE if form.closes else nexts <= self.marks[:, -1]
+        if broken.any():
+            raise FileUnreadable(
+                f"{path}: record {first + int(np.argmax(broken)) + 1:,} does not begin where the one before it ends.",
+                remedy="The file was damaged, or files with different delimiters were joined; export it again.",
+            )
+        whole = min(int(nexts[-1]), len(data)) if len(nexts) else 0
+        self.unfinished = data[whole:] if ended else b""
+        self.until = len(data) if ended else whole
+
+    def rows(self, wanted: list[str], header: bytes, *, bytes_read: int) -> Rows:
+        """Return the records as rows, but for those that repeat the header."""
+        columns = self._columns(wanted)
+        alike = np.flatnonzero(self.ends - self.starts == len(header))
+        repeated = [at for at in alike.tolist() if self.data.startswith(header, int(self.starts[at]))]
+        kept = np.delete(np.arange(len(self.starts), dtype=np.int64), repeated)
+        refused = []
+        if self.unfinished.strip():
+            text = self.unfinished.replace(_MARK, _SHOWN)
+            refused.append(Refused(self.first + len(self.starts), Reason.WRONG_FIELD_COUNT, text))
+        return Rows(
+            columns={name: texts.take(pa.array(kept)) for name, texts in columns.items()} if repeated else columns,
+            line=kept + self.first,
+            refused=refused,
+            rejoined=0,
+            block=Block(data=self.data.replace(_MARK, _SHOWN), first_line=self.first, bytes_read=bytes_read),
+            ends=self.ends,
+        )
+
+    def _behind_marks(self) -> NDArray[np.int64]:
+        """Return where records begin that follow a closing mark and a newline."""
+        return np.minimum(self.marks[:, -1] + 2, len(self.data) + 1)
+
+    def _behind_newlines(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where records begin whose first marks are at ``marks``: their first field holds no newline."""
+        newlines = np.concatenate([[-1], np.flatnonzero(self.bytes == _NEWLINE)])
+        return newlines[np.searchsorted(newlines, marks) - 1] + 1
+
+    def _at(self, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return np.append(self.bytes, np.uint8(_NEWLINE))[places]
+
+    def _columns(self, wanted: list[str]) -> dict[str, Any]:
+        """Return one array of texts for each column wanted."""
+        if not len(self.starts):
+            return {name: pa.array([], pa.string()) for name in wanted}
+        # Without its marks a record is its fields one behind the other, and what is between it and the next.
+        fields, each = len(self.form.names), self.form.delimiters
+        begins = np.column_stack([self.starts, self.marks + 1, self.ends])[:, : fields + 1]
+        marks_before = np.arange(len(begins))[:, None] * each + np.minimum(np.arange(fields + 1), each)
+        bare = self.data.replace(_MARK, b"")
+        offsets = np.append((begins - marks_before).ravel(), len(bare)).astype(np.int64)
+        pieces = pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(bare))
+        found = {}
+        for name in wanted:
+            places = np.arange(self.form.names.index(name), len(offsets) - 1, fields + 1)
+            chosen = pieces.take(pa.array(places)).cast(pa.string())
+            found[name] = pc.if_else(pc.equal(chosen, ""), pa.scalar(None, pa.string()), chosen)
+        return found

@@ -1,0 +1,190 @@
+"""Which row of a known job is kept when another one comes.
+
+A job's later reading replaces its stored row, as Slurm corrects its own records and a stored row may have been forged
+by a crafted job name. Two things never win: a row that knows less of the run than the stored one, and a row of a file
+over what the live accounting said of a job that had ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import (
+    Connection,
+    Integer,
+    TableClause,
+    and_,
+    case,
+    false,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from helios.warehouse.bulk import Bulk, with_values
+from helios.warehouse.names import NameBook
+from helios.warehouse.schema import JOB_KEY, coverage, jobs
+
+LIVE_SOURCE = "jobs"
+"""What :meth:`helios.warehouse.Warehouse.cover` calls the stretches of jobs that were read from a live accounting."""
+EXAMPLES = 3
+_CORRECTED, _SUSPICIOUS, _KEPT = "corrected", "suspicious", "kept"
+
+
+@dataclass(slots=True)
+class Revisions:
+    """What the rows of a load did to known jobs.
+
+    Attributes
+    ----------
+    counts : Counter
+        Finished jobs corrected, those of them that got another user or an earlier end, and rows of a file that
+        contradict the live accounting.
+    examples : dict of str to list of str
+        Some of each, for a person.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=lambda: {_CORRECTED: [], _SUSPICIOUS: [], _KEPT: []})
+
+    def notes(self) -> list[str]:
+        """Return what a person should be told."""
+        texts = {
+            _CORRECTED: "jobs that had ended were corrected by this reading",
+            _SUSPICIOUS: "of them have another user or an earlier end than before: look at them",
+            _KEPT: "rows contradict what the live accounting said of their job, which is kept",
+        }
+        return [
+            f"{self.counts[kind]:,} {text}, such as {'; '.join(self.examples[kind])}"
+            for kind, text in texts.items()
+            if self.counts[kind]
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Which rows win, in SQL.
+
+    Attributes
+    ----------
+    live : bool
+        Whether the new rows come from the live accounting: what they do not know is then not so, and nothing outranks
+        them. What a row of a file does not know stays as it is stored.
+    names : sequence of str
+        Columns that the new rows have.
+    stretches : list of (int, int)
+        Times that the live accounting was read for, microseconds.
+    """
+
+    live: bool
+    names: Sequence[str]
+    stretches: Sequence[tuple[int, int]]
+
+    def conflict(self, new: Any) -> tuple[dict[str, ColumnElement[Any]], ColumnElement[bool]]:
+        """Return the values that a stored job has after ``new``, and whether it takes them."""
+        return self._values(new), and_(self.differs(new), self.wins(new))
+
+    def differs(self, new: Any) -> ColumnElement[bool]:
+        """Return whether a row changes anything that is stored."""
+        return or_(*(jobs.c[name].is_distinct_from(value) for name, value in self._values(new).items()))
+
+    def wins(self, new: Any) -> ColumnElement[bool]:
+        """Return whether a row replaces the stored one where they differ."""
+        if self.live:
+            return true()
+        before, now = _knowledge(jobs.c), _knowledge(new)
+        return or_(before < now, and_(before == now, ~self.was_read_live()))
+
+    def was_read_live(self) -> ColumnElement[bool]:
+        """Return whether a stored job had ended and some of its life lies in a stretch that was read live."""
+        until = func.coalesce(jobs.c.ended_at, jobs.c.submitted_at)
+        touched = [and_(until >= first, jobs.c.submitted_at < last) for first, last in self.stretches]
+        return and_(_has_ended(jobs.c), or_(false(), *touched))
+
+    def _values(self, new: Any) -> dict[str, ColumnElement[Any]]:
+        names = [name for name in self.names if name not in JOB_KEY]
+        return {name: new[name] if self.live else func.coalesce(new[name], jobs.c[name]) for name in names}
+
+
+def revise(
+    connection: Connection, bulk: Bulk, rows: pa.Table, *, cluster_id: int, live: bool, revisions: Revisions
+) -> int:
+    """Replace stored jobs by the ``rows`` that win over them; return how many were changed.
+
+    Parameters
+    ----------
+    rows : Table
+        Columns of jobs of one cluster as they are stored. Each row has the key of a stored job; no two have the same.
+    live : bool
+        Whether they come from the live accounting.
+    revisions : Revisions
+        Takes note of what should be told.
+    """
+    if not len(rows):
+        return 0
+    filled = rows if live else with_values(rows)
+    rule = Rule(live=live, names=filled.column_names, stretches=_stretches(connection, cluster_id))
+    with bulk.staged(connection, filled) as incoming:
+        _take_note(connection, incoming, rule, NameBook(connection, bulk), revisions)
+        return bulk.upsert_jobs(connection, incoming, rule.conflict)
+
+
+def _stretches(connection: Connection, cluster_id: int) -> list[tuple[int, int]]:
+    query = select(coverage.c.started_at, coverage.c.ended_at).where(
+        coverage.c.cluster_id == cluster_id, coverage.c.source == LIVE_SOURCE
+    )
+    return [(int(first), int(last)) for first, last in connection.execute(query)]
+
+
+def _has_ended(job: Any) -> ColumnElement[bool]:
+    return or_(job.ended_at.is_not(None), job.run_time_s.is_not(None))
+
+
+def _knowledge(job: Any) -> ColumnElement[int]:
+    """Return how much a row knows of its job's run, in SQL: 0 nothing, 1 the start, 2 the end."""
+    none, start, end = (literal_column(number, Integer) for number in "012")
+    return case((_has_ended(job), end), (job.started_at.is_not(None), start), else_=none)
+
+
+def _take_note(connection: Connection, incoming: TableClause, rule: Rule, book: NameBook, revisions: Revisions) -> None:
+    missing = {name: null().cast(column.type).label(name) for name, column in jobs.c.items() if name not in rule.names}
+    new = select(*incoming.c, *missing.values()).subquery("new").c
+    other_user = new.user != jobs.c.user
+    corrected = and_(rule.differs(new), rule.wins(new), or_(_has_ended(jobs.c), func.coalesce(other_user, false())))
+    suspicious = or_(other_user, new.ended_at < jobs.c.ended_at)
+    contradicted = and_(rule.differs(new), ~rule.wins(new), rule.was_read_live(), _has_ended(new))
+    kinds = {_CORRECTED: corrected, _SUSPICIOUS: and_(corrected, suspicious), _KEPT: contradicted}
+    same = and_(*(new[name] == jobs.c[name] for name in JOB_KEY))
+    counts = [func.coalesce(func.sum(case((kind, 1), else_=0)), 0) for kind in kinds.values()]
+    numbers = connection.execute(select(*counts).where(same)).one()
+    for (name, kind), number in zip(kinds.items(), map(int, numbers), strict=True):
+        revisions.counts[name] += number
+        if number and (room := EXAMPLES - len(revisions.examples[name])):
+            shown = select(jobs.c.job_id, jobs.c.user, jobs.c.ended_at, new.user.label("u"), new.ended_at.label("e"))
+            query = shown.where(same, kind).order_by(jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart).limit(room)
+            revisions.examples[name] += [_example(*row, book=book) for row in connection.execute(query).all()]
+
+
+def _example(job: str, user: int, ended_at: int, new_user: int, new_end: int, *, book: NameBook) -> str:
+    texts = book.texts([number for number in (user, new_user) if number is not None])
+    before, now = f"{_user(texts, user)} {_end(ended_at)}", f"{_user(texts, new_user)} {_end(new_end)}"
+    return f"{job[:40]!a} (was: {before}; this row: {now})"
+
+
+def _user(texts: dict[int, str], number: int | None) -> str:
+    return "no user" if number is None else ascii(texts[number][:40])
+
+
+def _end(ended_at: int | None) -> str:
+    if ended_at is None:
+        return "without an end"
+    return f"until {datetime.fromtimestamp(ended_at // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,80 @@
+"""What users can write into the accounting of a real Slurm, and that it makes no row of somebody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from helios.app.reading import Accounting, read_history
+from helios.slurm import accounting
+from helios.slurm.commands import CommandsBackend
+from helios.slurm.shell import Shell
+from helios.warehouse import Warehouse
+from tests.live.rig import Rig
+from tests.unit.ingest.crafted import NAMES
+
+CAN_BE_SAID = [name for name in NAMES if name.strip() and "\0" not in name and not re.search(r"[\ud800-\udfff]", name)]
+"""A command line takes no NUL, and without a name a job gets that of its script. Bytes that are no UTF-8 stay out: the
+tests of pyslurm's queue have them, and MariaDB takes none."""
+
+
+def submitted(rig: Rig) -> dict[str, str]:
+    """Submit one job of alice for each name, and one of bob that ends; return the user of each."""
+    users = {}
+    for name in CAN_BE_SAID:
+        with contextlib.suppress(AssertionError):  # Slurm itself refuses some
+            users[rig.submit("--hold", f"--wckey={name}"[:40], gpus=0, name=name)] = "alice"
+    return users | {rig.submit(seconds=0, gpus=0, user="bob"): "bob"}
+
+
+def test_no_name_of_a_job_forges_a_row_of_the_history_or_of_the_queue(rig: Rig, tmp_path: Path) -> None:
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    users = submitted(rig)
+    assert len(users) > 100 * 0.7
+    (bobs,) = (job for job, user in users.items() if user == "bob")
+
+    seen = {str(job["job_id"]): job["user"] for job in CommandsBackend(environment=rig.environment).queue()}
+    assert set(seen) - {bobs} == set(users) - {bobs}
+    assert {user for job, user in seen.items() if job != bobs} == {"alice"}
+
+    rig.until(lambda: bobs not in rig.lines("squeue", "-h", "-o", "%A"))
+    rig.empty()
+    asked = ("sacct", "-a", "-D", "-X", "-n", "-P", "-S", "now-1hours", "-E", "now", "-o", "JobIDRaw,User,Submit,End")
+
+    def truth() -> dict[str, list[str]]:
+        return {job: rest for job, *rest in (line.split("|") for line in rig.lines(*asked)) if job in users}
+
+    def late() -> dict[str, list[str] | None]:
+        rows = truth()
+        return {job: rows.get(job) for job in users if rows.get(job, ["Unknown"])[-1] == "Unknown"}
+
+    with contextlib.suppress(AssertionError):
+        rig.until(lambda: not late())
+    assert late() == {}
+    rows = truth()
+
+    books = accounting.Accounting(shell=Shell(environment=rig.environment))
+    url = f"sqlite:///{tmp_path / 'helios.db'}"
+    reading = read_history(
+        Accounting(
+            jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events
+        ),
+        url=url,
+        cluster=rig.name,
+        now=datetime.now(UTC) + timedelta(seconds=2),
+        start=began,
+        window=timedelta(days=1),
+        overlap=timedelta(hours=1),
+    )
+    with Warehouse.open(url) as warehouse:
+        jobs = warehouse.jobs(rig.name, since=began)
+    assert reading.rejected == 0
+    read = jobs.set_index(jobs["job_id"].astype(str))
+    assert set(read.index) >= set(rows)
+    assert read.index.is_unique
+    assert not set(read.index) - set(rows) - set(users), "a job that nobody submitted"
+    assert read.loc[list(rows), "user"].tolist() == [user for user, *_ in rows.values()] == [users[job] for job in rows]
+    assert read.loc[list(rows), "ended_at"].notna().all()
+    assert read.loc[[job for job in rows if job != bobs], "started_at"].isna().all()
