@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ _MOST_VALUES = 16
 """Values of one job that are remembered: only the latest can still stand, or come back."""
 
 _Job = tuple[str, int]
-"""Number and submission, s since the epoch: numbers are used again."""
+"""Number and submission, s since the epoch: numbers are used again. A requeue is a new submission (22.05.8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,7 @@ class JobsUndo:
         self._hook_path = None if folder is None else folder / PUBLISHED
         self._values: dict[tuple[Lever, _Job], tuple[int, ...]] = {}
         self._book: dict[tuple[Lever, _Job], int] = {}
+        self._submissions: dict[str, set[int]] = {}
         self._published = Published()
         self._lines = self._kept = 0  # lines of the file, and those of them that were there when it was written anew
         self._read_as: tuple[object, object] = (None, None)
@@ -95,17 +96,19 @@ class JobsUndo:
     def know(self, entries: Iterable[Written]) -> None:
         """Take the other record there is, the database's book, in place of the one given before; in memory."""
         self._book = {_key(entry): entry.value for entry in entries}
+        for _, (job_id, submitted) in self._book:
+            self._submissions.setdefault(job_id, set()).add(submitted)
 
     def proves(self, lever: Lever, job: RawJob, value: int) -> bool:
         """Return whether it was Helios, or its hook, that wrote ``value`` to a job."""
         if not value:
             return False
-        of_the_book = any(self._book.get((lever, known)) == value for known in _names(job))
+        of_the_book = any(self._book.get((lever, known)) == value for known in self._names(job))
         return of_the_book or self.has(lever, job, value) or self._published.has(lever, job, value)
 
     def has(self, lever: Lever, job: RawJob, value: int) -> bool:
         """Return whether the file itself names ``value`` of a job."""
-        return any(value in self._values.get((lever, known), ()) for known in _names(job))
+        return any(value in self._values.get((lever, known), ()) for known in self._names(job))
 
     def names(self, entry: Written) -> bool:
         """Return whether the file itself has ``entry``."""
@@ -113,10 +116,10 @@ class JobsUndo:
 
     def last(self, lever: Lever, job: RawJob) -> int:
         """Return what Helios wrote last to a job, as far as is known; 0: nothing, or it was seen to be gone."""
-        for known in _names(job):
+        for known in self._names(job):
             if values := self._values.get((lever, known)):
                 return values[-1]
-        return next((self._book[lever, known] for known in _names(job) if (lever, known) in self._book), 0)
+        return next((self._book[lever, known] for known in self._names(job) if (lever, known) in self._book), 0)
 
     def add(self, entries: Iterable[Written], *, queue: Collection[RawJob] = ()) -> None:
         """Write down values before they are written to Slurm, or 0 after they were seen to be gone.
@@ -150,8 +153,20 @@ class JobsUndo:
             ) from reason
         self._read_as = (_state_of(self._path), self._read_as[1])
 
+    def _names(self, job: RawJob) -> list[_Job]:
+        """Return the names under which a job may have been written, its own and its array's, the latest first."""
+        own = (job["job_id"],) if job["array_job_id"] in {None, job["job_id"]} else (job["job_id"], job["array_job_id"])
+        return [
+            (job_id, submitted)
+            for job_id in own
+            if job_id is not None
+            for submitted in sorted(self._submissions.get(job_id, ()), reverse=True)
+            if submitted == job["submitted"] or (job["restart"] > 0 and submitted < job["submitted"])
+        ]
+
     def _remember(self, entries: Iterable[Written]) -> None:
         for entry in entries:
+            self._submissions.setdefault(entry.job_id, set()).add(entry.submitted)
             known = tuple(value for value in self._values.get(_key(entry), ()) if value != entry.value)
             self._values[_key(entry)] = (*known, entry.value)[-_MOST_VALUES:]
 
@@ -176,8 +191,9 @@ class JobsUndo:
         )
 
     def _write_anew(self, queue: Collection[RawJob]) -> None:
-        alive = {known for job in queue for known in _names(job)}
-        self._values = {key: values for key, values in self._values.items() if key[1] in alive}
+        alive = {name for job in queue for name in (job["job_id"], job["array_job_id"])}
+        self._values = {key: values for key, values in self._values.items() if key[1][0] in alive}
+        self._submissions = {job_id: them for job_id, them in self._submissions.items() if job_id in alive}
         lines = [
             Written(lever=lever, job_id=job[0], submitted=job[1], value=value).line
             for (lever, job), values in self._values.items()
@@ -190,13 +206,6 @@ class JobsUndo:
 
 def _key(entry: Written) -> tuple[Lever, _Job]:
     return entry.lever, (entry.job_id, entry.submitted)
-
-
-def _names(job: RawJob) -> Sequence[_Job]:
-    """Return the names under which a job may have been written: its own, and its array's."""
-    own = (job["job_id"], job["submitted"])
-    array = job["array_job_id"]
-    return (own,) if array in {None, job["job_id"]} else (own, (str(array), job["submitted"]))
 
 
 def _state_of(path: Path | None) -> object:
