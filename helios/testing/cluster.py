@@ -246,9 +246,8 @@ class FakeCluster:
         return self._write(wish, job, before)
 
     def _ground(self, wish: Wish[int], job: _Job) -> Ground:
-        # As on Slurm, whose sprio says nothing of a job that is held or not eligible.
         value, limit_s = _value(job, wish.lever), job.row["time_limit_s"]
-        hidden = wish.lever is Lever.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
+        hidden = self._hides(wish.lever, job)
         is_marked = not hidden and _is_marked(wish.lever, value)
         return Ground(
             before=None if hidden else value,
@@ -262,7 +261,11 @@ class FakeCluster:
 
     def _is_set(self, lever: Lever, job_id: str) -> bool:
         job = self._jobs[job_id]
-        return _is_marked(lever, _value(job, lever)) or bool(lever is Lever.ORDER and _last(job, lever))
+        return bool(_last(job, lever)) if self._hides(lever, job) else _is_marked(lever, _value(job, lever))
+
+    def _hides(self, lever: Lever, job: _Job) -> bool:
+        # As on Slurm, whose sprio says nothing of a job that is held or not eligible.
+        return lever is Lever.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
 
     def _write(self, wish: Wish[int], job: _Job, before: int) -> Outcome:
         refusal = self._faults.refused.get(wish.job_id, "")
