@@ -114,7 +114,8 @@ class CommandsBackend(Backend):
         records = _records(printed, end)
         if not self._tells_tasks and any(_is_pending_array(record) for record in records):
             # One line for each task, each with the number of the record that it is part of.
-            records = _joined(_records(self.shell.run("squeue", "--array", *words), end))
+            at_once = {record[_JOB]: "%".join(["", *record[_TASKS].split("%")[1:]]) for record in records}
+            records = _joined(_records(self.shell.run("squeue", "--array", *words), end), at_once)
         cron = self._cron_jobs()
         return [_job(record, cron) for record in records]
 
@@ -221,16 +222,23 @@ def _is_pending_array(record: list[str]) -> bool:
     return record[_STATE] in {"PENDING", *_PENDING_FLAGS} and values.tasks(record[_TASKS]) > 1
 
 
-def _joined(records: list[list[str]]) -> list[list[str]]:
-    """Return one record for each job number; of lines that differ in nothing but the task, the tasks are joined."""
+def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:
+    """Return one record for each job number, its tasks joined.
+
+    Parameters
+    ----------
+    at_once : mapping
+        How many tasks of an array may run at once, as ``%2``, where it is known.
+    """
     of_job: dict[str, list[list[str]]] = {}
     for record in records:
         of_job.setdefault(record[_JOB], []).append(record)
     return [
-        [*lines_[0][:_TASKS], values.joined([int(line[_TASKS]) for line in lines_]), *lines_[0][_TASKS + 1 :]]
-        if len(lines_) > 1
-        else lines_[0]
-        for lines_ in of_job.values()
+        [*group[0][:_TASKS], f"{values.joined(int(line[_TASKS]) for line in group)}{at_once.get(job, '')}"]
+        + group[0][_TASKS + 1 :]
+        if len(group) > 1
+        else group[0]
+        for job, group in of_job.items()
     ]
 
 
