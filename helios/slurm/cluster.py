@@ -282,6 +282,10 @@ def _found(look: Look) -> Iterator[Written]:
     for job_id, job in look.jobs.items():
         for lever in Lever:
             value, last = look.value(lever, job_id), look.undo.last(lever, job)
+            if not value and not last:
+                continue
+            if value == last and look.undo.has(lever, job, last):
+                continue
             if value and look.is_ours(lever, job_id):
                 if not look.undo.has(lever, job, value):
                     yield _entry(lever, job, value)

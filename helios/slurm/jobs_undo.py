@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ _LEVER = {word: lever for lever, word in _WORD.items()}
 _LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
 _SLACK = 1000
 """Lines that may be of jobs long gone before the file is written anew."""
+_NEVER: Collection[int] = frozenset()
 _MOST_VALUES = 16
 """Values of one job that are remembered: only the latest can still stand, or come back."""
 
@@ -153,15 +154,21 @@ class JobsUndo:
             ) from reason
         self._read_as = (_state_of(self._path), self._read_as[1])
 
-    def _names(self, job: RawJob) -> list[_Job]:
+    def _names(self, job: RawJob) -> Sequence[_Job]:
         """Return the names under which a job may have been written, its own and its array's, the latest first."""
-        own = (job["job_id"],) if job["array_job_id"] in {None, job["job_id"]} else (job["job_id"], job["array_job_id"])
+        job_id, array, submitted = job["job_id"], job["array_job_id"], job["submitted"]
+        own = self._submissions.get(job_id, _NEVER)
+        if array is None or array == job_id:
+            if not own:
+                return ()
+            if submitted in own and len(own) == 1:  # asked several times for each of 100,000 jobs
+                return ((job_id, submitted),)
+        others = self._submissions.get(array, _NEVER) if array not in {None, job_id} else _NEVER
         return [
-            (job_id, submitted)
-            for job_id in own
-            if job_id is not None
-            for submitted in sorted(self._submissions.get(job_id, ()), reverse=True)
-            if submitted == job["submitted"] or (job["restart"] > 0 and submitted < job["submitted"])
+            (name, then)
+            for name, thens in ((job_id, own), (array or "", others))
+            for then in sorted(thens, reverse=True)
+            if then == submitted or (job["restart"] > 0 and then < submitted)
         ]
 
     def _remember(self, entries: Iterable[Written]) -> None:
