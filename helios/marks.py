@@ -1,7 +1,7 @@
 """The values that Helios writes into Slurm, and how it knows them again.
 
-Every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. A mark alone proves nothing, as
-users and admins may write such a value too: only with a record (``helios.slurm.jobs_undo``) is it Helios' own. What
+Every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. A mark alone proves nothing,
+as users and admins may write such a value too: only with a record (``helios.slurm.jobs_undo``) is it Helios' own. What
 tells the same without Helios - ``job_submit.lua`` and ``helios-release.sh`` - has these numbers again.
 """
 

@@ -19,6 +19,10 @@ def no_nodes() -> NodeCluster:
     raise ClusterUnavailable("this cluster has no door to its nodes")
 
 
+def knows_nothing(_: pd.DataFrame, *, keep: bool) -> None:
+    """Take no book: what cannot write keeps no record."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
     """A live cluster.
@@ -61,7 +65,7 @@ class Site:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
-    know: Callable[..., None] = lambda _, keep: None
+    know: Callable[..., None] = knows_nothing
     nodes: Callable[[], NodeCluster] = no_nodes
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None

@@ -26,9 +26,7 @@ OF_THE_HIDDEN = (
     "A paused daemon takes it back once it can be read; at once: scontrol update jobid=N SiteFactor=0, or for all of "
     "them helios pause --hidden"
 )
-OF_THE_UNPROVED = (
-    "If they are Helios' own, its database and state folder lost: helios-release.sh --by-mark"
-)
+OF_THE_UNPROVED = "If they are Helios' own, its database and state folder lost: helios-release.sh --by-mark"
 LEASE = timedelta(seconds=60)
 """How long a release asks for the lease: to write down, not to go on."""
 

@@ -233,13 +233,13 @@ def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[s
     of_job: dict[str, list[list[str]]] = {}
     for record in records:
         of_job.setdefault(record[_JOB], []).append(record)
-    return [
-        [*group[0][:_TASKS], f"{values.joined(int(line[_TASKS]) for line in group)}{at_once.get(job, '')}"]
-        + group[0][_TASKS + 1 :]
-        if len(group) > 1
-        else group[0]
-        for job, group in of_job.items()
-    ]
+    joined = []
+    for job, group in of_job.items():
+        first = list(group[0])
+        if len(group) > 1:
+            first[_TASKS] = values.joined(int(line[_TASKS]) for line in group) + at_once.get(job, "")
+        joined.append(first)
+    return joined
 
 
 def _command(change: Change) -> str:

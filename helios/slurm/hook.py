@@ -269,7 +269,9 @@ def _remember(table: Path, text: str) -> None:
     }
     after |= {what: (before[what][0] if what in before else now, None) for what in has}
     if after != before:
-        lines = (f"{since} {'-' if until is None else until} {' '.join(what)}\n" for what, (since, until) in after.items())
+        lines = (
+            f"{since} {'-' if until is None else until} {' '.join(what)}\n" for what, (since, until) in after.items()
+        )
         put(path, "".join(lines), mode=0o640)
 
 

@@ -63,10 +63,9 @@ class Look:
         value = self.value(lever, job_id)
         if not value or self.is_ours(lever, job_id):
             return ""
-        if lever is Lever.ORDER:
-            bears = marks.is_ours(value)
-        else:  # without the flag Helios writes none: there it is a user's
-            bears = self.soft_limits and marks.is_our_time_min(value)
+        # Without the flag Helios writes no TimeMin: there it is a user's.
+        is_order = lever is Lever.ORDER
+        bears = marks.is_ours(value) if is_order else self.soft_limits and marks.is_our_time_min(value)
         return translate.unproved(self.undo) if bears else ""
 
     def hands_off(self, job_id: str) -> str:

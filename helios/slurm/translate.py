@@ -59,9 +59,7 @@ def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
 def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
     """Return whether a job's TimeMin bears Helios' mark, on a Slurm of this release, and is one that Helios wrote."""
     value = minutes(job["time_min_s"])
-    return (
-        release >= SOFT_LIMITS_SINCE and marks.is_our_time_min(value) and undo.proves(Lever.SOFT_LIMIT, job, value)
-    )
+    return release >= SOFT_LIMITS_SINCE and marks.is_our_time_min(value) and undo.proves(Lever.SOFT_LIMIT, job, value)
 
 
 def unproved(undo: JobsUndo) -> str:
@@ -125,9 +123,7 @@ def pending(
     return _frame(QUEUE, _columns(waiting) | levers, rows=len(waiting))
 
 
-def running(
-    jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING
-) -> pd.DataFrame:
+def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
     """Return the jobs that hold resources as ``QUEUE``, oldest start first; ``reason`` says which are completing.
 
     A soft limit is no longer told from the user's own here: on a running job it has no effect.

@@ -22,7 +22,6 @@ from helios.errors import ClusterUnavailable
 from helios.model import Snapshot
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 
-
 UNPROVED = "it bears Helios' mark, and no record says that Helios wrote it"
 
 

@@ -82,9 +82,7 @@ def test_a_release_writes_what_the_cluster_hides_only_on_demand() -> None:
     for job_id in ("j1", "j9"):
         table.cluster.hold(job_id)
     table.cluster.admin_sets_site_factor("j9", 500)
-    release(
-        cluster=table.cluster, ledger=table.ledger, now=table.cluster.now, holder="h", reason="alice", hidden=True
-    )
+    release(cluster=table.cluster, ledger=table.ledger, now=table.cluster.now, holder="h", reason="alice", hidden=True)
     assert what_stands(table, "j1", "j9") == [0, 500]
 
 

@@ -116,7 +116,9 @@ def test_taking_back_comes_before_anything_new() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
     slurm.site["2"] = 137
     undo = having((Lever.ORDER, "2", 137))
-    outcomes = a_cluster(slurm, writes_per_turn=1, undo=undo).apply([an_order(j1=1.0), Restore(reason="stop", job_ids=("2",))])
+    outcomes = a_cluster(slurm, writes_per_turn=1, undo=undo).apply(
+        [an_order(j1=1.0), Restore(reason="stop", job_ids=("2",))]
+    )
     assert slurm.site == {"2": 0}
     assert outcomes[0].result is Result.POSTPONED
 
@@ -219,9 +221,7 @@ def test_a_users_own_minimum_that_bears_the_mark_is_left_and_named(minutes: int)
     assert only(a_cluster(slurm).apply([a_limit("1", 27)])).remark == "the user set a --time-min"
 
 
-@pytest.mark.parametrize(
-    "record", [(Lever.ORDER, "1", 437), (Lever.SOFT_LIMIT, "1", 537), (Lever.ORDER, "2", 537)]
-)
+@pytest.mark.parametrize("record", [(Lever.ORDER, "1", 437), (Lever.SOFT_LIMIT, "1", 537), (Lever.ORDER, "2", 537)])
 def test_a_record_of_another_value_lever_or_job_proves_nothing(record: tuple[Lever, str, int]) -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 537
@@ -268,7 +268,11 @@ def test_a_restore_of_one_lever_leaves_the_other() -> None:
     assert (slurm.site["1"], slurm.jobs["1"]["time_min_s"]) == (137, None)
 
 
-HIDING = [{"priority": 0, "reason": "JobHeldUser"}, {"eligible": START + 10**6}, {"reason": "Dependency", "eligible": None}]
+HIDING = [
+    {"priority": 0, "reason": "JobHeldUser"},
+    {"eligible": START + 10**6},
+    {"reason": "Dependency", "eligible": None},
+]
 
 
 @pytest.mark.parametrize("hiding", HIDING)
@@ -330,7 +334,11 @@ def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2", time_min_s=1020.0))
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
-    rows = [a_standing("1", Lever.ORDER, 0.5), a_standing("2", Lever.SOFT_LIMIT, 660.0), a_standing("3", Lever.ORDER, 1)]
+    rows = [
+        a_standing("1", Lever.ORDER, 0.5),
+        a_standing("2", Lever.SOFT_LIMIT, 660.0),
+        a_standing("3", Lever.ORDER, 1),
+    ]
     cluster.know(pd.DataFrame(rows), keep=True)
     assert cluster.snapshot().pending["urgency"].round(1).tolist() == [0.5, 0]
     assert f"time_min\t2\t{START}\t17\n" in (tmp_path / JOBS_FILE).read_text()

@@ -208,7 +208,7 @@ rows = {{"whole": [("5", "5", "1-8", "PENDING", "0:00")],
                  + [("5", "5", str(n), "PENDING", "0:00") for n in (1, 2, 3, 4, 6, 7, 8)]
                  + [("7", "5", "9", "RUNNING", "0:00")]}}
 for row in rows["tasks" if "--array" in sys.argv else "whole"]:
-    known = dict(zip(("JobID", "ArrayJobID", "ArrayTaskID", "State", "MinTime"), row), HetJobID="0", SubmitTime="1795255200")
+    known = dict(zip(("JobID", "ArrayJobID", "ArrayTaskID", "State", "MinTime"), row), HetJobID="0")
     known["Name"] = "\\nJobId=5 ArrayJobId=5 ArrayTaskId=1-8 JobState=PENDING"
     sys.stdout.write("".join(known.get(name, "N/A") + end for name, end in fields) + "\\n")
 """

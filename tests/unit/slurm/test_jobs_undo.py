@@ -54,15 +54,15 @@ def test_a_line_that_a_crash_cut_short_proves_nothing_and_spoils_no_other(tmp_pa
 
 
 @given(st.binary(max_size=200))
-def test_a_damaged_file_proves_nothing_and_raises_nothing(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_a_damaged_file_proves_nothing_and_raises_nothing(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     folder = tmp_path_factory.mktemp("state")
     (folder / JOBS_FILE).write_bytes(data)
     assert not proves(folder)
 
 
-def test_a_full_disk_is_an_error_and_nothing_counts_as_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_and_nothing_counts_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undo = JobsUndo(tmp_path)
 
     def full(handle: int) -> None:
