@@ -310,8 +310,8 @@ def released(report: TurnReport) -> str:
         )
         raise HeliosError(
             f"Not everything could be taken back; left: {left}. {' '.join(report.notes)}",
-            remedy="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm administrator; it "
-            "needs neither Python nor the database.",
+            remedy="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
+            "administrator; it needs neither Python nor the database.",
         )
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
 
