@@ -218,16 +218,16 @@ class _Turn:
 
     def _what_stays(self) -> str:
         """Say what of Helios stands and stays: of what is in the book only what was seen just now is known to stand."""
-        known = {key for key, row in self.known.real.items() if not row.admins}
-        if self.everything is not None:
-            return ""  # what is left has been said, job by job
-        if self.snapshot is None:
-            return f"of {len(known)} changes in the book nobody looked whether they stand" if known else ""
+        if self.everything is not None or self.snapshot is None:
+            return ""  # what is left has been said, job by job; or nobody could look
         jobs = pending_jobs(self.snapshot)
-        seen = len(carried(list(jobs.values())))
-        hidden = sum(not jobs[job_id].readable(lever) or bool(jobs[job_id].hands_off) for lever, job_id in known)
+        seen = carried(list(jobs.values()))
+        known = [(row.lever, jobs[row.job_id]) for row in self.known.real.values() if not row.admins]
+        hidden = sum(
+            not job.carries(lever) and (not job.readable(lever) or bool(job.hands_off)) for lever, job in known
+        )
         said = [
-            f"{seen} changes of Helios stand on the cluster and stay as they are" if seen else "",
+            f"{len(seen)} changes of Helios stand on the cluster and stay as they are" if seen else "",
             f"of {hidden} the cluster does not show whether they stand" if hidden else "",
         ]
         return "; ".join(filter(None, said))

@@ -198,9 +198,9 @@ class SlurmCluster:
             after = self._seen_after(look)
         except HeliosError as reason:
             return {at: _unread(wish, look, reason) for at, wish in wishes.items()}, []
+        outcomes = {at: became(wish, look, after, answers[wish.job_id]) for at, wish in wishes.items()}
         with suppress(UndoNotWritten):
             self._undo.add(_gone(wishes.values(), after))
-        outcomes = {at: became(wish, look, after, answers[wish.job_id]) for at, wish in wishes.items()}
         return outcomes, list(_changed_unasked(wishes.values(), look, after))
 
     def _answers(self, wishes: Sequence[Wish[int]], look: Look) -> dict[str, str]:

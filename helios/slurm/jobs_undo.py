@@ -21,7 +21,7 @@ from pathlib import Path
 from helios.actions import Lever
 from helios.slurm.backend import RawJob
 from helios.slurm.hook import PUBLISHED, Published, read_published
-from helios.slurm.lasting import make_lasting, put
+from helios.slurm.lasting import give_to_owner, make_lasting, put
 from helios.slurm.undo import UndoNotWritten
 
 JOBS_FILE = "jobs.undo"
@@ -230,6 +230,8 @@ def _append(path: Path, text: str) -> None:
     is_new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     try:
+        if is_new:
+            give_to_owner(handle, path.parent)
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             text = f"\n{text}"  # the line before was cut short

@@ -37,6 +37,13 @@ def make_lasting(folder: Path) -> None:
         os.close(handle)
 
 
+def give_to_owner(handle: int, folder: Path) -> None:
+    """Give an open file that root has made to the owner of its folder: a service must read and change its own."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.fchown(handle, owner.st_uid, owner.st_gid)
+
+
 def _written_beside(path: Path, text: str, mode: int) -> Path:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     fresh = Path(name)
@@ -45,6 +52,7 @@ def _written_beside(path: Path, text: str, mode: int) -> Path:
             file.write(text)
             file.flush()
             os.fchmod(handle, mode)
+            give_to_owner(handle, path.parent)
             os.fsync(handle)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -293,6 +293,7 @@ def test_what_nobody_can_read_is_written_on_demand_where_helios_had_set_it_and_o
     cluster = a_cluster(slurm, undo=having((Lever.ORDER, "1", 4037)))
     outcome = only(cluster.apply([Restore(reason="stop", hidden=True)]))
     assert (outcome.result, outcome.before, outcome.after) == (Result.DONE, "priority 104037", "priority 100000")
+    assert "Helios had written SiteFactor 4037" in outcome.remark
     assert slurm.site == {"1": 0, "2": 600}
     assert cluster.apply([Restore(reason="stop", hidden=True)]) == []
 

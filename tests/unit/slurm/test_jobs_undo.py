@@ -166,3 +166,15 @@ def test_what_was_published_long_ago_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / PUBLISHED).write_text("1 2 site_factor alice gpu * 4037\n")
     published(tmp_path, ROW)
     assert {what[1] for what in read_published(tmp_path / PUBLISHED).spans} == {"ann%2Bo%40lab"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file in another user's folder")
+def test_what_root_makes_in_the_services_folder_is_the_services(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65533, 65532)
+    JobsUndo(tmp_path).add([a_value()])
+    (tmp_path / PUBLISHED).parent.mkdir()
+    os.chown(tmp_path / PUBLISHED.parent, 65533, 65532)
+    published(tmp_path, ROW)
+    for file in (JOBS_FILE, PUBLISHED, TABLE):
+        found = (tmp_path / file).stat()
+        assert (found.st_uid, found.st_gid) == (65533, 65532)

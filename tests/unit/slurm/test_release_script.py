@@ -217,3 +217,29 @@ def test_a_list_of_nodes_cannot_carry_more_than_a_list(slurm: SlurmOnPath) -> No
     (slurm.state / "nodes.undo").write_text("keep_awake\tn1;reboot\nasleep\t-n1 state=down\n")
     assert "2 lines of" in slurm.release().said
     assert slurm.updates == []
+
+
+def test_a_nodes_file_that_is_a_link_is_told_and_not_read(slurm: SlurmOnPath) -> None:
+    (slurm.folder / "elsewhere").write_text("weight\tn1\t10\n")
+    (slurm.state / "nodes.undo").symlink_to(slurm.folder / "elsewhere")
+    ran = slurm.release()
+    assert (ran.status, slurm.updates) == (1, [])
+    assert "nodes.undo is a link, or somebody else's: it is not read" in ran.said
+
+
+def test_a_pause_of_the_office_of_nodes_follows_no_link(slurm: SlurmOnPath) -> None:
+    power = slurm.folder / "state-power"
+    power.mkdir()
+    (power / "PAUSED").symlink_to(slurm.folder / "victim")
+    assert slurm.release().status == 1
+    assert not (slurm.folder / "victim").exists()
+
+
+def test_a_link_in_place_of_the_hooks_table_is_removed_and_what_it_leads_to_is_not(slurm: SlurmOnPath) -> None:
+    victim = slurm.folder / "victim"
+    victim.write_text("precious")
+    (slurm.state / "hook").mkdir()
+    (slurm.state / "hook" / "table").symlink_to(victim)
+    assert slurm.release().status == 0
+    assert victim.read_text() == "precious"
+    assert not (slurm.state / "hook" / "table").is_symlink()
