@@ -196,6 +196,7 @@ look() {
 # The records of what Helios wrote to jobs, and whether the site has soft limits: without them no TimeMin is Helios'.
 read_records() {
   : >"$work/wrote"; : >"$work/published"; soft=
+  [ ! -d "$state" ] || [ -x "$state" ] || problem "$state/jobs.undo was not read: this user may not look into $state"
   text_of "$state" jobs.undo >"$work/raw_wrote" || { : >"$work/raw_wrote"; problem "$state/jobs.undo was not read"; }
   text_of "$state" hook/published >"$work/raw_published" || : >"$work/raw_published"
   awk '/^(site_factor|time_min)\t[0-9]+\t[0-9]+\t-?[0-9]+$/' "$work/raw_wrote" >"$work/wrote" &&

@@ -110,5 +110,7 @@ def hooked(hooked_cluster: Hooked) -> Iterator[Hooked]:
     retract(hooked_cluster.table)
     for folder in (hooked_cluster.state, hooked_cluster.table.parent):
         (folder / "PAUSED").unlink(missing_ok=True)
+    if hooked_cluster.state.exists():
+        hooked_cluster.state.chmod(0o755)
     for record in (PUBLISHED, Path(JOBS_FILE)):
         (hooked_cluster.state / record).unlink(missing_ok=True)

@@ -242,7 +242,7 @@ def test_a_job_whose_priority_an_admin_set_meanwhile_keeps_it(hooked: Hooked, pa
 
 def test_it_says_so_where_it_may_not_write(hooked: Hooked, path: Path) -> None:
     job = a_job(hooked, 4037)
-    hooked.state.mkdir(exist_ok=True)
+    hooked.state.chmod(0o755)
     (hooked.state / JOBS_FILE).chmod(0o644)
     ran = release(hooked, path, user="alice")
     assert ran.status == 1
@@ -250,8 +250,10 @@ def test_it_says_so_where_it_may_not_write(hooked: Hooked, path: Path) -> None:
     assert "PAUSED cannot be created" in ran.said
 
 
-def test_it_says_so_where_it_may_not_read_what_helios_wrote(hooked: Hooked, path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o755, 0o750])
+def test_it_says_so_where_it_may_not_read_what_helios_wrote(hooked: Hooked, path: Path, mode: int) -> None:
     a_job(hooked, 4037)
+    hooked.state.chmod(mode)
     ran = release(hooked, path, user="alice")
     assert ran.status == 1
     assert "jobs.undo was not read" in ran.said
