@@ -204,12 +204,16 @@ class Restore:
         None: every lever.
     job_ids : tuple of str, optional
         None: every job that Helios ever touched and that is still pending.
+    hidden : bool
+        Whether to write also where the cluster hides what stands and Helios had written something: an admin who has
+        written there since loses that. Only a person asks for it.
     reason : str
         Why, for a person.
     """
 
     lever: Lever | None = None
     job_ids: tuple[str, ...] | None = None
+    hidden: bool = False
     reason: str
 
 

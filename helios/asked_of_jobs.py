@@ -19,6 +19,8 @@ Value = TypeVar("Value", int, float)
 
 GONE = "it is no longer pending"
 INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
+HIDDEN = "the cluster hides what stands on it now"
+"""Begins the remark about a value of Helios that is not taken back, since nobody can see whether it still stands."""
 TOO_LONG = "it is not below the time limit"
 USERS_OWN = "the user set a --time-min"
 SOFT_LIMIT_FLAG = "time_min_as_soft_limit"
@@ -73,6 +75,8 @@ class Wish(Generic[Value]):
         The action's own for this job.
     wanted : int or float
         In the ``terms`` of the cluster.
+    unseen : bool
+        Whether it is to be written also where nobody can read what stands.
     """
 
     action: str
@@ -81,6 +85,7 @@ class Wish(Generic[Value]):
     reason: str
     wanted: Value
     terms: Terms[Value]
+    unseen: bool = False
 
     @property
     def takes_back(self) -> bool:
@@ -120,7 +125,7 @@ def wishes_of(
     pending : callable
         Returns the ids of the pending jobs on which Helios may have set something.
     is_set : callable
-        Returns whether Helios has, or may have, set a lever of one of these.
+        Returns whether there is something to do, or to say, about a lever of one of these.
 
     Raises
     ------
@@ -155,6 +160,7 @@ def wishes_of(
                 reason=action.reason,
                 wanted=terms.nothing(lever),
                 terms=terms,
+                unseen=action.hidden,
             )
     else:
         raise TypeError(f"{type(action).__name__} is not an action; there are Reorder, SoftLimit and Restore")
@@ -180,13 +186,17 @@ class Ground:
     before : int, optional
         What stands on the lever; None: it cannot be read.
     is_set : bool
-        Whether Helios has, or may have, set that.
+        Whether it is proved that Helios has set that.
     hands_off : str
         Why the job must be left alone; empty: it need not.
     soft_limits : bool
         Whether a TimeMin is a soft limit here; else it lets Slurm shorten the job.
     time_limit : int
         Of the job, min; 0: none.
+    hidden : int
+        What Helios wrote where nobody can read what stands now; 0: nothing.
+    suspect : str
+        Why what stands, and bears Helios' mark, is left; empty: it bears none, or is proved.
     """
 
     before: int | None
@@ -194,6 +204,8 @@ class Ground:
     hands_off: str
     soft_limits: bool
     time_limit: int
+    hidden: int = 0
+    suspect: str = ""
 
 
 def verdict(wish: Wish[int], ground: Ground) -> Outcome | None:
@@ -210,6 +222,11 @@ def verdict(wish: Wish[int], ground: Ground) -> Outcome | None:
 def _of_a_restore(wish: Wish[int], ground: Ground) -> Outcome | None:
     if ground.is_set:
         return None
+    if ground.before is None and ground.hidden:
+        wrote = f"Helios had written {wish.terms.words(wish.lever, ground.hidden)}"
+        return None if wish.unseen else wish.outcome(Result.REFUSED, remark=f"{HIDDEN}; {wrote}")
+    if ground.suspect:
+        return wish.outcome(Result.REFUSED, before=ground.before, remark=ground.suspect)
     if ground.before and ground.hands_off:
         return wish.outcome(Result.REFUSED, before=ground.before, remark=ground.hands_off)
     return _unchanged(wish, ground)

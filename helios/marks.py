@@ -1,8 +1,8 @@
 """The values that Helios writes into Slurm, and how it knows them again.
 
-Ownership is written into the values themselves, so that it survives a restart, a lost database and a site without
-Python: every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. What tells the same
-without Helios - ``job_submit.lua`` and ``helios-release.sh`` - has these numbers again.
+Every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. A mark alone proves nothing,
+as users and admins may write such a value too: only with a record (``helios.slurm.jobs_undo``) is it Helios' own. What
+tells the same without Helios - ``job_submit.lua`` and ``helios-release.sh`` - has these numbers again.
 """
 
 from __future__ import annotations

@@ -1,32 +1,38 @@
 #!/bin/sh
 # Takes Helios off a cluster, with Helios, its database and Python broken or gone: a shell, awk and Slurm's own
-# commands are enough. What Helios wrote to jobs is known by its mark, so no record of it is needed: a SiteFactor whose
-# last two digits are 37, a TimeMin whose minutes end in 7. What it did to nodes stands in a file that it wrote before it
-# did it. Run it as root, SlurmUser or a Slurm administrator; for jobs alone an operator will do.
+# commands are enough. What Helios wrote to jobs and did to nodes stands in files that it wrote before it did it; of a
+# job it takes back what stands there and bears Helios' mark: a SiteFactor whose last two digits are 37, a TimeMin whose
+# minutes end in 7. Run it as root, SlurmUser or a Slurm administrator; for jobs alone an operator will do who can read
+# the state folder.
 set -u
 
 usage() { cat <<'TEXT'
-usage: helios-release.sh [--dry-run] [--jobs-only | --nodes-only] [--keep-unseen] [--wait SECONDS]
+usage: helios-release.sh [--dry-run] [--jobs-only | --nodes-only] [--hidden] [--by-mark] [--wait SECONDS]
                          [--state FOLDER] [--table FILE]
 
   1. creates FOLDER/PAUSED, so that Helios and the priority hook change nothing more
   2. removes the priority hook's table
-  3. sets SiteFactor and TimeMin of every pending job that carries Helios's mark back to none
+  3. sets SiteFactor and TimeMin of every pending job back to none where FOLDER/jobs.undo says that Helios wrote just
+     that value to that job, or FOLDER/hook/published that its hook did
   4. sets weights of nodes and SuspendExcNodes back to the site's own, and wakes every node that Helios put to sleep;
      one that is falling asleep can only be woken when it is asleep, and is waited for
   5. reads it all back
 
-Of an array that carries the mark, every pending task is set to none, also one that somebody else has changed. What
-Helios did to nodes stands in FOLDER/nodes.undo; when all of it is taken back, that becomes nodes.undo.released. A node
-that is drained or under maintenance meanwhile is left to its admin, as it is. Where there is a FOLDER-power, the state
-folder of helios-power.service, that Helios is paused and its nodes.undo taken back too, unless --jobs-only.
+A job that bears the mark and is in no record is left, and named. So is a job of FOLDER/jobs.undo whose SiteFactor Slurm
+hides now: it is held, waits for a time or for another job, or has a priority of its own. What Helios did to nodes stands
+in FOLDER/nodes.undo; when all of it is taken back, that becomes nodes.undo.released. A node that is drained or under
+maintenance meanwhile is left to its admin, as it is. Where there is a FOLDER-power, the state folder of
+helios-power.service, that Helios is paused and its nodes.undo taken back too, unless --jobs-only. In folders of another
+user all is done as that user, and no link is followed there.
 
   --dry-run      say what would be done, do nothing
   --jobs-only    leave nodes as they are
   --nodes-only   leave jobs and the hook's table as they are
   --wait SECONDS how long to wait for nodes that are falling asleep; default Slurm's SuspendTimeout and a minute
-  --keep-unseen  leave the jobs alone whose SiteFactor Slurm does not show (held, waiting for a time or for another
-                 job); without it they are set to none too, and what their priority was and became is printed
+  --hidden       set the SiteFactor of those jobs to none too that Slurm hides and FOLDER/jobs.undo names; what an admin
+                 has written there since is lost: what their priority was and became is printed
+  --by-mark      go by the mark alone, for a state folder that is lost: it takes a user's own --time-min=17, and an
+                 admin's SiteFactor of 537, for Helios'
   --state FOLDER Helios's control.state_folder; default $HELIOS_CONTROL_STATE_FOLDER, else /var/lib/helios
   --table FILE   the hook's table; default FOLDER/hook/table
 
@@ -35,12 +41,13 @@ To let Helios work again: helios resume, or rm FOLDER/PAUSED; and rm FOLDER-powe
 TEXT
 }
 
-dry= keep= table= jobs=yes nodes=yes limit=
+dry= hidden= by_mark= table= jobs=yes nodes=yes limit=
 state=${HELIOS_CONTROL_STATE_FOLDER:-/var/lib/helios}
 while [ $# -gt 0 ]; do
   case $1 in
   -n | --dry-run) dry=yes ;;
-  --keep-unseen) keep=yes ;;
+  --hidden) hidden=yes ;;
+  --by-mark) by_mark=yes ;;
   --jobs-only) nodes= ;;
   --nodes-only) jobs= ;;
   --state | --table | --wait)
@@ -63,14 +70,15 @@ say() { printf 'helios-release: %s\n' "$*"; }
 bad=0
 problem() { say "PROBLEM: $*" >&2; bad=1; }
 
-for program in ${jobs:+squeue sprio} scontrol awk sort mktemp; do
+for program in ${jobs:+squeue sprio} scontrol awk sort mktemp ls id; do
   command -v "$program" >/dev/null || { problem "$program is not on PATH"; exit 1; }
 done
 # The environment of whoever runs this must not filter or reformat what Slurm prints.
 for name in $(env | sed -n 's/^\(S\(QUEUE\|PRIO\|CONTROL\)_[A-Z_]*\|SLURM_CLUSTERS\|SLURM_TIME_FORMAT\|SLURM_BITSTR_LEN\)=.*/\1/p'); do
   unset "$name"
 done
-LC_ALL=C; export LC_ALL
+LC_ALL=C SLURM_TIME_FORMAT=%s; export LC_ALL SLURM_TIME_FORMAT
+umask 022
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
@@ -81,94 +89,225 @@ sift() {
   awk "$@" >"$work/raw" && sort -u "$work/raw" >"$work/$name"
 }
 
-# Pending jobs into files of lines: factors (id SiteFactor) and queue (id TimeMin priority); from them, ids.
-# sprio names a job once for each of its partitions, an array once by its master id.
-# TimeMin is [days-]hours:minutes:seconds or minutes:seconds.
-look() {
-  squeue -h -a -t PD -O 'JobID:24,MinTime:24,PriorityLong:24' >"$work/squeue" &&
-    sprio -h -o '%i %S' >"$work/sprio" &&
-    sift factors 'NF >= 2 { print $1, $2 }' "$work/sprio" &&
-    sift queue 'NF >= 3 { print $1, $2, $3 }' "$work/squeue" &&
-    sift marked '{ size = $2 < 0 ? -$2 : $2; if (size % 100 == 37) print $1 }' "$work/factors" &&
-    sift unseen 'FILENAME == ARGV[1] { seen[$1]; next } !($1 in seen) { print $1 }' "$work/factors" "$work/queue" &&
-    sift limited '{ n = split($2, part, /[-:]/); if (n >= 2 && part[n - 1] % 10 == 7) print $1 }' "$work/queue"
+# The owner of a folder as "uid gid".
+owner() { ls -ldn "$1/." 2>/dev/null | awk '{ print $3, $4 }'; }
+
+# FOLDER SCRIPT ARGUMENT...: a shell's script in a folder, as the folder's owner where root runs this: whatever links lie
+# there lead nowhere that the owner could not go. The script has the arguments from $1 on, and is in the folder.
+within() {
+  folder=$1 script=$2; shift 2
+  set -- "$script" sh "$@"
+  who=$(owner "$folder")
+  [ -n "$who" ] || return 1
+  if [ "$(id -u)" != 0 ] || [ "${who% *}" = 0 ]; then (cd "$folder/." && exec sh -c "$@")
+  elif command -v setpriv >/dev/null; then
+    (cd "$folder/." && exec setpriv --reuid "${who% *}" --regid "${who#* }" --clear-groups sh -c "$@")
+  else
+    problem "$folder is another user's, and setpriv (util-linux) is not on PATH: nothing is done there"; return 1
+  fi
 }
+
+# FOLDER FILE: a file's text, onto the standard output; nothing where there is none. A link, or what belongs to neither
+# the folder's owner nor root, is not read.
+text_of() {
+  [ -e "$1/$2" ] || [ -h "$1/$2" ] || return 0
+  if ! is_plain "$1" "$2"; then problem "$1/$2 is a link, or somebody else's: it is not read"; return 1; fi
+  within "$1" '[ ! -h "$1" ] && [ -f "$1" ] && cat "./$1"' "$2"
+}
+
+# FOLDER FILE: whether a file, and the folder between, is no link, and is the folder's owner's or root's.
+is_plain() {
+  case $2 in */*) [ ! -h "$1/${2%/*}" ] || return 1 ;; esac
+  [ ! -h "$1/$2" ] && [ -f "$1/$2" ] || return 1
+  whose=$(ls -ln "$1/$2" | awk '{ print $3 }') folders=$(owner "$1")
+  [ "$whose" = 0 ] || [ "$whose" = "${folders% *}" ]
+}
+
+# What Helios wrote to jobs, into lines of words; then pending jobs. From both, what is to be done into files of lines:
+# - ours: SiteFactor or TimeMin, and the job as scontrol is to be told of it, what stands
+# - hidden: the job, what Helios had written, the priority
+# - odd: what bears the mark and is in no record
+# Of an array whose tasks have one record, a line of squeue --array for each has the record's number: tasks that somebody
+# split off have their own. No job's name is asked for, so that none can look like a line.
+# sprio shows a job whose priority was set directly with all factors 0.
+look() {
+  squeue -h -a --array -t PD -O 'JobID:|,ArrayJobID:|,ArrayTaskID:|,SubmitTime:|,UserName:|,Partition:|,TimeLimit:|,MinTime:|,PriorityLong:|,RestartCnt:|' \
+    >"$work/squeue" && sprio -h -o '%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T' >"$work/sprio" &&
+    awk -F '|' -v by_mark="$by_mark" -v soft="$soft" '
+      function minutes(text,   n, part, days) { # [days-]hours:minutes:seconds or minutes:seconds
+        days = 0
+        if (split(text, part, "-") == 2) { days = part[1]; text = part[2] }
+        n = split(text, part, ":")
+        if (n == 2) return days * 1440 + part[1]
+        return n == 3 ? days * 1440 + part[1] * 60 + part[2] : 0
+      }
+      function published(word, user, where, limit, value, at_s,   i, key) {
+        for (i = 0; i < 2; i++) {
+          key = word " " (i ? "*" : user) " " where " " limit " " value
+          if (key in since && at_s >= since[key] - 300 && (until[key] == "-" || at_s <= until[key] + 300)) return 1
+        }
+        return 0
+      }
+      # Whether it is proved that Helios wrote a value: to this job, to its array, or its hook.
+      function proved(word, value, limit) {
+        if (by_mark) return 1
+        return ((word, when($1), $1, value) in wrote) || ((word, when($2), $2, value) in wrote) || published(word, $5, $6, limit, value, $4)
+      }
+      # A requeue is a new submission.
+      function when(id) { return $10 + 0 > 0 && !(("any", $4, id) in known) ? "before" : $4 }
+      FILENAME == ARGV[1] {
+        split($0, part, "\t"); known["any", part[3], part[2]]
+        for (i = 0; i < 2; i++) {
+          at = i ? "before" : part[3]
+          wrote[part[1], at, part[2], part[4]]; last[part[1], at, part[2]] = part[4]
+        }
+        next
+      }
+      FILENAME == ARGV[2] { split($0, part, " "); key = part[3] " " part[4] " " part[5] " " part[6] " " part[7]
+                            since[key] = part[1]; until[key] = part[2]; next }
+      { for (i = 1; i <= NF; i++) gsub(/^ +| +$/, "", $i) }
+      FILENAME == ARGV[3] {
+        if ($1 !~ /^[0-9]+$/) next
+        zero = 1; for (i = 3; i <= NF; i++) if ($i + 0 != 0) zero = 0
+        if (!(zero && $2 + 0 > 10)) factor[$1] = $3
+        next
+      }
+      NF < 10 || $1 !~ /^[0-9]+$/ || $2 !~ /^[0-9]+$/ || $4 !~ /^[0-9]+$/ { print "strange", $1; next }
+      {
+        target = $1 == $2 && $3 ~ /^[0-9]+$/ ? $1 "_" $3 : $1
+        if ($1 in factor) {
+          size = factor[$1] < 0 ? -factor[$1] : factor[$1]
+          if (size % 100 == 37) print (proved("site_factor", factor[$1], "*") ? "SiteFactor" : "odd"), target, "SiteFactor=" factor[$1]
+        } else {
+          had = (("site_factor", when($1), $1) in last) ? last["site_factor", when($1), $1] : last["site_factor", when($2), $2]
+          if (had + 0) print "hidden", target, had, $9
+        }
+        least = minutes($8)
+        if (least % 10 == 7) {
+          if (proved("time_min", least, $7 == "UNLIMITED" ? "-" : minutes($7))) print "TimeMin", target, "TimeMin=" least
+          else if (soft) print "odd", target, "TimeMin=" least
+        }
+      }' "$work/wrote" "$work/published" "$work/sprio" "$work/squeue" >"$work/found" || return 1
+  for kind in SiteFactor TimeMin hidden odd strange; do
+    awk -v kind=$kind '$1 == kind { print $2, $3, $4 }' "$work/found" | sort -u >"$work/$kind" || return 1
+  done
+}
+
+# The records of what Helios wrote to jobs, and whether the site has soft limits: without them no TimeMin is Helios'.
+read_records() {
+  : >"$work/wrote"; : >"$work/published"; soft=
+  [ ! -d "$state" ] || [ -x "$state" ] || problem "$state/jobs.undo was not read: this user may not look into $state"
+  text_of "$state" jobs.undo >"$work/raw_wrote" || { : >"$work/raw_wrote"; problem "$state/jobs.undo was not read"; }
+  text_of "$state" hook/published >"$work/raw_published" || : >"$work/raw_published"
+  awk '/^(site_factor|time_min)\t[0-9]+\t[0-9]+\t-?[0-9]+$/' "$work/raw_wrote" >"$work/wrote" &&
+    awk '/^[0-9]+ ([0-9]+|-) (site_factor|time_min) [^ ]+ [^ ]+ ([0-9]+|[*]) -?[0-9]+$/' "$work/raw_published" \
+      >"$work/published" && scontrol show config >"$work/config" || return 1
+  ! grep_soft || soft=yes
+}
+grep_soft() { awk '/^SchedulerParameters/ && /time_min_as_soft_limit/ { found = 1 } END { exit !found }' "$work/config"; }
 
 count() { awk 'END { print NR }' "$1"; }
 
 # FIELD=VALUE FILE [KIND]: a job that has started or ended meanwhile is refused and needs nothing; the look afterwards
-# decides.
+# decides. Of an array the tasks are named that have one record (M_[1-4,6]), each array in a call of its own.
 write() {
-  awk -v most=$BATCH '{ line = line (n++ ? "," : "") $1; if (n == most) { print line; line = ""; n = 0 } }
-       END { if (n) print line }' "$2" >"$work/batches"
+  sort -t _ -k 1,1n -k 2,2n "$2" | awk -v most=$BATCH -v jobs="${3:-yes}" '
+    function end_span() { if (first != "") list = list (list ? "," : "") (first == last ? first : first "-" last); first = "" }
+    function end_array() { end_span(); if (list) print master "_[" list "]"; list = "" }
+    jobs == "yes" && split($1, part, "_") == 2 {
+      if (part[1] != master) { end_array(); master = part[1] }
+      if (first != "" && part[2] == last + 1) { last = part[2]; next }
+      end_span(); first = last = part[2]; next
+    }
+    { line = line (n++ ? "," : "") $1; if (n == most) { print line; n = 0; line = "" } }
+    END { end_array(); if (n) print line }' >"$work/batches"
   while read -r ids; do
     scontrol update "${3:-jobid}=$ids" "$1" >>"$work/answers" 2>&1 </dev/null ||
-      printf '%s\n' "$ids" | tr , '\n' >>"$work/refused"
+      printf '%s\n' "$ids" >>"$work/refused"
   done <"$work/batches"
 }
 
+# A pause file must not be created where a link leads: Helios takes a link for a pause, the hook does not.
 pause() {
-  if [ -e "$1/PAUSED" ]; then say "$1/PAUSED is there"
+  if [ -h "$1/PAUSED" ]; then problem "$1/PAUSED is a link: it is not followed; look who made it"
+  elif [ -e "$1/PAUSED" ]; then say "$1/PAUSED is there"
   elif [ -n "$dry" ]; then say "would create $1/PAUSED"
-  elif mkdir -p "$1" && echo "helios-release.sh, $(date -u '+%Y-%m-%d %H:%M:%S') UTC" >"$1/PAUSED"; then
+  elif { [ -d "$1" ] || mkdir -p "$1"; } && within "$1" 'set -C; echo "$1" >PAUSED' \
+    "helios-release.sh, $(date -u '+%Y-%m-%d %H:%M:%S') UTC" 2>/dev/null; then
     say "created $1/PAUSED"
   else problem "$1/PAUSED cannot be created: stop Helios yourself"
   fi
 }
 
 retract() {
-  if [ ! -e "$table" ]; then say "no table at $table"
+  if [ -h "${table%/*}" ]; then problem "${table%/*} is a link: the hook's table behind it is left; remove it yourself"
+  elif [ ! -e "$table" ] && [ ! -h "$table" ]; then say "no table at $table"
   elif [ -n "$dry" ]; then say "would remove $table"
-  elif rm -f "$table"; then say "removed $table"
+  elif within "${table%/*}" 'rm -f "./$1"' "${table##*/}"; then say "removed $table"
   else problem "$table cannot be removed: the hook goes by it until it expires"
   fi
 }
 
-# Jobs whose SiteFactor Slurm hides, on two looks: the priority tells what was taken back, except of held jobs.
-release_unseen() {
-  [ -z "$keep" ] && [ -s "$work/unseen" ] || return 0
-  cp "$work/unseen" "$work/once" || return 1
-  sleep 2 # a job just submitted, or a controller just reconfigured, is not in sprio for a moment
-  look || return 1
-  sift blind 'FILENAME == ARGV[1] { once[$1]; next } $1 in once { print $1 }' "$work/once" "$work/unseen" || return 1
-  [ -s "$work/blind" ] || return 0
-  awk 'FILENAME == ARGV[1] { hidden[$1]; next } $1 in hidden { print $1, $3 }' "$work/blind" "$work/queue" >"$work/before"
+# Only when asked to: of a job that Helios had set and Slurm hides now nobody can tell whether an admin has set it since.
+release_hidden() {
+  [ -n "$hidden" ] && [ -s "$work/hidden" ] || return 0
+  cp "$work/hidden" "$work/before" || return 1
+  say "setting the SiteFactor of $(count "$work/before") pending jobs to none that Slurm hides and Helios had set"
   : >"$work/refused"
-  write SiteFactor=0 "$work/blind"
-  while read -r id; do # of a batch that was refused, Slurm changed those it could
-    scontrol update "jobid=$id" SiteFactor=0 </dev/null >/dev/null 2>&1 || echo "$id"
-  done <"$work/refused" >"$work/stubborn"
+  write SiteFactor=0 "$work/before"
   look || return 1
-  sift stuck 'FILENAME == ARGV[1] { no[$1]; next } $1 in no { print $1 }' "$work/stubborn" "$work/unseen" || return 1
-  [ ! -s "$work/stuck" ] || problem "$(count "$work/stuck") jobs that Slurm does not show the SiteFactor of were refused"
-  say "set SiteFactor of $(count "$work/blind") pending jobs to none that Slurm does not show it of"
-  awk 'FILENAME == ARGV[1] { was[$1] = $2; next }
-       $1 in was && was[$1] != $3 {
-         gone = was[$1] - $3; size = gone < 0 ? -gone : gone
-         printf "helios-release: job %s: priority %s, was %s%s\n", $1, $3, was[$1], size % 100 == 37 ? "" : \
-           "; that was not Helios'\''s: scontrol update jobid=" $1 " SiteFactor=" gone }' "$work/before" "$work/queue"
+  if [ -s "$work/refused" ]; then problem "jobs whose SiteFactor Slurm hides were refused: $(names "$work/refused")"; return; fi
+  # Nothing can be read back but the priority.
+  awk 'FILENAME == ARGV[1] { had[$1] = $2; was[$1] = $3; next }
+       $1 in was { printf "helios-release: job %s: priority %s, was %s; Helios had written SiteFactor %s\n", $1, $3, was[$1], had[$1] }' \
+    "$work/before" "$work/hidden"
+  remember_gone "$work/before" SiteFactor
+  : >"$work/hidden"
 }
 
 report_only() {
-  say "would set SiteFactor of $(count "$work/marked") pending jobs to none"
-  say "would set TimeMin of $(count "$work/limited") pending jobs to none"
-  say "SiteFactor of $(count "$work/unseen") pending jobs is not shown by Slurm;" \
-    "would ${keep:+not }set it to none"
+  say "would set SiteFactor of $(count "$work/SiteFactor") pending jobs to none: $(names "$work/SiteFactor")"
+  say "would set TimeMin of $(count "$work/TimeMin") pending jobs to none: $(names "$work/TimeMin")"
+  say "of $(count "$work/hidden") pending jobs that Helios had set Slurm hides the SiteFactor;" \
+    "would $([ -n "$hidden" ] || echo 'not ')set it to none: $(names "$work/hidden")"
+  say "$(count "$work/odd") values bear Helios' mark and are in no record; would leave them: $(names "$work/odd")"
 }
 
 # For Helios' next turn: what it then finds gone was taken back by nobody who wants that job or node left alone. Not with
 # ":", after whose failed redirection a shell ends.
-leave_word() { { true >"$1"; } 2>/dev/null || say "$1 cannot be created"; }
+leave_word() {
+  if [ -h "$1/$2" ]; then problem "$1/$2 is a link: it is not followed"; return; fi
+  [ -e "$1/$2" ] ||
+    within "$1" 'set -C; : >"$1"' "$2" 2>/dev/null || say "$1/$2 cannot be created"
+}
+
+# FILE FIELD: jobs of which a value was taken back, into Helios' own record, so that nobody takes it for standing.
+remember_gone() {
+  [ -e "$state/jobs.undo" ] && is_plain "$state" jobs.undo || return 0
+  word=site_factor; [ "$2" = SiteFactor ] || word=time_min
+  awk -F '|' -v word=$word 'FILENAME == ARGV[1] { split($0, part, " "); gone[part[1]]; next }
+    { for (i = 1; i <= 4; i++) gsub(/ /, "", $i)
+      target = $1 == $2 && $3 ~ /^[0-9]+$/ ? $1 "_" $3 : $1
+      if (target in gone) printf "%s\t%s\t%s\t0\n", word, $1, $4 }' "$1" "$work/squeue" | sort -u >"$work/gone"
+  within "$state" 'cat >>"./$1"' jobs.undo <"$work/gone" 2>/dev/null || say "$state/jobs.undo cannot be written"
+}
 
 release_marked() {
-  leave_word "$state/RELEASED"
+  leave_word "$state" RELEASED
   pass=0
-  while [ -s "$work/marked" ] || [ -s "$work/limited" ]; do
+  while [ -s "$work/SiteFactor" ] || [ -s "$work/TimeMin" ]; do
     pass=$((pass + 1)); [ $pass -le $PASSES ] || break
-    say "SiteFactor of $(count "$work/marked") and TimeMin of $(count "$work/limited") pending jobs: setting to none"
-    write SiteFactor=0 "$work/marked"
-    write TimeMin=0 "$work/limited"
+    for field in SiteFactor TimeMin; do
+      [ -s "$work/$field" ] || continue
+      say "$field of $(count "$work/$field") pending jobs: setting to none: $(names "$work/$field")"
+      cp "$work/$field" "$work/was_$field" || return 1
+      write "$field=0" "$work/$field"
+    done
     look || return 1
+    for field in SiteFactor TimeMin; do
+      [ ! -s "$work/was_$field" ] || [ -s "$work/$field" ] || remember_gone "$work/was_$field" $field
+      : >"$work/was_$field"
+    done
   done
 }
 
@@ -177,33 +316,44 @@ tell_answers() {
 }
 
 judge_jobs() {
-  if [ -s "$work/marked" ] || [ -s "$work/limited" ]; then
-    problem "SiteFactor of $(count "$work/marked") and TimeMin of $(count "$work/limited") jobs still stand:" \
-      "$(sort -u "$work/marked" "$work/limited" | head -n 10 | tr '\n' ' ')"
+  if [ -s "$work/SiteFactor" ] || [ -s "$work/TimeMin" ]; then
+    problem "SiteFactor of $(count "$work/SiteFactor") and TimeMin of $(count "$work/TimeMin") jobs still stand:" \
+      "$(awk '{ print $1 }' "$work/SiteFactor" "$work/TimeMin" | sort -u | head -n 10 | tr '\n' ' ')"
     tell_answers
   fi
-  [ -z "$keep" ] || [ ! -s "$work/unseen" ] ||
-    problem "$(count "$work/unseen") pending jobs were left alone whose SiteFactor Slurm does not show"
-  [ $bad = 0 ] && say "read back: nothing of Helios is left on pending jobs"
+  if [ -s "$work/hidden" ]; then
+    problem "of $(count "$work/hidden") jobs that Helios had set Slurm hides the SiteFactor, so they are left:" \
+      "$(awk '{ printf "%s%s (SiteFactor %s)", n++ ? ", " : "", $1, $2 } n == 10 { exit }' "$work/hidden"). A paused" \
+      "Helios takes it back once it can be read; at once: scontrol update jobid=N SiteFactor=0, or for all: $0 --hidden"
+  fi
+  if [ -s "$work/odd" ]; then
+    problem "$(count "$work/odd") values bear Helios' mark and are in no record:" \
+      "$(awk '{ printf "%s%s (%s)", n++ ? ", " : "", $1, $2 } n == 10 { exit }' "$work/odd"); not touched. If they are" \
+      "Helios' own, its state folder lost: $0 --by-mark"
+  fi
+  [ ! -s "$work/strange" ] || problem "$(count "$work/strange") lines of squeue are not understood"
+  [ $bad = 0 ] && say "read back: nothing that Helios is known to have set is left on pending jobs"
 }
 
 release_jobs() {
   retract
+  if ! read_records; then problem "Slurm does not answer: nothing was read"; return; fi
   if ! look; then problem "Slurm does not answer: nothing was read"; return; fi
   if [ -n "$dry" ]; then report_only; return; fi
-  if ! { release_marked && release_unseen && release_marked; }; then problem "Slurm stopped answering"; fi
+  if ! { release_marked && release_hidden && release_marked; }; then problem "Slurm stopped answering"; fi
   judge_jobs
 }
 
 # What Helios wrote down of nodes into files of lines: ours (node), owns (node weight), list (the site's SuspendExcNodes).
 read_undo() {
   : >"$work/list"
+  text_of "${undo%/*}" nodes.undo >"$work/undo" || return 1
   awk -F '\t' -v ours="$work/slept" -v owns="$work/weighed" -v list="$work/list" '
     BEGIN { name = "^[A-Za-z0-9_.-]+$"; printf "" >ours; printf "" >owns }
     NF == 2 && $1 == "asleep" && $2 ~ name { print $2 >ours; next }
     NF == 3 && $1 == "weight" && $2 ~ name && $3 ~ /^[0-9]+$/ { print $2, $3 >owns; next }
-    NF == 2 && $1 == "keep_awake" && $2 !~ /[ ]/ { print $2 >list; next }
-    { print }' "$undo" >"$work/odd" &&
+    NF == 2 && $1 == "keep_awake" && $2 ~ /^([][A-Za-z0-9_.,:-]+|[(]null[)])$/ { print $2 >list; next }
+    { print }' "$work/undo" >"$work/odd" &&
     sift ours '{ print $1 }' "$work/slept" && sift owns '{ print $1, $2 }' "$work/weighed"
 }
 
@@ -302,19 +452,19 @@ judge_nodes() {
   [ ! -s "$work/waking" ] || say "$(count "$work/waking") nodes are waking: $(names "$work/waking")"
   if [ $bad != 0 ]; then tell_answers; return; fi
   say "read back: no node is asleep because of Helios, and weights and SuspendExcNodes are the site's own"
-  mv -f "$undo" "$undo.released" 2>/dev/null || say "$undo cannot be put aside: remove it, or this is done again next time"
+  within "${undo%/*}" 'mv -f ./nodes.undo ./nodes.undo.released' 2>/dev/null || say "$undo cannot be put aside: remove it, or this is done again next time"
   bad=$before
 }
 
 release_nodes() {
   undo=$1/nodes.undo
-  if [ ! -e "$undo" ]; then say "no $undo: with the state folder $1, Helios has changed no node"; return; fi
+  if [ ! -e "$undo" ] && [ ! -h "$undo" ]; then say "no $undo: with the state folder $1, Helios has changed no node"; return; fi
   if ! read_undo; then problem "$undo cannot be read"; return; fi
   if ! look_nodes; then problem "Slurm does not answer: no node was looked at"; return; fi
   if [ -n "$dry" ]; then report_nodes; return; fi
   limit=${limit:-$(awk '$1 == "SuspendTimeout" { print $3 + 60; found = 1 } END { if (!found) print 90 }' "$work/config")}
   : >"$work/answers"
-  leave_word "$1/RELEASED.nodes"
+  leave_word "$1" RELEASED.nodes
   if ! { restore_weights && restore_list && look_nodes && wake_nodes; }; then problem "Slurm stopped answering"; fi
   judge_nodes
 }

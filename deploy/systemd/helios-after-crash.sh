@@ -13,7 +13,7 @@ echo "helios ended with ${SERVICE_RESULT:-unknown} (${EXIT_CODE:-?} ${EXIT_STATU
 [ -e "$state/PAUSED" ] && was_paused=yes || was_paused=
 # Nodes that fall asleep are not waited for beyond TimeoutStopSec: this would be killed with PAUSED still there. The
 # daemon that is started again knows them.
-"$(dirname "$0")/helios-release.sh" --keep-unseen --wait 60 "$@"
+"$(dirname "$0")/helios-release.sh" --wait 60 "$@"
 released=$?
 [ -n "$was_paused" ] || rm -f "$state/PAUSED"
 exit $released

@@ -211,8 +211,13 @@ class Desk:
             progress=progress,
         )
 
-    def release(self, why: str) -> TurnReport:
+    def release(self, why: str, *, hidden: bool = False) -> TurnReport:
         """Take back everything, the hook's table too; no service need be there, or have options that can be used.
+
+        Parameters
+        ----------
+        hidden : bool
+            As in ``Restore``.
 
         Raises
         ------
@@ -223,9 +228,9 @@ class Desk:
         try:
             retract(self.state_folder / TABLE)
         except HookTableInvalid as trouble:
-            told = released(Turns(self.site, bare, clock=self._clock).release(why))
+            told = released(Turns(self.site, bare, clock=self._clock).release(why, hidden=hidden))
             raise HookTableInvalid(f"{trouble.fact}; but of the jobs: {told}", remedy=trouble.remedy) from trouble
-        return Turns(self.site, bare, clock=self._clock).release(why)
+        return Turns(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
     def may_stand_on_nodes(self) -> bool:
         """Return whether anything of Helios may stand on nodes: a service acts on them, or the undo file is there."""
@@ -236,7 +241,7 @@ class Desk:
         bare = self.settings.model_copy(update={"services": {}})
         return NodeTurns(self.site, bare, clock=self._clock).release(why)
 
-    def everything_back(self, why: str) -> tuple[TurnReport, NodeTurnReport | None, str]:
+    def everything_back(self, why: str, *, hidden: bool = False) -> tuple[TurnReport, NodeTurnReport | None, str]:
         """Take back everything on jobs and nodes; return what became of each, and both in one line.
 
         Raises
@@ -247,7 +252,7 @@ class Desk:
         troubles: list[HeliosError] = []
         jobs, nodes, told = None, None, []
         try:
-            jobs = self.release(why)
+            jobs = self.release(why, hidden=hidden)
             told.append(released(jobs))
         except HeliosError as trouble:
             troubles.append(trouble)
@@ -305,7 +310,8 @@ def released(report: TurnReport) -> str:
         )
         raise HeliosError(
             f"Not everything could be taken back; left: {left}. {' '.join(report.notes)}",
-            remedy="Run deploy/slurm/helios-release.sh as a Slurm operator; it needs neither Python nor the database.",
+            remedy="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
+            "administrator; it needs neither Python nor the database.",
         )
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from helios.errors import HeliosError
 from helios.ports import NodeCluster, Office
 from helios.slurm import accounting, values
 from helios.slurm.backend import Backend
+from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.look import look_at
 from helios.slurm.opening import open_cluster, open_nodes, way_in
 from helios.slurm.preflight import Finding, controllers_time, examine
@@ -38,7 +40,8 @@ def open_site(settings: Settings) -> Site:
         Slurm is not installed here, or the controller does not answer.
     """
     slurm = settings.slurm
-    cluster, shell = open_cluster(slurm), _shell(settings)
+    undo = JobsUndo(Path(settings.control.state_folder))
+    cluster, shell = open_cluster(slurm, undo=undo), _shell(settings)
     books = accounting.Accounting(shell=shell, timeout_s=READING_S)
     return Site(
         name=cluster.name,
@@ -51,6 +54,7 @@ def open_site(settings: Settings) -> Site:
         site_factor=lambda urgency: marks.site_factor(urgency, most=slurm.site_factor_most),
         time_min=_time_min if _knows_soft_limits(cluster.backend) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
+        know=cluster.know,
         nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
         notes=cluster.notes,
         close=cluster.close,
@@ -113,7 +117,7 @@ def _knows_soft_limits(backend: Backend) -> bool:
         {},
         release=values.release(configuration.get("SLURM_VERSION", "")),
         scheduler_parameters=configuration.get("SchedulerParameters", ""),
-        zeroed=frozenset(),
+        undo=JobsUndo(),
     )
     return look.soft_limits
 

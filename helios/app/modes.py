@@ -132,7 +132,10 @@ def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str
     """Write the pause file alone, which asks neither cluster nor database; return why it could not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PAUSE_FILE).write_text(_note(by=by, reason=reason, now=now) + "\n", encoding="utf-8")
+        # Root types this too, in a folder of the service's: a link there must lead nowhere.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(folder / PAUSE_FILE, flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(_note(by=by, reason=reason, now=now) + "\n")
     except OSError as trouble:
         return [f"the file {folder / PAUSE_FILE} could not be written: {trouble}"]
     return []

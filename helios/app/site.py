@@ -19,6 +19,10 @@ def no_nodes() -> NodeCluster:
     raise ClusterUnavailable("this cluster has no door to its nodes")
 
 
+def knows_nothing(_: pd.DataFrame, *, keep: bool) -> None:
+    """Take no book: what cannot write keeps no record."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
     """A live cluster.
@@ -42,6 +46,9 @@ class Site:
         Gives the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
     without_helios : callable
         Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+    know : callable
+        Takes the book of what stands (``STANDINGS``), of this Helios or of another that led, and ``keep``, whether to
+        write into ``jobs.undo`` what only the book has.
     nodes : callable
         Gives the door to the nodes, which is opened when it is first asked for: an office of its own.
     notes : tuple of str
@@ -58,6 +65,7 @@ class Site:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
+    know: Callable[..., None] = knows_nothing
     nodes: Callable[[], NodeCluster] = no_nodes
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None

@@ -122,6 +122,7 @@ class Turns:
         began = time.monotonic()
         with alone(self._folder), opened(self.settings.database.url) as at_hand:
             memory, warehouse = self._keeping.read_or_trouble(at_hand, paused=lambda: self.pause() is not None)
+            self._know(warehouse)
             taken_back = self._keeping.taken_back_by(warehouse)
             report = self._taken(
                 modes,
@@ -142,6 +143,7 @@ class Turns:
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
             standings, memory = warehouse.ledger(self.site.name).standings(), self._keeping.read(warehouse)
+        self.site.know(standings, keep=False)
         real = standings[standings["mode"] != Mode.SHADOW]
         stands = {
             (Lever(lever), str(job)): float(value)
@@ -216,7 +218,7 @@ class Turns:
             trouble="" if report.seen else "; ".join(report.still),
         )
 
-    def release(self, reason: str) -> TurnReport:
+    def release(self, reason: str, *, hidden: bool = False) -> TurnReport:
         """Take back everything that Helios set and look whether anything is left; it needs no database.
 
         See :func:`helios.control.release`.
@@ -228,7 +230,15 @@ class Turns:
         ):
             now = self._clock()
             ledger = self._ledger(warehouse)
-            report = release(cluster=self.site.cluster, ledger=ledger, now=now, holder=self.holder, reason=reason)
+            self._know(warehouse)
+            report = release(
+                cluster=self.site.cluster,
+                ledger=ledger,
+                now=now,
+                holder=self.holder,
+                reason=reason,
+                hidden=hidden,
+            )
             report = replace(report, notes=(*report.notes, *disturbed))
             if report.recorded or isinstance(warehouse, HeliosError):
                 return report
@@ -238,6 +248,11 @@ class Turns:
             except HeliosError:
                 return report
         return replace(report, recorded=True)
+
+    def _know(self, warehouse: Warehouse | HeliosError) -> None:
+        """Tell the cluster what the book says: of another Helios that led there is no other record here."""
+        with suppress(HeliosError):
+            self.site.know(self._ledger(warehouse).standings(), keep=True)
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
         return ledger_of(warehouse, self.site.name, office=Office.JOBS)

@@ -31,6 +31,14 @@ from helios.warehouse import Warehouse
 MOST_LINES = 40
 
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit and for whoever asks.")]
+Hidden = Annotated[
+    bool,
+    typer.Option(
+        "--hidden",
+        help="Write 0 also to jobs that Helios had set and whose SiteFactor Slurm hides now (held, or not eligible). "
+        "What an admin has written there since is lost; the audit has the priority before and after.",
+    ),
+]
 
 
 def turn_(
@@ -122,10 +130,11 @@ def mode_(
     show(table)
 
 
-def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False) -> None:
+def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False, as_json: AsJson = False) -> None:
     """Stop Helios at once: take back everything it set, verify that, and do nothing until helios resume.
 
-    Nodes that it put to sleep are woken. It works without the daemon, and with the database gone.
+    Nodes that it put to sleep are woken. It works without the daemon, and with the database gone. A value that bears
+    Helios' mark and is in no record of it, or that Slurm hides, is left, named, and makes the exit status 1.
 
     Example: helios pause --reason 'maintenance'
     """
@@ -152,7 +161,7 @@ def pause_(cluster: Cluster = None, reason: Reason = "", as_json: AsJson = False
         say(f"warning: {trouble}")
     why = f"paused by {by}" + (f": {reason}" if reason else "")
     try:
-        report, nodes, told = desk.everything_back(why)
+        report, nodes, told = desk.everything_back(why, hidden=hidden)
     except HeliosError as trouble:
         raise HeliosError(
             f"Helios is paused, but what it set may still stand: {trouble.fact}", remedy=trouble.remedy

@@ -103,7 +103,8 @@ def plan_of(proposals: Mapping[str, Proposal], *, seats: Sequence[Seat], scene: 
     split = {name: _split(wishes, scene, is_shadow=name in shadow.allowed) for name, wishes in allowed.items()}
     refused = {name: (*verdicts[name].refused, *(real.refused | shadow.refused).get(name, ())) for name in verdicts}
     unwanted = _unwanted(proposals, verdicts, real, seats=seats, scene=scene)
-    seen = tuple(back for back in unwanted if _may_stand(back.key, scene))
+    # What cannot be read is neither written blindly nor forgotten: a later turn that can read it takes it back.
+    seen = tuple(back for back in unwanted if scene.jobs[back.key[1]].carries(back.key[0]))
     planned = Plan(
         send={name: tuple(differing) for name, (differing, _) in split.items()},
         same={name: tuple(same) for name, (_, same) in split.items()},

@@ -1,15 +1,17 @@
 """The kill switch: take back everything that Helios ever set, look again, and say what is left.
 
-It needs neither the lease nor the database: a person asked. What it finds it knows by Helios' marks on the jobs, not
-by the book.
+It needs neither the lease nor the database: a person asked. What Helios set is known by its mark on the job together
+with a record of it. What bears the mark and is in no record, and what the cluster hides, is left and named.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from helios.actions import Outcome, Restore, Result
+from helios.asked_of_jobs import HIDDEN
 from helios.control.audit import HELIOS, PAUSED, Line, Minutes
 from helios.control.outcome import TurnReport, sums_of
 from helios.control.pending import Key, carried, pending_jobs
@@ -20,6 +22,11 @@ from helios.ports import Cluster, Ledger
 
 ROUNDS = 200
 """Most calls of a cluster that postpones for its budget: at 500 writes a call, 100,000 jobs."""
+OF_THE_HIDDEN = (
+    "A paused daemon takes it back once it can be read; at once: scontrol update jobid=N SiteFactor=0, or for all of "
+    "them helios pause --hidden"
+)
+OF_THE_UNPROVED = "If they are Helios' own, its database and state folder lost: helios-release.sh --by-mark"
 LEASE = timedelta(seconds=60)
 """How long a release asks for the lease: to write down, not to go on."""
 
@@ -33,7 +40,9 @@ class Everything:
     outcomes : list of Outcome
         The last of each lever of each job.
     remaining : list of Key, optional
-        What is still seen on the cluster; None: it could not be looked at.
+        What is still seen on the cluster, or was left there; None: it could not be looked at.
+    hidden, unproved : tuple of str
+        Those of these jobs of which the cluster hides what stands, and those in no record.
     snapshot : Snapshot, optional
         The look that verified it.
     failure : str
@@ -42,17 +51,25 @@ class Everything:
 
     outcomes: list[Outcome] = field(default_factory=list)
     remaining: list[Key] | None = None
+    hidden: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
     snapshot: Snapshot | None = None
     failure: str = ""
 
 
-def take_everything_back(cluster: Cluster, reason: str) -> Everything:
-    """Restore every job that bears a mark of Helios, then look whether any is left."""
+def take_everything_back(cluster: Cluster, reason: str, *, hidden: bool = False) -> Everything:
+    """Restore every job that Helios set, then look whether any is left.
+
+    Parameters
+    ----------
+    hidden : bool
+        As in ``Restore``.
+    """
     outcomes: dict[Key, Outcome] = {}
     failure = ""
     try:
         for _ in range(ROUNDS):
-            answer = cluster.apply([Restore(reason=reason)])
+            answer = cluster.apply([Restore(reason=reason, hidden=hidden)])
             outcomes |= {
                 (outcome.lever, outcome.job_id): outcome for outcome in answer if _says_more(outcome, outcomes)
             }
@@ -62,11 +79,21 @@ def take_everything_back(cluster: Cluster, reason: str) -> Everything:
     except HeliosError as error:
         failure = f"taking everything back was broken off: {error.fact}"
         return Everything(outcomes=list(outcomes.values()), failure=failure)
-    left = carried(list(pending_jobs(snapshot).values()))
-    return Everything(outcomes=list(outcomes.values()), remaining=left, snapshot=snapshot)
+    jobs = pending_jobs(snapshot)
+    refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
+    left = dict.fromkeys([*carried(list(jobs.values())), *((one.lever, one.job_id) for one in refused)])
+    return Everything(
+        outcomes=list(outcomes.values()),
+        remaining=list(left),
+        hidden=tuple(dict.fromkeys(one.job_id for one in refused if one.remark.startswith(HIDDEN))),
+        unproved=tuple(dict.fromkeys(one.job_id for one in refused if not one.remark.startswith(HIDDEN))),
+        snapshot=snapshot,
+    )
 
 
-def release(*, cluster: Cluster, ledger: Ledger, now: datetime, holder: str, reason: str) -> TurnReport:
+def release(
+    *, cluster: Cluster, ledger: Ledger, now: datetime, holder: str, reason: str, hidden: bool = False
+) -> TurnReport:
     """Take back everything, verify it by a second look, write it down, and clear the book.
 
     Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``still`` and ``notes`` of the
@@ -77,7 +104,7 @@ def release(*, cluster: Cluster, ledger: Ledger, now: datetime, holder: str, rea
     holder : str
         Who asks; the lease is taken for the audit if it is free, and given back.
     """
-    everything = take_everything_back(cluster, reason)
+    everything = take_everything_back(cluster, reason, hidden=hidden)
     minutes = minutes_of_the_release(everything, now=now, reason=reason)
     recorded = _written_down(ledger, minutes, everything, now=now, holder=holder)
     looked = everything.snapshot
@@ -112,10 +139,27 @@ def told_of(everything: Everything) -> str:
     """Say in a sentence how taking everything back went."""
     if everything.failure:
         return f"{Result.FAILED}: {everything.failure}"
-    left = jobs_of(everything)
+    left = jobs_of(everything) or ()
+    others = {*everything.hidden, *everything.unproved}
+    still = [job_id for job_id in left if job_id not in others]
+    parts = [
+        f"{len(still)} jobs still carry what Helios set: {_named(still)}" if still else "",
+        f"of {len(everything.hidden)} jobs Slurm hides whether they still carry what Helios set: "
+        f"{_named(everything.hidden)}. {OF_THE_HIDDEN}"
+        if everything.hidden
+        else "",
+        f"{len(everything.unproved)} jobs bear Helios' mark and are in no record: {_named(everything.unproved)}; "
+        f"not touched. {OF_THE_UNPROVED}"
+        if everything.unproved
+        else "",
+    ]
     if left:
-        return f"{Result.MISMATCH}: {len(left)} jobs still carry what Helios set: {', '.join(left[:20])}"
-    return f"{Result.DONE}: looked again, no job carries anything that Helios set"
+        return f"{Result.MISMATCH}: {'; '.join(filter(None, parts))}"
+    return f"{Result.DONE}: looked again, no job carries anything that Helios is known to have set"
+
+
+def _named(job_ids: Sequence[str]) -> str:
+    return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
 
 
 def jobs_of(everything: Everything) -> tuple[str, ...] | None:

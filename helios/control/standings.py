@@ -125,7 +125,8 @@ def without_the_released(book: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
 
 
 def _may_stand(row: Standing, job: PendingJob | None) -> bool:
-    return job is None or job.carries(row.lever) or not job.readable(row.lever)
+    # Slurm hides the place of a job that is held, or whose priority was set: those have a reason to be left alone.
+    return job is None or job.carries(row.lever) or not job.readable(row.lever) or bool(job.hands_off)
 
 
 def given_to_the_admins(book: Book, rows: Iterable[Standing]) -> Book:

@@ -207,15 +207,30 @@ class _Turn:
         self.memory = replace(answers.memory, breaker=self._breaker(), said=self.minutes.said, still=())
 
     def be_still(self, reasons: tuple[str, ...]) -> None:
-        standing = sum(not row.admins for row in self.known.real.values())
-        stays = f"{standing} changes of Helios stand on the cluster and stay as they are"
-        self.still = (*reasons, stays) if standing else reasons
+        stays = self._what_stays()
+        self.still = (*reasons, stays) if stays else reasons
         if self.token is None or reasons == self.memory.still:
             return  # a standby's memory is not the one that counts; and what lasts is said once
         if self.everything is None:
             self._say_turn(self.mode, reason="; ".join(reasons), outcome="nothing was done")
         if self._write(None):
             self.memory = replace(self.memory, still=reasons)
+
+    def _what_stays(self) -> str:
+        """Say what of Helios stands and stays: of what is in the book only what was seen just now is known to stand."""
+        if self.everything is not None or self.snapshot is None:
+            return ""  # what is left has been said, job by job; or nobody could look
+        jobs = pending_jobs(self.snapshot)
+        seen = carried(list(jobs.values()))
+        known = [(row.lever, jobs[row.job_id]) for row in self.known.real.values() if not row.admins]
+        hidden = sum(
+            not job.carries(lever) and (not job.readable(lever) or bool(job.hands_off)) for lever, job in known
+        )
+        said = [
+            f"{len(seen)} changes of Helios stand on the cluster and stay as they are" if seen else "",
+            f"of {hidden} the cluster does not show whether they stand" if hidden else "",
+        ]
+        return "; ".join(filter(None, said))
 
     def report(self) -> TurnReport:
         return TurnReport(

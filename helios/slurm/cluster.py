@@ -7,21 +7,28 @@ may put an old value back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+import pandas as pd
+
+from helios import marks
 from helios.actions import JobAction, Lever, Outcome, Result
 from helios.asked_of_jobs import GONE, Wish
 from helios.errors import HeliosError
-from helios.model import Snapshot
+from helios.model import Mode, Snapshot
 from helios.slurm import translate, values
 from helios.slurm.backend import Backend, Change, RawJob
-from helios.slurm.look import Look, identity, look_at
+from helios.slurm.jobs_undo import JobsUndo, Written
+from helios.slurm.look import Look, look_at
 from helios.slurm.sprio import SiteFactor
+from helios.slurm.undo import UndoNotWritten
 from helios.slurm.wishes import BLIND, UNSEEN, size, verdict, wishes_of
 
 SPENT = "the writes of this turn are spent"
+UNASKED = "nobody asked for it: it changed while its array was written"
 OVERRULED = "a later action of the same call asks otherwise"
 
 
@@ -47,6 +54,8 @@ class SlurmCluster:
         Returns the time, aware.
     sprio : callable
         Returns the site factor of every job that has one to read.
+    undo : JobsUndo, optional
+        The record of what Helios writes; None: one in memory.
     notes : sequence of str
         What a person should be told about the way in.
     """
@@ -59,6 +68,7 @@ class SlurmCluster:
         site_factor_most: int,
         writes_per_turn: int,
         sprio: Callable[[], Mapping[str, SiteFactor]],
+        undo: JobsUndo | None = None,
         clock: Callable[[], datetime] = now,
         notes: Sequence[str] = (),
     ) -> None:
@@ -69,8 +79,9 @@ class SlurmCluster:
         self._writes_per_turn = writes_per_turn
         self._sprio = sprio
         self._clock = clock
+        self._undo = undo or JobsUndo()
+        self._queue: list[RawJob] = []
         self._release: tuple[int, int] | None = None
-        self._zeroed: frozenset[tuple[str, int, int]] = frozenset()
 
     def snapshot(self) -> Snapshot:
         """Look; prediction columns are missing.
@@ -81,25 +92,29 @@ class SlurmCluster:
             It cannot be reached, or did not answer in time.
         """
         taken_at = self._clock()
+        self._undo.refresh()
         jobs, factors, release = self.backend.queue(), self._sprio(), self._known_release()
         return Snapshot(
             taken_at=taken_at,
             cluster=self.name,
-            pending=translate.pending(jobs, factors, most=self._most, release=release),
-            running=translate.running(jobs, release=release),
+            pending=translate.pending(jobs, factors, most=self._most, release=release, undo=self._undo),
+            running=translate.running(jobs, release=release, undo=self._undo),
             nodes=translate.node_states(self.backend.nodes()),
         )
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, read back, and say what became of each job that an action names.
 
-        A ``Restore`` that names no jobs takes back what bears Helios' mark, and writes a neutral zero to jobs whose
-        site factor nobody can read now (held, or not yet eligible), as they may carry one from before.
+        What is written stands in the undo file before. A ``Restore`` that names no jobs takes back what is proved to be
+        Helios' own; it refuses, job by job, what bears the mark and is in no record, and what Slurm hides. A task of an
+        array that changed though nobody asked for it is told as a mismatch.
 
         Raises
         ------
         ClusterUnavailable
             It cannot be reached; nothing was written.
+        UndoNotWritten
+            What is meant cannot be written down; nothing was written.
         """
         if not actions:
             return []
@@ -109,8 +124,37 @@ class SlurmCluster:
         open_wishes = [at for at in range(len(wishes)) if at not in outcomes]
         chosen = self._chosen({at: wishes[at] for at in open_wishes}, look)
         outcomes |= {at: _left_out(wishes[at], look, why) for at, why in chosen.left_out.items()}
-        outcomes |= self._written(chosen.writes, look)
-        return [outcomes[at] for at in range(len(wishes))]
+        self._undo.add(_meant(chosen.writes.values(), look), queue=self._queue)
+        written, others = self._written(chosen.writes, look)
+        outcomes |= written
+        return [*(outcomes[at] for at in range(len(wishes))), *others]
+
+    def know(self, standings: pd.DataFrame, *, keep: bool) -> None:
+        """Take the database's book (``STANDINGS``) as a record too, of another Helios that led as well.
+
+        Parameters
+        ----------
+        keep : bool
+            Whether to write into the undo file what only the book has, for the script that has no database.
+        """
+        real = standings[(standings["mode"] != Mode.SHADOW) & ~standings["admins"].astype(bool)]
+        submitted_s = real["submitted_at"].astype("int64") // 1_000_000
+        entries = [
+            self._of_the_book(Lever(lever), str(job_id), int(submitted), float(value))
+            for lever, job_id, submitted, value in zip(
+                real["lever"], real["job_id"], submitted_s, real["value"], strict=True
+            )
+        ]
+        self._undo.refresh()
+        self._undo.know(entries)
+        if keep:
+            with suppress(UndoNotWritten):  # the book knows them still
+                self._undo.add(entry for entry in entries if entry.value and not self._undo.names(entry))
+
+    def _of_the_book(self, lever: Lever, job_id: str, submitted: int, value: float) -> Written:
+        is_order = lever is Lever.ORDER
+        worth = marks.site_factor(value, most=self._most) if is_order else marks.time_min(timedelta(seconds=value))
+        return Written(lever=lever, job_id=job_id, submitted=submitted, value=worth)
 
     def close(self) -> None:
         """Let go of the way in."""
@@ -119,14 +163,17 @@ class SlurmCluster:
     def _look(self) -> Look:
         configuration = self.backend.configuration()
         self._release = values.release(configuration.get("SLURM_VERSION", ""))
+        self._undo.refresh()
+        self._queue = self.backend.queue()
         look = look_at(
-            self.backend.queue(),
+            self._queue,
             self._sprio(),
             release=self._release,
             scheduler_parameters=configuration.get("SchedulerParameters", ""),
-            zeroed=self._zeroed,
+            undo=self._undo,
         )
-        self._zeroed = look.zeroed
+        with suppress(UndoNotWritten):  # a kill switch works with a full disk too
+            self._undo.add(_found(look), queue=self._queue)
         return look
 
     def _chosen(self, wishes: Mapping[int, Wish[int]], look: Look) -> _Choice:
@@ -142,18 +189,19 @@ class SlurmCluster:
         writes = {at: wishes[at] for at in last.values() if at not in late}
         return _Choice(writes=writes, left_out=left_out | late)
 
-    def _written(self, wishes: Mapping[int, Wish[int]], look: Look) -> dict[int, Outcome]:
-        """Write, read back, and return what became of each wish."""
+    def _written(self, wishes: Mapping[int, Wish[int]], look: Look) -> tuple[dict[int, Outcome], list[Outcome]]:
+        """Write and read back; return what became of each wish, and of jobs that changed without one."""
         if not wishes:
-            return {}
+            return {}, []
         answers = self._answers(list(wishes.values()), look)
         try:
-            after = self._seen_after(wishes.values(), look)
+            after = self._seen_after(look)
         except HeliosError as reason:
-            return {at: _unread(wish, look, reason) for at, wish in wishes.items()}
+            return {at: _unread(wish, look, reason) for at, wish in wishes.items()}, []
         outcomes = {at: became(wish, look, after, answers[wish.job_id]) for at, wish in wishes.items()}
-        self._remember_the_blind(wishes, outcomes, look)
-        return outcomes
+        with suppress(UndoNotWritten):
+            self._undo.add(_gone(wishes.values(), after))
+        return outcomes, list(_changed_unasked(wishes.values(), look, after))
 
     def _answers(self, wishes: Sequence[Wish[int]], look: Look) -> dict[str, str]:
         """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
@@ -174,14 +222,9 @@ class SlurmCluster:
             # Something was written before: that must be read back and told.
             return [reason.fact] * len(changes)
 
-    def _seen_after(self, wishes: Iterable[Wish[int]], look: Look) -> Look:
-        orders = any(wish.lever is Lever.ORDER for wish in wishes)
+    def _seen_after(self, look: Look) -> Look:
         jobs = {job["job_id"]: job for job in self.backend.queue() if job["state"] == "PENDING"}
-        return replace(look, jobs=jobs, factors=self._sprio() if orders else look.factors)
-
-    def _remember_the_blind(self, wishes: Mapping[int, Wish[int]], outcomes: Mapping[int, Outcome], look: Look) -> None:
-        done = (wishes[at].job_id for at, outcome in outcomes.items() if outcome.remark == BLIND)
-        self._zeroed |= {identity(look.jobs[job_id]) for job_id in done}
+        return replace(look, jobs=jobs, factors=self._sprio())
 
     def _known_release(self) -> tuple[int, int]:
         if self._release is None:
@@ -212,9 +255,64 @@ def became(wish: Wish[int], before: Look, after: Look, answer: str) -> Outcome:
             Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands"
         )
     if wish.takes_back:
-        return wish.outcome(Result.DONE, before=was, remark=BLIND)
+        own, now = before.jobs[wish.job_id]["priority"], after.jobs[wish.job_id]["priority"]
+        wrote = wish.terms.words(wish.lever, before.hidden(wish.job_id))
+        said = wish.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
+        return replace(said, before=f"priority {own}", after=f"priority {now}")
     # It was written: said otherwise, nobody would remember that it is to be taken back.
     return wish.outcome(Result.DONE, before=was, remark=UNSEEN)
+
+
+def _meant(wishes: Iterable[Wish[int]], look: Look) -> list[Written]:
+    """Return what is about to be written and would have to be taken back."""
+    return [_entry(wish.lever, look.jobs[wish.job_id], wish.wanted) for wish in wishes if wish.wanted]
+
+
+def _gone(wishes: Iterable[Wish[int]], after: Look) -> list[Written]:
+    """Return what was taken back and is seen to be gone, or was written away where nobody sees it."""
+    return [
+        _entry(wish.lever, after.jobs[wish.job_id], 0)
+        for wish in wishes
+        if wish.takes_back and wish.job_id in after.jobs and not after.value(wish.lever, wish.job_id)
+    ]
+
+
+def _found(look: Look) -> Iterator[Written]:
+    """Return what stands and only another record proves, and what Helios wrote and something else replaced."""
+    for job_id, job in look.jobs.items():
+        for lever in Lever:
+            value, last = look.value(lever, job_id), look.undo.last(lever, job)
+            if not value and not last:
+                continue
+            if value == last and look.undo.has(lever, job, last):
+                continue
+            if value and look.is_ours(lever, job_id):
+                if not look.undo.has(lever, job, value):
+                    yield _entry(lever, job, value)
+            elif last and value is not None:
+                yield _entry(lever, job, 0)
+            elif last and not look.undo.has(lever, job, last):
+                yield _entry(lever, job, last)
+
+
+def _entry(lever: Lever, job: RawJob, value: int) -> Written:
+    return Written(lever=lever, job_id=job["job_id"], submitted=job["submitted"], value=value)
+
+
+def _changed_unasked(wishes: Iterable[Wish[int]], before: Look, after: Look) -> Iterator[Outcome]:
+    """Return tasks that left an array which was written, and that read otherwise since: nobody had asked for it."""
+    wishes = list(wishes)
+    asked = {(wish.lever, wish.job_id) for wish in wishes}
+    arrays = {(wish.lever, wish.job_id): wish for wish in wishes}
+    for job_id, job in before.jobs.items():
+        for lever in Lever:
+            wish = arrays.get((lever, job["array_job_id"] or ""))
+            if wish is None or (lever, job_id) in asked or job_id not in after.jobs:
+                continue
+            was, now = before.value(lever, job_id), after.value(lever, job_id)
+            if was is not None and now is not None and was != now:
+                own = replace(wish, job_id=job_id)
+                yield own.outcome(Result.MISMATCH, before=was, after=now, remark=UNASKED)
 
 
 def _changes(wishes: Sequence[Wish[int]], look: Look) -> list[Change]:

@@ -54,6 +54,7 @@ _FIELDS = (
 )
 """Fields of ``squeue --Format``; the name, which may hold anything, last."""
 _BETWEEN = "\x1f"
+_JOB, _TASKS, _STATE = (_FIELDS.index(name) for name in ("JobID", "ArrayTaskID", "State"))
 
 _BASE_STATE = {
     "CONFIGURING": "RUNNING",
@@ -70,6 +71,7 @@ _BASE_STATE = {
 }
 """Flags that ``squeue`` prints in place of the base state (slurm.h ``JOB_STATE_FLAGS``)."""
 
+_PENDING_FLAGS = frozenset(flag for flag, base in _BASE_STATE.items() if base == "PENDING")
 _LANES = 4
 """``scontrol`` processes that write at once. One waits about 3 ms for each change whoever is idle (22.05.8)."""
 _MARK = "helios-"
@@ -107,16 +109,19 @@ class CommandsBackend(Backend):
         """Return what ``squeue`` lists; on a cluster with scrontab, ask ``scontrol`` which jobs are its."""
         end = f"\x1e{secrets.token_hex(8)}"
         fields = [f"{name}:{_BETWEEN}" for name in _FIELDS[:-1]] + [f"{_FIELDS[-1]}:{end}"]
-        printed = self._squeue("--all", "--noheader", f"--Format={','.join(fields)}")
-        records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
-        if records.pop():
-            raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", remedy="Run: squeue --version")
+        words = ("--all", "--noheader", f"--Format={','.join(fields)}")
+        printed = self._squeue(*words)
+        records = _records(printed, end)
+        if not self._tells_tasks and any(_is_pending_array(record) for record in records):
+            # One line for each task, each with the number of the record that it is part of.
+            at_once = {record[_JOB]: "%".join(["", *record[_TASKS].split("%")[1:]]) for record in records}
+            records = _joined(_records(self.shell.run("squeue", "--array", *words), end), at_once)
         cron = self._cron_jobs()
         return [_job(record, cron) for record in records]
 
     def _squeue(self, *words: str) -> bytes:
         # Without it one line stands for all pending tasks of an array, an admin's hand on one of them unseen (22.05.8).
-        # squeue of 26.05.5 no longer knows the option: there such a task is not told from its array.
+        # squeue of 25.11 and 26.05.5 no longer knows the option.
         if self._tells_tasks:
             try:
                 return self.shell.run("squeue", "--array-unique", *words)
@@ -199,6 +204,44 @@ def cron_jobs(shown: str) -> frozenset[str]:
     return frozenset(job_id for job_id, count in marked.items() if count and count == records[job_id])
 
 
+def _records(printed: bytes, end: str) -> list[list[str]]:
+    records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
+    if records.pop():
+        raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", remedy="Run: squeue --version")
+    return [_fields(record) for record in records]
+
+
+def _fields(record: str) -> list[str]:
+    parts = record.split(_BETWEEN, len(_FIELDS) - 1)
+    if len(parts) != len(_FIELDS):
+        raise AnswerNotUnderstood(f"squeue printed a job of {len(parts)} fields instead of {len(_FIELDS)}.")
+    return parts
+
+
+def _is_pending_array(record: list[str]) -> bool:
+    return record[_STATE] in {"PENDING", *_PENDING_FLAGS} and values.tasks(record[_TASKS]) > 1
+
+
+def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:
+    """Return one record for each job number, its tasks joined.
+
+    Parameters
+    ----------
+    at_once : mapping
+        How many tasks of an array may run at once, as ``%2``, where it is known.
+    """
+    of_job: dict[str, list[list[str]]] = {}
+    for record in records:
+        of_job.setdefault(record[_JOB], []).append(record)
+    joined = []
+    for job, group in of_job.items():
+        first = list(group[0])
+        if len(group) > 1:
+            first[_TASKS] = values.joined(int(line[_TASKS]) for line in group) + at_once.get(job, "")
+        joined.append(first)
+    return joined
+
+
 def _command(change: Change) -> str:
     words = [f"update JobId={change.job_id}" + (f"_[{change.tasks}]" if change.tasks else "")]
     if change.site_factor is not None:
@@ -219,11 +262,8 @@ def _meaning(said: str | None) -> str:
     return quoted(said) if said.strip() else ""
 
 
-def _job(record: str, cron: frozenset[str]) -> RawJob:
-    parts = record.split(_BETWEEN, len(_FIELDS) - 1)
-    if len(parts) != len(_FIELDS):
-        raise AnswerNotUnderstood(f"squeue printed a job of {len(parts)} fields instead of {len(_FIELDS)}.")
-    field = dict(zip(_FIELDS, parts, strict=True))
+def _job(record: list[str], cron: frozenset[str]) -> RawJob:
+    field = dict(zip(_FIELDS, record, strict=True))
     state = _BASE_STATE.get(field["State"], field["State"])
     pending = state == "PENDING"
     array_tasks = values.text(field["ArrayTaskID"])

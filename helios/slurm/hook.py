@@ -10,17 +10,24 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from helios.actions import Lever
 from helios.errors import HookTableInvalid
 from helios.marks import MARK, MINUTE_MARK, is_ours
+from helios.slurm.backend import RawJob
 from helios.slurm.lasting import make_lasting, put
 
 TABLE = Path("hook") / "table"
 """Where the table lies, below ``control.state_folder``."""
+PUBLISHED = TABLE.with_name("published")
+"""Where it stands what tables ever had, and when: the proof that a value on a job is the hook's."""
+KEPT = timedelta(days=7)
+"""How long a row is remembered that is no longer published; by then a turn has taken its jobs into ``jobs.undo``."""
 
 FORMAT = "helios-hook 1"
 MOST_ROWS = 200_000
@@ -31,6 +38,7 @@ SKEW = timedelta(minutes=5)
 _ANY = "*"
 _HEADER = re.compile(rf"{FORMAT} (\d+ \d+ \d+ \d+ \d+) (\d+)")
 _ROW = re.compile(r"(\S+) (\S+) (\d+|\*) (\d+|\*) (-?\d+) (\d+)")
+_SPAN = re.compile(r"(\d+) (\d+|-) (site_factor|time_min) (\S+) (\S+) (\d+|\*) (-?\d+)", re.ASCII)
 _MODULUS = 2**31 - 1
 
 Key = tuple[str | None, str | None, int | None, int | None]
@@ -156,7 +164,8 @@ def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: ti
 def publish(path: Path, text: str) -> None:
     """Put the table at ``path`` in one step: a reader sees the old one whole or the new one whole.
 
-    The folder is made if missing. The file can be read by anybody, since slurmctld may run as another user.
+    The folder is made if missing. The file can be read by anybody, since slurmctld may run as another user. What it
+    has is written down beside it first: by that its values on jobs are known again.
 
     Raises
     ------
@@ -164,6 +173,7 @@ def publish(path: Path, text: str) -> None:
         The folder cannot be written; the table that was there stands.
     """
     try:
+        _remember(path, text)
         put(path, text)
     except OSError as reason:
         raise HookTableInvalid(
@@ -183,6 +193,8 @@ def retract(path: Path) -> bool:
     try:
         path.unlink()
         make_lasting(path.parent)
+        with suppress(OSError):  # it then takes more for the hook's than it need
+            _remember(path, "")
     except FileNotFoundError:
         return False
     except OSError as reason:
@@ -210,6 +222,82 @@ def read_table(path: Path, now: datetime) -> HookTable:
     return table
 
 
+_What = tuple[str, str, str, str, str]
+"""What jobs were given: ``site_factor`` or ``time_min``, user, partition, time limit (min), value; as in the table."""
+_Span = tuple[int, int | None]
+"""From when until when, s since the epoch; None: it is published now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What the tables had that were published lately, and when."""
+
+    spans: Mapping[_What, _Span] = field(default_factory=dict)
+
+    def has(self, lever: Lever, job: RawJob, value: int) -> bool:
+        """Return whether the hook was told to write ``value`` to such a job when ``job`` was submitted."""
+        if not self.spans or not value:
+            return False
+        word, limit = ("site_factor", _ANY) if lever is Lever.ORDER else ("time_min", _limit(job))
+        user, partition = _quoted(job["user"] or ""), _quoted(job["partition"] or "")
+        found = (self.spans.get((word, who, partition, limit, str(value))) for who in (user, _ANY))
+        return any(span is not None and _within(job["submitted"], span) for span in found)
+
+
+def read_published(path: Path) -> Published:
+    """Return what was published; what cannot be read proves nothing."""
+    try:
+        lines = path.read_text(encoding="ascii", errors="replace").split("\n")
+    except OSError:
+        return Published()
+    spans: dict[_What, _Span] = {}
+    for found in filter(None, map(_SPAN.fullmatch, lines)):
+        since, until, word, user, partition, limit, value = found.groups()
+        spans[word, user, partition, limit, value] = (int(since), None if until == "-" else int(until))
+    return Published(spans=spans)
+
+
+def _remember(table: Path, text: str) -> None:
+    """Write down beside the table what it is about to have; what it has no longer is kept for a while."""
+    path, now = table.with_name(PUBLISHED.name), int(datetime.now(UTC).timestamp())
+    before, has = read_published(path).spans, dict.fromkeys(_what(text))
+    oldest = now - int(KEPT.total_seconds())
+    after: dict[_What, _Span] = {
+        what: (since, now if until is None else until)
+        for what, (since, until) in before.items()
+        if what not in has and (until is None or until >= oldest)
+    }
+    after |= {what: (before[what][0] if what in before else now, None) for what in has}
+    if after != before:
+        lines = (
+            f"{since} {'-' if until is None else until} {' '.join(what)}\n" for what, (since, until) in after.items()
+        )
+        put(path, "".join(lines), mode=0o640)
+
+
+def _what(text: str) -> Iterable[_What]:
+    for row in filter(None, map(_ROW.fullmatch, text.splitlines())):
+        user, partition, _, limit, site_factor, time_min = row.groups()
+        if site_factor != "0":
+            yield "site_factor", user, partition, _ANY, site_factor
+        if time_min != "0":
+            yield "time_min", user, partition, limit, time_min
+
+
+def _within(submitted: int, span: _Span) -> bool:
+    skew = int(SKEW.total_seconds())
+    return span[0] - skew <= submitted and (span[1] is None or submitted <= span[1] + skew)
+
+
+def _limit(job: RawJob) -> str:
+    limit = job["time_limit_s"]
+    return str(round(limit / 60)) if isinstance(limit, (int, float)) else "-"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="surrogateescape")
+
+
 def checksum(body: bytes) -> int:
     """Return the sum that guards against damage: words of four bytes as digits in base 31, modulo a prime.
 
@@ -227,7 +315,7 @@ def _sum_of_all(facts: str, body: str) -> int:
 
 
 def _line(row: HookRow) -> str:
-    names = (_ANY if name is None else quote(name, safe="", errors="surrogateescape") for name in row.key[:2])
+    names = (_ANY if name is None else _quoted(name) for name in row.key[:2])
     numbers = (_ANY if number is None else str(number) for number in row.key[2:])
     return f"{' '.join((*names, *numbers))} {row.site_factor} {row.time_min}\n"
 

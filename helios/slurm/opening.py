@@ -12,6 +12,7 @@ from helios.slurm.accounting import Accounting
 from helios.slurm.backend import Backend
 from helios.slurm.cluster import SlurmCluster, now
 from helios.slurm.commands import CommandsBackend
+from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.nodes import SlurmNodes
 from helios.slurm.power_settings import PowerDesk, racks_of_configuration
 from helios.slurm.shell import Shell
@@ -38,12 +39,18 @@ class WayIn:
 
 
 def open_cluster(
-    settings: Slurm, *, environment: Mapping[str, str] | None = None, clock: Callable[[], datetime] = now
+    settings: Slurm,
+    *,
+    undo: JobsUndo | None = None,
+    environment: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = now,
 ) -> SlurmCluster:
     """Return the cluster that ``slurm.conf`` names, seen through the way in that ``settings`` choose.
 
     Parameters
     ----------
+    undo : JobsUndo, optional
+        The record of what Helios writes; None: one in memory.
     environment : mapping, optional
         The process environment; None: that of this process.
 
@@ -59,6 +66,7 @@ def open_cluster(
         site_factor_most=settings.site_factor_most,
         writes_per_turn=settings.writes_per_turn,
         sprio=Sprio(shell=way.shell),
+        undo=undo,
         clock=clock,
         notes=way.notes,
     )

@@ -12,15 +12,19 @@ from typing import Any
 import pandas as pd
 
 from helios import marks
+from helios.actions import Lever
 from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
+from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
 from helios.slurm.sprio import SiteFactor
 
 SOFT_LIMITS_SINCE = (23, 11)
 """First release of ``SchedulerParameters=time_min_as_soft_limit``: before it, every TimeMin is the user's own."""
 
 _ALONE = power.Surroundings()
+_NOTHING = JobsUndo()
+"""Whoever has no record knows of nothing that Helios wrote: then all is somebody else's."""
 _HOLDING = {"RUNNING": JobState.RUNNING, "SUSPENDED": JobState.SUSPENDED, "COMPLETING": JobState.RUNNING}
 _PLAIN: tuple[str, ...] = (
     "restart",
@@ -47,20 +51,33 @@ def minutes(length: Length) -> int:
     return round(length / 60) if isinstance(length, (int, float)) else 0
 
 
-def is_our_time_min(value: int, *, release: tuple[int, int]) -> bool:
-    """Return whether a TimeMin, in minutes, bears Helios' mark on a Slurm of this release."""
-    return release >= SOFT_LIMITS_SINCE and marks.is_our_time_min(value)
+def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
+    """Return whether a SiteFactor bears Helios' mark and is one that Helios wrote to this job."""
+    return marks.is_ours(value) and undo.proves(Lever.ORDER, job, value)
 
 
-def hands_off(job: RawJob, factor: SiteFactor | None) -> str:
+def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
+    """Return whether a job's TimeMin bears Helios' mark, on a Slurm of this release, and is one that Helios wrote."""
+    value = minutes(job["time_min_s"])
+    return release >= SOFT_LIMITS_SINCE and marks.is_our_time_min(value) and undo.proves(Lever.SOFT_LIMIT, job, value)
+
+
+def unproved(undo: JobsUndo) -> str:
+    """Return the remark about a value that bears Helios' mark and that no record proves."""
+    return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.trouble or JOBS_FILE})"
+
+
+def hands_off(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NOTHING) -> str:
     """Return why Helios must leave a job alone, for a person; empty: it may act.
 
     Parameters
     ----------
     factor : SiteFactor, optional
         What ``sprio`` says of it; None: nothing, it is not eligible.
+    undo : JobsUndo
+        What Helios wrote.
     """
-    return _kind_of_its_own(job) or _hand_on_it(job, factor)
+    return _kind_of_its_own(job) or _hand_on_it(job, factor, undo)
 
 
 def _kind_of_its_own(job: RawJob) -> str:
@@ -71,36 +88,42 @@ def _kind_of_its_own(job: RawJob) -> str:
     return f"it waits for reservation {job['reservation']}" if job["reservation"] else ""
 
 
-def _hand_on_it(job: RawJob, factor: SiteFactor | None) -> str:
+def _hand_on_it(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
     if job["state"] == "PENDING" and (job["priority"] == 0 or (job["reason"] or "").startswith("JobHeld")):
         return "it is held"
     if factor is not None and factor.direct:
         return f"its priority was set directly, to {job['priority']}"
-    if factor is not None and factor.value and not marks.is_ours(factor.value):
-        return f"an admin set SiteFactor {factor.value}"
+    if factor is not None and factor.value and not is_our_site_factor(factor.value, job, undo):
+        theirs = f"an admin set SiteFactor {factor.value}"
+        return f"{theirs}, or {unproved(undo)}" if marks.is_ours(factor.value) else theirs
     return ""
 
 
 def pending(
-    jobs: Iterable[RawJob], factors: Mapping[str, SiteFactor], *, most: int, release: tuple[int, int]
+    jobs: Iterable[RawJob],
+    factors: Mapping[str, SiteFactor],
+    *,
+    most: int,
+    release: tuple[int, int],
+    undo: JobsUndo = _NOTHING,
 ) -> pd.DataFrame:
     """Return the pending jobs as ``QUEUE``, in Slurm's order: priority, submit time, id."""
     waiting = [job for job in jobs if job["state"] == "PENDING"]
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
-    ours = [is_our_time_min(minutes(job["time_min_s"]), release=release) for job in waiting]
+    ours = [is_our_time_min(job, undo, release=release) for job in waiting]
     soft = [_seconds(job["time_min_s"]) for job in waiting]
     levers = {
         "state": [JobState.PENDING.value] * len(waiting),
         "reason": [job["reason"] for job in waiting],
-        "urgency": [_urgency_of(factors.get(job["job_id"]), most) for job in waiting],
+        "urgency": [_urgency_of(job, factors.get(job["job_id"]), most, undo) for job in waiting],
         "soft_limit_s": [length if own else None for length, own in zip(soft, ours, strict=True)],
         "user_soft_limit_s": [None if own else length for length, own in zip(soft, ours, strict=True)],
-        "hands_off": [hands_off(job, factors.get(job["job_id"])) or None for job in waiting],
+        "hands_off": [hands_off(job, factors.get(job["job_id"]), undo) or None for job in waiting],
     }
     return _frame(QUEUE, _columns(waiting) | levers, rows=len(waiting))
 
 
-def running(jobs: Iterable[RawJob], *, release: tuple[int, int]) -> pd.DataFrame:
+def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
     """Return the jobs that hold resources as ``QUEUE``, oldest start first; ``reason`` says which are completing.
 
     A soft limit is no longer told from the user's own here: on a running job it has no effect.
@@ -111,7 +134,7 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int]) -> pd.DataFrame
         "state": [_HOLDING[job["state"]].value for job in holding],
         "reason": ["Completing" if job["state"] == "COMPLETING" else job["reason"] for job in holding],
         "urgency": [0.0] * len(holding),
-        "user_soft_limit_s": [_of_the_user(job, release) for job in holding],
+        "user_soft_limit_s": [_of_the_user(job, release, undo) for job in holding],
         "hands_off": [hands_off(job, None) or None for job in holding],
     }
     return _frame(QUEUE, _columns(holding) | levers, rows=len(holding))
@@ -161,13 +184,15 @@ def _seconds(length: Length) -> float | None:
     return math.inf if length == UNLIMITED else length if isinstance(length, (int, float)) else None
 
 
-def _of_the_user(job: RawJob, release: tuple[int, int]) -> float | None:
-    own = is_our_time_min(minutes(job["time_min_s"]), release=release)
+def _of_the_user(job: RawJob, release: tuple[int, int], undo: JobsUndo) -> float | None:
+    own = is_our_time_min(job, undo, release=release)
     return None if own else _seconds(job["time_min_s"])
 
 
-def _urgency_of(factor: SiteFactor | None, most: int) -> float:
-    return 0.0 if factor is None else marks.urgency(factor.value, most=most)
+def _urgency_of(job: RawJob, factor: SiteFactor | None, most: int, undo: JobsUndo) -> float:
+    if factor is None or not is_our_site_factor(factor.value, job, undo):
+        return 0.0
+    return marks.urgency(factor.value, most=most)
 
 
 def _times(values: Iterable[Any]) -> pd.Series[Any]:

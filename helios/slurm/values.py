@@ -6,7 +6,7 @@ Sources: squeue(1), scontrol(1), and what 22.05 printed on a running cluster.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -106,6 +106,17 @@ def tasks(value: str) -> int:
         if first.isdigit():
             count += (int(last or first) - int(first)) // int(step or 1) + 1
     return max(count, 1)
+
+
+def joined(numbers: Iterable[int]) -> str:
+    """Return array tasks as Slurm names them: ``0,3,6,20-29``."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def release(version: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from helios.slurm import translate
 from helios.slurm.look import Look
 
 UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
-BLIND = "it is not eligible now: 0 was written, and cannot be read back"
+BLIND = "0 was written on demand where Slurm hides the value"
 
 
 def wishes_of(actions: Sequence[JobAction], look: Look, *, most: int) -> list[Wish[int]]:
@@ -28,7 +28,7 @@ def wishes_of(actions: Sequence[JobAction], look: Look, *, most: int) -> list[Wi
         wish
         for action in actions
         for wish in asked_of_jobs.wishes_of(
-            action, terms, pending=lambda: look.jobs, is_set=lambda lever, job_id: _is_set(lever, look, job_id)
+            action, terms, pending=lambda: look.jobs, is_set=lambda lever, job_id: _concerns(lever, look, job_id)
         )
     ]
 
@@ -54,13 +54,17 @@ def size(wish: Wish[int], look: Look, *, most: int) -> float:
 def _ground(wish: Wish[int], look: Look) -> Ground:
     return Ground(
         before=look.value(wish.lever, wish.job_id),
-        is_set=_is_set(wish.lever, look, wish.job_id),
+        is_set=look.is_ours(wish.lever, wish.job_id),
         hands_off=look.hands_off(wish.job_id),
         soft_limits=look.soft_limits,
         time_limit=translate.minutes(look.jobs[wish.job_id]["time_limit_s"]),
+        hidden=look.hidden(wish.job_id) if wish.lever is Lever.ORDER else 0,
+        suspect=look.suspect(wish.lever, wish.job_id),
     )
 
 
-def _is_set(lever: Lever, look: Look, job_id: str) -> bool:
-    """Return whether Helios has set a lever of a pending job, or may have where nobody can read it now."""
-    return look.is_ours(lever, job_id) or (lever is Lever.ORDER and look.may_hide_ours(job_id))
+def _concerns(lever: Lever, look: Look, job_id: str) -> bool:
+    """Return whether a restore of everything has something to do, or to say, about a lever of a pending job."""
+    if look.is_ours(lever, job_id) or look.suspect(lever, job_id):
+        return True
+    return lever is Lever.ORDER and look.hidden(job_id) != 0

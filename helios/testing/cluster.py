@@ -1,7 +1,8 @@
 """A cluster in memory that keeps Slurm's rules: a fake that behaves, with hands on every knob a test needs.
 
-It keeps of each job what Slurm keeps - a SiteFactor and a TimeMin - and derives ``urgency``, ``soft_limit_s`` and
-``hands_off`` from them as the Slurm room does, so that a value written by an admin looks like one.
+It keeps of each job what Slurm keeps - a SiteFactor and a TimeMin - and what Helios wrote, and derives ``urgency``,
+``soft_limit_s`` and ``hands_off`` from them as the Slurm room does, so that a value written by an admin looks like one
+even if it bears Helios' mark.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from helios.errors import ClusterUnavailable
 from helios.model import Snapshot
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 
+UNPROVED = "it bears Helios' mark, and no record says that Helios wrote it"
+
 
 class Crash(Exception):
     """The process died here: what was written before stays written."""
@@ -32,6 +35,7 @@ class _Job:
     site_factor: int = 0
     time_min: int = 0  # minutes; 0: none
     touched: str = ""  # why an admin's hand is on it
+    written: dict[Lever, list[int]] = field(default_factory=lambda: {lever: [] for lever in Lever})  # by Helios
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,13 +103,17 @@ class FakeCluster:
     def submit(self, **overrides: Any) -> str:
         """Queue a job, submitted now unless said otherwise, and return its id; columns as in ``a_pending_job``.
 
-        ``urgency``, ``soft_limit_s`` and ``user_soft_limit_s`` become what Slurm would hold for them.
+        ``urgency``, ``soft_limit_s`` and ``user_soft_limit_s`` become what Slurm would hold for them; the first two
+        as if Helios' hook had written them.
         """
         row = a_pending_job(**({"submitted_at": self.now} | overrides))
         job = _Job(row=row, site_factor=self.site_factor(row["urgency"]))
         for column in ("user_soft_limit_s", "soft_limit_s"):
             if row.get(column) is not None:
                 job.time_min = math.ceil(row[column] / 60)
+        job.written[Lever.ORDER].append(job.site_factor)
+        if row.get("soft_limit_s") is not None:
+            job.written[Lever.SOFT_LIMIT].append(job.time_min)
         self._jobs[row["job_id"]] = job
         return str(row["job_id"])
 
@@ -237,25 +245,33 @@ class FakeCluster:
         return self._write(wish, job, before)
 
     def _ground(self, wish: Wish[int], job: _Job) -> Ground:
-        # As on Slurm, whose sprio says nothing of a job that is not eligible; but what stands there can be taken back.
-        hidden = wish.lever is Lever.ORDER and not wish.takes_back and not _is_eligible(job, self.now)
-        limit_s = job.row["time_limit_s"]
+        value, limit_s = _value(job, wish.lever), job.row["time_limit_s"]
+        hidden = self._hides(wish.lever, job)
+        is_marked = not hidden and _is_marked(wish.lever, value)
         return Ground(
-            before=None if hidden else _value(job, wish.lever),
-            is_set=_is_ours(wish.lever, _value(job, wish.lever)),
+            before=None if hidden else value,
+            is_set=not hidden and _is_ours(job, wish.lever),
             hands_off=self._hands_off(job),
             soft_limits=self.soft_limits,
             time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
+            hidden=_last(job, wish.lever) if hidden else 0,
+            suspect=UNPROVED if is_marked and not _is_ours(job, wish.lever) else "",
         )
 
     def _is_set(self, lever: Lever, job_id: str) -> bool:
-        return _is_ours(lever, _value(self._jobs[job_id], lever))
+        job = self._jobs[job_id]
+        return bool(_last(job, lever)) if self._hides(lever, job) else _is_marked(lever, _value(job, lever))
+
+    def _hides(self, lever: Lever, job: _Job) -> bool:
+        # As on Slurm, whose sprio says nothing of a job that is held or not eligible.
+        return lever is Lever.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
 
     def _write(self, wish: Wish[int], job: _Job, before: int) -> Outcome:
         refusal = self._faults.refused.get(wish.job_id, "")
         if refusal:
             return wish.outcome(Result.FAILED, before=before, remark=refusal)
         self._count_a_write()
+        job.written[wish.lever].append(wish.wanted)
         if self._faults.swallowed > 0:
             self._faults.swallowed -= 1
         elif wish.lever is Lever.ORDER:
@@ -287,7 +303,7 @@ class FakeCluster:
         return [job_id for job_id, job in self._jobs.items() if _is_pending(job)]
 
     def _seen(self, job: _Job) -> Row:
-        ours = _is_ours(Lever.SOFT_LIMIT, job.time_min)
+        ours = _is_ours(job, Lever.SOFT_LIMIT)
         return job.row | {
             "priority": self._priority(job),
             "urgency": self._urgency(job),
@@ -302,11 +318,12 @@ class FakeCluster:
     def _hands_off(self, job: _Job) -> str:
         if job.touched or job.row.get("hands_off"):
             return job.touched or str(job.row["hands_off"])
-        foreign = job.site_factor and not _is_ours(Lever.ORDER, job.site_factor)
+        foreign = job.site_factor and not _is_ours(job, Lever.ORDER)
         return f"an admin set SiteFactor {job.site_factor}" if foreign else ""
 
     def _urgency(self, job: _Job) -> float:
-        return marks.urgency(job.site_factor, most=self._most)
+        seen = not job.touched and _is_ours(job, Lever.ORDER)
+        return marks.urgency(job.site_factor, most=self._most) if seen else 0.0
 
     def _priority(self, job: _Job) -> float:
         return float(job.row["priority"]) if job.touched else float(job.row["priority"] + job.site_factor)
@@ -325,8 +342,18 @@ def _is_eligible(job: _Job, now: datetime) -> bool:
     return eligible_at is not None and bool(eligible_at <= now)
 
 
-def _is_ours(lever: Lever, value: int) -> bool:
+def _is_marked(lever: Lever, value: int) -> bool:
     return marks.is_ours(value) if lever is Lever.ORDER else marks.is_our_time_min(value)
+
+
+def _is_ours(job: _Job, lever: Lever) -> bool:
+    value = _value(job, lever)
+    return _is_marked(lever, value) and value in job.written[lever]
+
+
+def _last(job: _Job, lever: Lever) -> int:
+    """Return what Helios wrote last, unless something else was put in its place where it can be seen."""
+    return job.written[lever][-1] if job.written[lever] else 0
 
 
 def _value(job: _Job, lever: Lever) -> int:

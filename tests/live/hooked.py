@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from helios.slurm.hook import TABLE, HookRow, publish, render, retract
+from helios.actions import Lever
+from helios.slurm.hook import PUBLISHED, TABLE, HookRow, publish, render, retract
+from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
 from tests.live.rig import Rig, missing
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "job_submit.lua"
@@ -49,6 +51,14 @@ class Hooked:
         """Return the SiteFactor of a job as soon as sprio names it, which takes a moment."""
         self.rig.until(lambda: job in self.rig.site_factors())
         return self.rig.site_factors()[job]
+
+    def wrote(self, job: str, value: int, lever: Lever = Lever.ORDER) -> None:
+        """Record, as Helios does before it writes, that it set a value on a job."""
+        times = self.rig.lines("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-a", "-j", job, "-O", "SubmitTime")
+        entry = Written(lever=lever, job_id=job, submitted=int(times[0]), value=value)
+        undo = JobsUndo(self.state)
+        undo.refresh()
+        undo.add([entry])
 
     def use(self, script: str) -> None:
         """Put another script in the controller's folder; it is noticed by its time."""
@@ -100,3 +110,7 @@ def hooked(hooked_cluster: Hooked) -> Iterator[Hooked]:
     retract(hooked_cluster.table)
     for folder in (hooked_cluster.state, hooked_cluster.table.parent):
         (folder / "PAUSED").unlink(missing_ok=True)
+    if hooked_cluster.state.exists():
+        hooked_cluster.state.chmod(0o755)
+    for record in (PUBLISHED, Path(JOBS_FILE)):
+        (hooked_cluster.state / record).unlink(missing_ok=True)

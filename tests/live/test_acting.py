@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -184,6 +184,72 @@ def test_the_shell_script_leaves_nothing_and_helios_stays_still(helios: Helios) 
     assert done.returncode == 0, done.stdout + done.stderr
     assert helios.jobs_set() == 0
     assert helios.turn().still != ()
+    assert helios.jobs_set() == 0
+
+
+def by_pause(helios: Helios) -> str:
+    now = datetime.now(UTC)
+    pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
+    with suppress(HeliosError):
+        return released(helios.another().release("enough"))
+    return ""
+
+
+def by_file(helios: Helios) -> str:
+    (helios.state / PAUSE_FILE).touch()
+    return "; ".join(helios.turn().still)
+
+
+def by_script(helios: Helios) -> str:
+    environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SLURM_CONF": helios.rig.environment["SLURM_CONF"]}
+    words = ["sh", str(RELEASE), "--state", str(helios.state)]
+    return subprocess.run(words, env=environment, check=False, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("kill", [by_pause, by_file, by_script])
+def test_a_kill_switch_leaves_what_users_and_admins_set(helios: Helios, kill: Callable[[Helios], str]) -> None:
+    """Issue 13, A1: a user's own --time-min=7 and 17, an admin's place on held, --begin and dependent jobs."""
+    rig = helios.rig
+    users = [rig.submit(f"--time-min={minutes}", limit="120") for minutes in (7, 17)]
+    own = [rig.show_job(job)["TimeMin"] for job in users]
+    hidden = {
+        rig.submit("--begin=now+2hours", limit="120"): 600,
+        rig.submit(f"--dependency=afterany:{users[0]}", limit="120"): 700,
+    }
+    for job, place in hidden.items():
+        rig.run("scontrol", "update", f"JobId={job}", f"SiteFactor={place}")
+    held = rig.submit(limit="120")
+    rig.run("scontrol", "update", f"JobId={held}", "SiteFactor=500")
+    rig.run("scontrol", "hold", held)
+    before = {job: rig.show_job(job)["Priority"] for job in hidden}
+    helios.turn()
+    kill(helios)
+    assert [rig.show_job(job)["TimeMin"] for job in users] == own
+    assert {job: rig.show_job(job)["Priority"] for job in hidden} == before
+    rig.run("scontrol", "release", held)
+    rig.until(lambda: held in rig.site_factors())
+    assert rig.site_factors().pop(held) == 500
+    assert all(value in (0, 500) for value in rig.site_factors().values())
+
+
+def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_turn(helios: Helios) -> None:
+    helios.turn()
+    job = next(job for job, value in helios.rig.site_factors().items() if value)
+    helios.rig.run("scontrol", "hold", job)
+    now = datetime.now(UTC)
+    pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
+    with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
+        released(helios.another().release("enough"))
+    helios.rig.run("scontrol", "release", job)
+    helios.rig.until(lambda: helios.rig.site_factors().get(job))
+    helios.turn()
+    assert helios.jobs_set() == 0
+
+
+def test_what_another_helios_set_is_proved_by_the_database(helios: Helios) -> None:
+    helios.turn()
+    assert helios.jobs_set() > 0
+    assert "nothing is left" in released(helios.another(state="elsewhere").release("enough"))
     assert helios.jobs_set() == 0
 
 

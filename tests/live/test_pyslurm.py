@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from helios.actions import Place, Reorder, Restore
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import Change, RawJob, RawNode
 from helios.slurm.binding import NOT_KNOWN, PyslurmBackend
@@ -140,6 +141,27 @@ def test_one_change_of_an_array_changes_all_its_pending_tasks(chroot: Chroot, ba
     chroot.run("scontrol", "update", f"JobId={array}_4", "JobName=apart")
     chroot.until(lambda: len(chroot.site_factors()) == 2)
     assert set(chroot.site_factors().values()) == {537}
+
+
+@pytest.mark.parametrize("way", ["commands", "pyslurm"])
+def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(chroot: Chroot, way: str) -> None:
+    chroot.fill()
+    array = chroot.submit("--array=1-8%3")
+    chroot.until(lambda: array in chroot.site_factors())
+    chroot.run("scontrol", "update", f"JobId={array}_5", "SiteFactor=500")
+    chroot.until(lambda: sorted(chroot.site_factors().values()) == [0, 500])
+    cluster = open_cluster(chroot.slurm(way))
+    try:
+        seen = cluster.snapshot().pending.set_index("job_id")
+        assert seen.loc[array, "tasks"] == 7
+        place = Place(job_id=array, urgency=0.9, reason="short")
+        (outcome,) = cluster.apply([Reorder(partition="gpu", order=(place,), reason="a test")])
+        assert outcome.after == "SiteFactor 8937"
+        chroot.until(lambda: sorted(chroot.site_factors().values()) == [500, 8937])
+        cluster.apply([Restore(reason="a test")])
+        chroot.until(lambda: sorted(chroot.site_factors().values()) == [0, 500])
+    finally:
+        cluster.close()
 
 
 def test_a_refused_change_is_answered_with_slurms_words_and_stops_no_other(

@@ -27,7 +27,7 @@ def undo(tmp_path: Path) -> Path:
 def release(rig: Rig, path: Path, undo: Path, *options: str, user: str | None = None) -> Ran:
     prefix = [SETPRIV, "--reuid", user, "--regid", user, "--clear-groups"] if user else []
     done = subprocess.run(
-        [*prefix, str(SCRIPT), "--state", str(undo.parent), *options],
+        [*prefix, str(path / SCRIPT.name), "--state", str(undo.parent), *options],
         check=False,
         env={"PATH": str(path), "SLURM_CONF": rig.environment["SLURM_CONF"]},
         capture_output=True,

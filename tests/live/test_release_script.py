@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from helios.actions import Lever
 from helios.slurm.hook import HookRow
+from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
 
 __all__ = ["hooked", "hooked_cluster"]
@@ -20,7 +22,7 @@ __all__ = ["hooked", "hooked_cluster"]
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
 # All that the script may use: Slurm's own commands and what POSIX (and every mktemp) has.
 TOOLS = ("sh", "awk", "sed", "sort", "uniq", "head", "tr", "env", "date", "mktemp", "mkdir", "rm", "cp", "mv", "cat")
-TOOLS += ("sleep",)
+TOOLS += ("sleep", "ls", "id")
 SLURMS = ("squeue", "sprio", "scontrol")
 SETPRIV = shutil.which("setpriv") or "setpriv"
 
@@ -40,6 +42,7 @@ def path() -> Iterator[Path]:
         found = shutil.which(tool)
         assert found, tool
         (folder / tool).symlink_to(found)
+    shutil.copy(SCRIPT, folder / SCRIPT.name)  # another user may not be able to read the repository
     yield folder
     shutil.rmtree(folder)
 
@@ -49,7 +52,7 @@ def release(
 ) -> Ran:
     prefix = [SETPRIV, "--reuid", user, "--regid", user, "--clear-groups"] if user else []
     done = subprocess.run(
-        [*prefix, str(SCRIPT), "--state", str(hooked.state), *options],
+        [*prefix, str(path / SCRIPT.name), "--state", str(hooked.state), *options],
         check=False,
         env={"PATH": str(path), "SLURM_CONF": hooked.rig.environment["SLURM_CONF"]} | dict(more or {}),
         capture_output=True,
@@ -59,14 +62,19 @@ def release(
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 
 
-def a_job(hooked: Hooked, site_factor: int, *options: str) -> str:
+def a_job(hooked: Hooked, site_factor: int, *options: str, by_helios: bool = True) -> str:
     job = hooked.rig.submit(*options, limit="600")
+    if by_helios and site_factor:
+        hooked.wrote(job, site_factor)
     hooked.rig.run("scontrol", "update", f"jobid={job}", f"SiteFactor={site_factor}")
     return job
 
 
-def a_job_with_minimum(hooked: Hooked, minutes: int) -> str:
-    return hooked.rig.submit(f"--time-min={minutes}", limit="7-00:00:00")
+def a_job_with_minimum(hooked: Hooked, minutes: int, *, by_helios: bool = False) -> str:
+    job = hooked.rig.submit(f"--time-min={minutes}", limit="7-00:00:00")
+    if by_helios:
+        hooked.wrote(job, minutes, Lever.SOFT_LIMIT)
+    return job
 
 
 def minimum(hooked: Hooked, job: str) -> str:
@@ -74,7 +82,9 @@ def minimum(hooked: Hooked, job: str) -> str:
 
 
 def test_what_helios_set_is_taken_back_and_what_others_set_stands(hooked: Hooked, path: Path) -> None:
-    boosted, lowered, small, admins, untouched = jobs = [a_job(hooked, n) for n in (4037, -2537, 37, 777, 0)]
+    boosted, lowered, small, admins, untouched = jobs = [
+        a_job(hooked, n, by_helios=n % 100 == 37 or n == -2537) for n in (4037, -2537, 37, 777, 0)
+    ]
     hooked.rig.until(lambda: hooked.rig.site_factors().keys() == set(jobs))
     ran = release(hooked, path)
     assert ran.status == 0, ran.said
@@ -83,13 +93,13 @@ def test_what_helios_set_is_taken_back_and_what_others_set_stands(hooked: Hooked
 
 @pytest.mark.parametrize("minutes", [7, 17, 67, 1447, 4327])
 def test_a_soft_limit_of_helios_is_taken_back(hooked: Hooked, path: Path, minutes: int) -> None:
-    job = a_job_with_minimum(hooked, minutes)
+    job = a_job_with_minimum(hooked, minutes, by_helios=True)
     ran = release(hooked, path)
     assert ran.status == 0, ran.said
     assert minimum(hooked, job) == "N/A"
 
 
-@pytest.mark.parametrize("minutes", [6, 25, 70, 1440, 1450])
+@pytest.mark.parametrize("minutes", [6, 7, 17, 25, 70, 1440, 1450])
 def test_a_users_own_minimum_stands(hooked: Hooked, path: Path, minutes: int) -> None:
     job = a_job_with_minimum(hooked, minutes)
     before = minimum(hooked, job)
@@ -116,7 +126,7 @@ def test_a_hook_table_elsewhere_is_paused_and_removed_too(hooked: Hooked, path: 
 
 def test_a_dry_run_changes_nothing(hooked: Hooked, path: Path) -> None:
     hooked.publish(HookRow(user="bob", partition="gpu", site_factor=4037))
-    job, limited = a_job(hooked, 4037), a_job_with_minimum(hooked, 17)
+    job, limited = a_job(hooked, 4037), a_job_with_minimum(hooked, 17, by_helios=True)
     ran = release(hooked, path, "--dry-run")
     assert ran.status == 0, ran.said
     assert "would set SiteFactor of 1 pending" in ran.said
@@ -129,6 +139,7 @@ def test_a_dry_run_changes_nothing(hooked: Hooked, path: Path) -> None:
 def test_arrays_and_tasks_split_off_them_are_taken_back(hooked: Hooked, path: Path) -> None:
     array = a_job(hooked, 4037, "--array=0-459%3")
     split = ",".join(f"{array}_{task}" for task in range(450))
+    hooked.wrote(array, 137)
     hooked.rig.run("scontrol", "update", f"jobid={split}", "SiteFactor=137")
     # More than fit one call of scontrol.
     hooked.rig.until(lambda: list(hooked.rig.site_factors().values()).count(137) == 450)
@@ -141,6 +152,7 @@ def test_components_of_a_heterogeneous_job_are_taken_back(hooked: Hooked, path: 
     words = ["sbatch", "--parsable", "--time=60", "--output=/dev/null", "--mem=100", "--wrap=true", ":", "--mem=100"]
     leader = hooked.rig.run(*words, user="alice").strip()
     for component in (0, 1):
+        hooked.wrote(str(int(leader) + component), 4037)
         hooked.rig.run("scontrol", "update", f"jobid={leader}+{component}", "SiteFactor=4037")
     hooked.rig.until(lambda: list(hooked.rig.site_factors().values()) == [4037, 4037])
     ran = release(hooked, path)
@@ -150,70 +162,101 @@ def test_components_of_a_heterogeneous_job_are_taken_back(hooked: Hooked, path: 
 
 def test_a_job_of_several_partitions_is_taken_back(hooked: Hooked, path: Path) -> None:
     job = hooked.rig.submit("--partition=gpu,short", limit="60")
+    hooked.wrote(job, 4037)
     hooked.rig.run("scontrol", "update", f"jobid={job}", "SiteFactor=4037")
     ran = release(hooked, path)
     assert ran.status == 0, ran.said
     assert hooked.place_of(job) == 0
 
 
-def test_a_job_that_is_held_now_has_no_place_of_helios_left_when_it_is_released(hooked: Hooked, path: Path) -> None:
-    job = a_job(hooked, 4037)
-    hooked.rig.run("scontrol", "hold", job)
+def test_a_task_that_an_admin_touched_keeps_its_place(hooked: Hooked, path: Path) -> None:
+    array = a_job(hooked, 4037, "--array=1-8")
+    hooked.rig.run("scontrol", "update", f"jobid={array}_5", "SiteFactor=500")
+    hooked.rig.until(lambda: sorted(hooked.rig.site_factors().values()) == [500, 4037])
     ran = release(hooked, path)
     assert ran.status == 0, ran.said
-    assert hooked.rig.show_job(job)["Priority"] == "0"
-    hooked.rig.run("scontrol", "release", job)
+    assert sorted(hooked.rig.site_factors().values()) == [0, 500]
+
+
+def test_what_bears_the_mark_and_is_in_no_record_is_left_and_named(hooked: Hooked, path: Path) -> None:
+    job = a_job(hooked, 537, by_helios=False)
+    hooked.rig.until(lambda: job in hooked.rig.site_factors())
+    ran = release(hooked, path)
+    assert ran.status == 1
+    assert f"in no record: {job} (SiteFactor=537); not touched" in ran.said
+    assert hooked.place_of(job) == 537
+    assert release(hooked, path, "--by-mark").status == 0
     assert hooked.place_of(job) == 0
 
 
-def test_a_job_that_waits_for_another_loses_what_the_hook_gave_it(hooked: Hooked, path: Path) -> None:
-    first = hooked.rig.submit()
+HIDING = {"held": ("--hold",), "waits for a time": ("--begin=now+2hours",), "waits for a job": ("--dependency",)}
+
+
+def hidden_job(hooked: Hooked, how: str, site_factor: int, *, by_helios: bool) -> str:
+    options = HIDING[how]
+    if options == ("--dependency",):
+        options = (f"--dependency=afterany:{hooked.rig.submit()}",)
+    return a_job(hooked, site_factor, *options, by_helios=by_helios)
+
+
+@pytest.mark.parametrize("how", HIDING)
+def test_an_admins_place_that_slurm_hides_survives(hooked: Hooked, path: Path, how: str) -> None:
+    job = hidden_job(hooked, how, 600, by_helios=False)
+    before = hooked.rig.show_job(job)["Priority"]
+    ran = release(hooked, path, "--hidden")
+    assert ran.status == 0, ran.said
+    assert hooked.rig.show_job(job)["Priority"] == before
+
+
+@pytest.mark.parametrize("how", HIDING)
+def test_what_helios_set_and_slurm_hides_is_left_named_and_taken_back_on_demand(
+    hooked: Hooked, path: Path, how: str
+) -> None:
+    job = hidden_job(hooked, how, 4037, by_helios=True)
+    before = hooked.rig.show_job(job)["Priority"]
+    ran = release(hooked, path)
+    assert ran.status == 1
+    assert f"{job} (SiteFactor 4037)" in ran.said
+    assert hooked.rig.show_job(job)["Priority"] == before
+    ran = release(hooked, path, "--hidden")
+    assert ran.status == 0, ran.said
+    assert f"job {job}: priority {'0' if how == 'held' else '100000'}, was {before}" in ran.said
+
+
+def test_what_the_hook_wrote_is_taken_back(hooked: Hooked, path: Path) -> None:
     hooked.publish(HookRow(user="alice", partition="gpu", site_factor=4037))
-    waits = hooked.rig.submit(f"--dependency=afterany:{first}")
+    job = hooked.rig.submit()
+    assert hooked.place_of(job) == 4037
     ran = release(hooked, path)
     assert ran.status == 0, ran.said
-    assert f"job {waits}: priority 100000, was 104037" in ran.said
-    hooked.rig.run("scancel", first)
-    assert hooked.place_of(waits) == 0
+    assert hooked.place_of(job) == 0
 
 
-def test_an_unseen_place_of_somebody_else_is_told_so_that_it_can_be_given_back(hooked: Hooked, path: Path) -> None:
-    waits = a_job(hooked, 777, "--begin=now+3600")
-    ran = release(hooked, path)
-    assert f"scontrol update jobid={waits} SiteFactor=777" in ran.said
-
-
-def test_unseen_jobs_can_be_left_alone_but_then_nothing_is_proven(hooked: Hooked, path: Path) -> None:
-    waits = a_job(hooked, 777, "--begin=now+3600")
-    ran = release(hooked, path, "--keep-unseen")
-    assert ran.status == 1
-    assert hooked.rig.show_job(waits)["Priority"] == "100777"
-
-
-def test_a_job_whose_priority_an_admin_set_meanwhile_is_no_obstacle(hooked: Hooked, path: Path) -> None:
+def test_a_job_whose_priority_an_admin_set_meanwhile_keeps_it(hooked: Hooked, path: Path) -> None:
     job = a_job(hooked, 4037)
     hooked.rig.run("scontrol", "update", f"jobid={job}", "Priority=500")
     ran = release(hooked, path)
-    assert ran.status == 0, ran.said
+    assert (ran.status, f"{job} (SiteFactor 4037)" in ran.said) == (1, True), ran.said
     assert hooked.rig.show_job(job)["Priority"] == "500"
 
 
 def test_it_says_so_where_it_may_not_write(hooked: Hooked, path: Path) -> None:
     job = a_job(hooked, 4037)
-    hooked.state.mkdir(exist_ok=True)
+    hooked.state.chmod(0o755)
+    (hooked.state / JOBS_FILE).chmod(0o644)
     ran = release(hooked, path, user="alice")
     assert ran.status == 1
     assert f"still stand: {job}" in ran.said
     assert "PAUSED cannot be created" in ran.said
 
 
-def test_it_says_so_where_it_may_not_write_what_it_cannot_see(hooked: Hooked, path: Path) -> None:
-    a_job(hooked, 4037, "--begin=now+3600")
-    hooked.state.mkdir(exist_ok=True)
-    (hooked.state / "PAUSED").touch()
+@pytest.mark.parametrize("mode", [0o755, 0o750])
+def test_it_says_so_where_it_may_not_read_what_helios_wrote(hooked: Hooked, path: Path, mode: int) -> None:
+    a_job(hooked, 4037)
+    hooked.state.chmod(mode)
     ran = release(hooked, path, user="alice")
     assert ran.status == 1
-    assert "1 jobs that Slurm does not show the SiteFactor of were refused" in ran.said
+    assert "jobs.undo was not read" in ran.said
 
 
 def test_without_an_answer_of_slurm_helios_is_paused_and_failure_told(hooked: Hooked, path: Path) -> None:

@@ -92,13 +92,16 @@ def test_a_site_factor_survives_hold_and_release_and_cannot_be_read_between(rig:
     assert Sprio(shell=backend.shell)()[job].value == 4037
 
 
-def test_a_restore_reaches_a_job_that_was_held_after_it_was_ordered(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+def test_a_restore_leaves_a_job_that_was_held_until_it_can_be_read(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     job, *_ = busy(rig, 1)
-    cluster_of_slurm.apply([an_order({job: 0.9})])
+    cluster_of_slurm.apply([an_order({job: 0.5})])
     rig.run("scontrol", "hold", job)
-    cluster_of_slurm.apply([Restore(reason="stop")])
+    (outcome,) = cluster_of_slurm.apply([Restore(reason="stop")])
+    assert outcome.result is Result.REFUSED
+    assert "Helios had written SiteFactor" in outcome.remark
     rig.run("scontrol", "release", job)
-    rig.until(lambda: job in rig.site_factors())
+    rig.until(lambda: rig.site_factors().get(job))
+    cluster_of_slurm.apply([Restore(reason="stop")])
     assert rig.site_factors()[job] == 0
 
 
@@ -251,7 +254,9 @@ def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(rig: Rig, 
     assert (rig.site_factors()[array], rig.site_factors()[theirs]) == (0, 500)
 
 
-def test_a_task_that_was_held_alone_is_seen_and_taken_back_too(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+def test_a_task_that_was_held_alone_is_seen_and_taken_back_once_it_is_released(
+    rig: Rig, cluster_of_slurm: SlurmCluster
+) -> None:
     rig.fill()
     array = rig.submit("--array=0-3")
     rig.until(lambda: array in rig.site_factors())
@@ -261,5 +266,6 @@ def test_a_task_that_was_held_alone_is_seen_and_taken_back_too(rig: Rig, cluster
     assert seen["2"] == "it is held"
     cluster_of_slurm.apply([Restore(reason="a test")])
     rig.run("scontrol", "release", f"{array}_2")
-    rig.until(lambda: len(rig.site_factors()) == 2)
+    rig.until(lambda: sorted(rig.site_factors().values()) == [0, 5037])
+    cluster_of_slurm.apply([Restore(reason="a test")])
     assert set(rig.site_factors().values()) == {0}

@@ -251,10 +251,11 @@ def test_a_restore_takes_back_what_is_ours_and_nothing_else(cluster: FakeCluster
     assert cluster.site_factor_of(running) != 0
 
 
-def test_a_restore_takes_back_what_is_ours_on_a_held_job_too(cluster: FakeCluster) -> None:
+def test_a_restore_leaves_what_is_hidden_on_a_held_job_unless_it_is_asked_to(cluster: FakeCluster) -> None:
     job_id = cluster.submit(urgency=0.5)
     cluster.hold(job_id)
-    assert ask(cluster, Restore(reason="stop")) == [Result.DONE]
+    assert ask(cluster, Restore(reason="stop")) == [Result.REFUSED]
+    assert ask(cluster, Restore(reason="stop", hidden=True)) == [Result.DONE]
     assert cluster.site_factor_of(job_id) == 0
 
 

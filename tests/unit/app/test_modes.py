@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.modes import PAUSE_FILE, modes_in_force, pause, paused, resume, set_mode
+from helios.app.modes import PAUSE_FILE, modes_in_force, pause, pause_here, paused, resume, set_mode
 from helios.errors import HeliosError, Misuse
 from helios.model import Mode
 
@@ -90,3 +90,14 @@ def test_no_place_that_can_be_written_is_an_error_with_a_way_out(tmp_path: Path)
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(HeliosError, match="helios-release"):
         pause(f"sqlite:///{tmp_path / 'taken' / 'x.db'}", "dev", tmp_path / "taken", by="root", reason="", now=NOON)
+
+
+def test_a_pause_writes_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / PAUSE_FILE).symlink_to(victim)
+    (trouble,) = pause_here(state, by="root", reason="maintenance", now=NOON)
+    assert "could not be written" in trouble
+    assert victim.read_text() == "precious"

@@ -1,7 +1,5 @@
 """Somebody else's hand: written over at most once for a job and lever, then never again."""
 
-import pytest
-
 from helios.actions import Result
 from helios.testing import FakeCluster
 from tests.unit.control.table import MINUTE, Says, Table, order, seat, soft_limit
@@ -37,17 +35,23 @@ def test_a_value_that_vanished_once_is_set_again_and_the_reason_says_so() -> Non
     assert admins(table) == []
 
 
-@pytest.mark.parametrize("theirs", [0, 9037])
-def test_what_somebody_changes_twice_is_theirs(theirs: int) -> None:
+def test_what_somebody_changes_twice_is_theirs() -> None:
     table, service = a_table_where_j1_stands()
     for _ in range(2):
-        table.cluster.admin_sets_site_factor("j1", theirs)
+        table.cluster.admin_sets_site_factor("j1", 0)
         table.turn(seat(service))
-    assert table.cluster.site_factor_of("j1") == theirs
+    assert table.cluster.site_factor_of("j1") == 0
     assert admins(table) == ["j1"]
     (line,) = table.lines(action="HandsOff")
     assert (line["target"], line["service"]) == ("j1", "helios")
     assert line["reason"] == "somebody changed twice what service qssf had set"
+
+
+def test_a_value_that_helios_never_wrote_is_an_admins_though_it_bears_the_mark() -> None:
+    table, service = a_table_where_j1_stands()
+    table.cluster.admin_sets_site_factor("j1", 9037)
+    assert table.turn(seat(service)).counts == {"qssf": {Result.REFUSED: 1}}
+    assert table.cluster.site_factor_of("j1") == 9037
 
 
 def test_what_is_theirs_is_never_touched_again_whoever_asks() -> None:

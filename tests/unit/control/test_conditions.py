@@ -216,6 +216,27 @@ def test_stillness_says_what_stands_and_stays() -> None:
     assert report.still[-1] == "2 changes of Helios stand on the cluster and stay as they are"
 
 
+def test_stillness_does_not_count_what_is_seen_to_stand_no_longer() -> None:
+    table = Table()
+    table.submit("j1", "j2", "j3")
+    table.turn(seat(Says(order(j1=0.5, j2=0.4, j3=0.3))))
+    table.cluster.admin_sets_site_factor("j1", 0)
+    table.cluster.hold("j2")
+    stop_the_history(table)
+    assert table.turn(seat(Says())).still[-1] == (
+        "1 changes of Helios stand on the cluster and stay as they are; "
+        "of 1 the cluster does not show whether they stand"
+    )
+
+
+def test_stillness_without_a_look_does_not_say_what_stands() -> None:
+    table = Table()
+    table.submit("j1")
+    table.turn(seat(Says(order(j1=0.5))))
+    table.cluster.fail_next()
+    assert not any("stand" in reason for reason in table.turn(seat(Says())).still)
+
+
 def test_stillness_is_written_down_once_and_again_when_its_reason_changes() -> None:
     table = Table()
     stopped_at = table.cluster.now - timedelta(days=1)

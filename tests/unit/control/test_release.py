@@ -43,7 +43,7 @@ def test_a_release_takes_back_everything_verifies_and_writes_it_down() -> None:
     assert table.standing() == {}
     last = table.lines(mode="paused")
     assert [line["target"] for line in last] == ["j1", "j2", "j3", "venus"]
-    assert last[-1]["outcome"] == "done: looked again, no job carries anything that Helios set"
+    assert last[-1]["outcome"] == "done: looked again, no job carries anything that Helios is known to have set"
     assert last[-1]["reason"] == "alice said so"
 
 
@@ -64,11 +64,49 @@ def test_a_release_finds_what_no_book_knows() -> None:
     assert what_stands(table, "j1") == [0]
 
 
-def test_a_release_takes_back_from_held_jobs_too() -> None:
+def test_a_release_leaves_and_names_what_the_cluster_hides() -> None:
     table = a_table_where_much_stands()
     table.cluster.hold("j1")
-    assert let_go(table).clean
+    table.cluster.admin_sets_site_factor("j1", 500)
+    report = let_go(table)
+    assert table.cluster.site_factor_of("j1") == 500
+    assert report.remaining == ("j1",)
+    assert "Slurm hides whether they still carry what Helios set: j1" in report.notes[0]
+    (line,) = table.lines(mode="paused", target="j1")
+    assert line["outcome"] == "refused: the cluster hides what stands on it now; Helios had written SiteFactor 5037"
+
+
+def test_a_release_writes_what_the_cluster_hides_only_on_demand() -> None:
+    table = a_table_where_much_stands()
+    table.submit("j9")
+    for job_id in ("j1", "j9"):
+        table.cluster.hold(job_id)
+    table.cluster.admin_sets_site_factor("j9", 500)
+    release(cluster=table.cluster, ledger=table.ledger, now=table.cluster.now, holder="h", reason="alice", hidden=True)
+    assert what_stands(table, "j1", "j9") == [0, 500]
+
+
+def test_a_pause_takes_back_what_was_hidden_as_soon_as_it_is_shown() -> None:
+    table = a_table_where_much_stands()
+    table.cluster.hold("j1")
+    pause(table)
+    assert table.turn().remaining == ("j1",)
+    assert table.cluster.site_factor_of("j1") == 5037
+    table.cluster.unhold("j1")
+    assert table.turn().remaining == ()
     assert table.cluster.site_factor_of("j1") == 0
+
+
+def test_a_release_leaves_and_names_what_bears_the_mark_and_is_in_no_record() -> None:
+    table = a_table_where_much_stands()
+    table.submit("j8", "j9")
+    table.cluster.admin_sets_time_min("j8", 17)
+    table.cluster.admin_sets_site_factor("j9", 537)
+    report = let_go(table)
+    assert what_stands(table, "j8", "j9") == [17, 537]
+    assert report.remaining == ("j8", "j9")
+    assert "2 jobs bear Helios' mark and are in no record: j8, j9; not touched" in report.notes[0]
+    assert {line["before"] for line in table.lines(target="j8")} == {"TimeMin 17 min"}
 
 
 def test_a_release_goes_on_where_the_cluster_postpones() -> None:

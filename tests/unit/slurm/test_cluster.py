@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from helios.actions import Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
-from helios.asked_of_jobs import INELIGIBLE
+from helios.asked_of_jobs import HIDDEN, INELIGIBLE
 from helios.errors import ClusterUnavailable
 from helios.slurm.cluster import SPENT, SlurmCluster
+from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
+from helios.slurm.undo import UndoNotWritten
 from helios.slurm.wishes import UNSEEN
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
@@ -17,15 +21,22 @@ from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def a_cluster(slurm: MemorySlurm, *, writes_per_turn: int = 100) -> SlurmCluster:
+def a_cluster(slurm: MemorySlurm, *, writes_per_turn: int = 100, undo: JobsUndo | None = None) -> SlurmCluster:
     return SlurmCluster(
         slurm,
         name="venus",
         site_factor_most=10_000,
         writes_per_turn=writes_per_turn,
         sprio=slurm.sprio,
+        undo=undo,
         clock=lambda: NOON,
     )
+
+
+def having(*entries: tuple[Lever, str, int]) -> JobsUndo:
+    undo = JobsUndo()
+    undo.add(Written(lever=lever, job_id=job, submitted=START, value=value) for lever, job, value in entries)
+    return undo
 
 
 def an_order(**urgencies: float) -> Reorder:
@@ -104,7 +115,10 @@ def test_the_largest_changes_are_written_first_and_the_rest_waits() -> None:
 def test_taking_back_comes_before_anything_new() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
     slurm.site["2"] = 137
-    outcomes = a_cluster(slurm, writes_per_turn=1).apply([an_order(j1=1.0), Restore(reason="stop", job_ids=("2",))])
+    undo = having((Lever.ORDER, "2", 137))
+    outcomes = a_cluster(slurm, writes_per_turn=1, undo=undo).apply(
+        [an_order(j1=1.0), Restore(reason="stop", job_ids=("2",))]
+    )
     assert slurm.site == {"2": 0}
     assert outcomes[0].result is Result.POSTPONED
 
@@ -185,10 +199,11 @@ def test_a_soft_limit_that_is_not_below_the_hard_one_is_refused() -> None:
     assert only(a_cluster(slurm).apply([a_limit("1", 16)])).remark == "it is not below the time limit"
 
 
-def test_a_restore_takes_back_by_the_marks_alone_even_after_a_new_start() -> None:
+def test_a_restore_takes_back_what_bears_the_mark_and_is_recorded_even_after_a_new_start() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2", time_min_s=420.0), a_raw_job("3"))
     slurm.site |= {"1": -2537, "3": 25}
-    outcomes = a_cluster(slurm).apply([Restore(reason="stop")])
+    undo = having((Lever.ORDER, "1", -2537), (Lever.SOFT_LIMIT, "2", 7), (Lever.ORDER, "3", 25))
+    outcomes = a_cluster(slurm, undo=undo).apply([Restore(reason="stop")])
     assert {(outcome.job_id, outcome.lever, outcome.result) for outcome in outcomes} == {
         ("1", Lever.ORDER, Result.DONE),
         ("2", Lever.SOFT_LIMIT, Result.DONE),
@@ -196,32 +211,156 @@ def test_a_restore_takes_back_by_the_marks_alone_even_after_a_new_start() -> Non
     assert (slurm.site["1"], slurm.site["3"], slurm.jobs["2"]["time_min_s"]) == (0, 25, None)
 
 
+@pytest.mark.parametrize("minutes", [7, 17])
+def test_a_users_own_minimum_that_bears_the_mark_is_left_and_named(minutes: int) -> None:
+    slurm = MemorySlurm(a_raw_job("1", time_min_s=minutes * 60.0))
+    outcome = only(a_cluster(slurm).apply([Restore(reason="stop")]))
+    assert (outcome.result, outcome.before) == (Result.REFUSED, f"TimeMin {minutes} min")
+    assert "no record says that Helios wrote it" in outcome.remark
+    assert slurm.changes == []
+    assert only(a_cluster(slurm).apply([a_limit("1", 27)])).remark == "the user set a --time-min"
+
+
+@pytest.mark.parametrize("record", [(Lever.ORDER, "1", 437), (Lever.SOFT_LIMIT, "1", 537), (Lever.ORDER, "2", 537)])
+def test_a_record_of_another_value_lever_or_job_proves_nothing(record: tuple[Lever, str, int]) -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.site["1"] = 537
+    outcome = only(a_cluster(slurm, undo=having(record)).apply([Restore(reason="stop")]))
+    assert (outcome.result, slurm.changes) == (Result.REFUSED, [])
+
+
+def test_a_later_job_of_the_same_number_is_not_the_recorded_one() -> None:
+    slurm = MemorySlurm(a_raw_job("1", submitted=START + 1))
+    slurm.site["1"] = 537
+    a_cluster(slurm, undo=having((Lever.ORDER, "1", 537))).apply([Restore(reason="stop")])
+    assert slurm.changes == []
+
+
+def test_a_requeued_job_is_the_recorded_one() -> None:
+    slurm = MemorySlurm(a_raw_job("1", submitted=START + 1, restart=1))
+    slurm.site["1"] = 537
+    a_cluster(slurm, undo=having((Lever.ORDER, "1", 537))).apply([Restore(reason="stop")])
+    assert slurm.site["1"] == 0
+
+
+def test_a_task_that_left_its_array_is_proved_by_the_arrays_record() -> None:
+    slurm = MemorySlurm(a_raw_job("9", array_job_id="5", array_tasks="3"))
+    slurm.site["9"] = 537
+    a_cluster(slurm, undo=having((Lever.ORDER, "5", 537))).apply([Restore(reason="stop")])
+    assert slurm.site["9"] == 0
+
+
+def test_the_value_before_the_last_may_come_back_and_is_taken_back() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    cluster = a_cluster(slurm)
+    for urgency in (0.5, 0.3):
+        cluster.apply([an_order(j1=urgency)])
+    slurm.site["1"] = 5037  # as backfill does before 26.05.3
+    cluster.apply([Restore(reason="stop")])
+    assert slurm.site["1"] == 0
+
+
 def test_a_restore_of_one_lever_leaves_the_other() -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=420.0))
     slurm.site["1"] = 137
-    a_cluster(slurm).apply([Restore(reason="stop", lever=Lever.SOFT_LIMIT)])
+    undo = having((Lever.ORDER, "1", 137), (Lever.SOFT_LIMIT, "1", 7))
+    a_cluster(slurm, undo=undo).apply([Restore(reason="stop", lever=Lever.SOFT_LIMIT)])
     assert (slurm.site["1"], slurm.jobs["1"]["time_min_s"]) == (137, None)
 
 
-def test_a_restore_zeroes_once_what_nobody_can_read() -> None:
-    slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
-    slurm.site["1"] = 4037
-    cluster = a_cluster(slurm)
+HIDING = [
+    {"priority": 0, "reason": "JobHeldUser"},
+    {"eligible": START + 10**6},
+    {"reason": "Dependency", "eligible": None},
+]
+
+
+@pytest.mark.parametrize("hiding", HIDING)
+def test_what_nobody_can_read_is_never_written_blindly(hiding: dict[str, object]) -> None:
+    slurm = MemorySlurm(a_raw_job("1", **hiding), a_raw_job("2", **hiding))
+    slurm.site |= {"1": 500, "2": 600}
+    cluster = a_cluster(slurm, undo=having((Lever.ORDER, "1", 4037)))
     outcome = only(cluster.apply([Restore(reason="stop")]))
-    assert (outcome.result, slurm.site["1"]) == (Result.DONE, 0)
-    assert "cannot be read back" in outcome.remark
-    assert cluster.apply([Restore(reason="stop")]) == []
+    assert (outcome.job_id, outcome.result) == ("1", Result.REFUSED)
+    assert outcome.remark == f"{HIDDEN}; Helios had written SiteFactor 4037"
+    assert cluster.apply([Restore(reason="stop", job_ids=("1", "2"), lever=Lever.ORDER)])
+    assert slurm.changes == []
 
 
-def test_what_was_zeroed_unseen_is_zeroed_again_after_it_could_be_seen() -> None:
-    slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
+def test_what_nobody_can_read_is_written_on_demand_where_helios_had_set_it_and_only_once() -> None:
+    slurm = MemorySlurm(*(a_raw_job(job, eligible=START + 10**6) for job in "12"))
+    slurm.site |= {"1": 4037, "2": 600}
+    cluster = a_cluster(slurm, undo=having((Lever.ORDER, "1", 4037)))
+    outcome = only(cluster.apply([Restore(reason="stop", hidden=True)]))
+    assert (outcome.result, outcome.before, outcome.after) == (Result.DONE, "priority 104037", "priority 100000")
+    assert "Helios had written SiteFactor 4037" in outcome.remark
+    assert slurm.site == {"1": 0, "2": 600}
+    assert cluster.apply([Restore(reason="stop", hidden=True)]) == []
+
+
+def test_what_an_admin_put_in_helios_place_is_not_helios_when_it_is_hidden() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
     cluster = a_cluster(slurm)
-    cluster.apply([Restore(reason="stop")])
-    slurm.jobs["1"] |= {"priority": 100_000, "reason": "Priority"}
+    cluster.apply([an_order(j1=0.5)])
+    slurm.site["1"] = 500
     cluster.apply([an_order(j1=0.5)])
     slurm.jobs["1"] |= {"priority": 0, "reason": "JobHeldUser"}
+    assert cluster.apply([Restore(reason="stop", hidden=True)]) == []
+    assert slurm.site["1"] == 500
+
+
+def test_what_is_meant_is_on_the_disk_before_it_is_written(tmp_path: Path) -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("5", array_job_id="5", array_tasks="0-1", tasks=2))
+    seen: list[str] = []
+    slurm.between.append(lambda: seen.append((tmp_path / JOBS_FILE).read_text()))
+    a_cluster(slurm, undo=JobsUndo(tmp_path)).apply([an_order(j1=0.5, j5=0.4), a_limit("1")])
+    assert set(seen[0].splitlines()) == {
+        f"site_factor\t1\t{START}\t5037",
+        f"time_min\t1\t{START}\t17",
+        f"site_factor\t5\t{START}\t4037",
+    }
+
+
+def test_what_cannot_be_recorded_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / JOBS_FILE).mkdir()
+    slurm = MemorySlurm(a_raw_job("1"))
+    cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
+    for _ in range(2):
+        with pytest.raises(UndoNotWritten):
+            cluster.apply([an_order(j1=0.5)])
+    assert slurm.changes == []
+
+
+def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path) -> None:
+    slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2", time_min_s=1020.0))
+    slurm.site["1"] = 5037
+    cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
+    rows = [
+        a_standing("1", Lever.ORDER, 0.5),
+        a_standing("2", Lever.SOFT_LIMIT, 660.0),
+        a_standing("3", Lever.ORDER, 1),
+    ]
+    cluster.know(pd.DataFrame(rows), keep=True)
+    assert cluster.snapshot().pending["urgency"].round(1).tolist() == [0.5, 0]
+    assert f"time_min\t2\t{START}\t17\n" in (tmp_path / JOBS_FILE).read_text()
     cluster.apply([Restore(reason="stop")])
-    assert slurm.site["1"] == 0
+    assert (slurm.site["1"], slurm.jobs["2"]["time_min_s"]) == (0, None)
+
+
+def a_standing(job_id: str, lever: Lever, value: float) -> dict[str, object]:
+    submitted = pd.Timestamp(START, unit="s", tz="UTC").as_unit("us")
+    row = {"lever": lever.value, "job_id": job_id, "submitted_at": submitted, "value": value}
+    return row | {"mode": "active", "admins": 0}
+
+
+def test_a_task_that_changed_with_its_array_is_told_though_nobody_asked() -> None:
+    left = a_raw_job("9", array_job_id="5", array_tasks="3")
+    slurm = MemorySlurm(left, a_raw_job("5", array_job_id="5", array_tasks="4-8", tasks=5))
+    slurm.site["9"] = 500
+    asked, unasked = a_cluster(slurm).apply([an_order(j5=0.1)])
+    assert (asked.job_id, asked.result) == ("5", Result.DONE)
+    assert (unasked.job_id, unasked.result) == ("9", Result.MISMATCH)
+    assert (unasked.before, unasked.after) == ("SiteFactor 500", "SiteFactor 1037")
 
 
 def test_a_job_that_started_or_ended_is_gone() -> None:

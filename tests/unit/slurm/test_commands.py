@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
+from helios.slurm import values
 from helios.slurm.backend import Change, NodeChange, batches
 from helios.slurm.commands import UNANSWERED, CommandsBackend, cron_jobs
 from helios.slurm.shell import Shell
@@ -192,3 +194,42 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+SQUEUE_WITHOUT_ARRAY_UNIQUE = f"""#!{sys.executable} -S
+# squeue of 25.11 and 26.05: without --array one line stands for the whole array, whatever was split off it.
+import re, sys
+if "--array-unique" in sys.argv:
+    sys.exit("squeue: unrecognized option '--array-unique'")
+(chosen,) = (word for word in sys.argv if word.startswith("--Format="))
+fields = re.findall(r"(?:^|,)([A-Za-z-]+):([^,]*)", chosen.partition("=")[2])
+rows = {{"whole": [("5", "5", "1-8", "PENDING", "0:00")],
+        "tasks": [("6", "5", "5", "PENDING", "17:00")]
+                 + [("5", "5", str(n), "PENDING", "0:00") for n in (1, 2, 3, 4, 6, 7, 8)]
+                 + [("7", "5", "9", "RUNNING", "0:00")]}}
+for row in rows["tasks" if "--array" in sys.argv else "whole"]:
+    known = dict(zip(("JobID", "ArrayJobID", "ArrayTaskID", "State", "MinTime"), row), HetJobID="0")
+    known["Name"] = "\\nJobId=5 ArrayJobId=5 ArrayTaskId=1-8 JobState=PENDING"
+    sys.stdout.write("".join(known.get(name, "N/A") + end for name, end in fields) + "\\n")
+"""
+
+
+def test_a_task_that_left_its_array_is_a_record_of_its_own_where_squeue_cannot_say_so(
+    program: Program, tmp_path: Path
+) -> None:
+    folder = program("scontrol", SCONTROL)
+    (tmp_path / "squeue").write_text(SQUEUE_WITHOUT_ARRAY_UNIQUE)
+    (tmp_path / "squeue").chmod(0o755)
+    backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
+    jobs = {job["job_id"]: job for job in backend.queue()}
+    assert (jobs["5"]["array_tasks"], jobs["5"]["tasks"]) == ("1-4,6-8", 7)
+    assert (jobs["6"]["array_tasks"], jobs["6"]["tasks"], jobs["6"]["time_min_s"]) == ("5", 1, 1020)
+    assert (jobs["7"]["state"], jobs["7"]["tasks"]) == ("RUNNING", 1)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "text"), [([7], "7"), ([3, 1, 2], "1-3"), ([0, 3, 6, 20, 21, 22], "0,3,6,20-22"), ([1, 2, 2, 4], "1-2,4")]
+)
+def test_tasks_are_named_as_slurm_names_them(tasks: list[int], text: str) -> None:
+    assert values.joined(tasks) == text
+    assert values.tasks(text) == len(set(tasks))

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from helios.actions import Lever
 from helios.slurm.cluster import SlurmCluster
 from helios.slurm.commands import CommandsBackend
+from helios.slurm.jobs_undo import JobsUndo, Written
 from helios.slurm.sprio import Sprio
 from helios.slurm.translate import node_states
 from tests.unit.slurm.recorded import GOLDEN, RELEASES, recorded
@@ -74,8 +76,15 @@ def test_the_controllers_clock_comes_with_its_configuration(backend: CommandsBac
 
 
 def test_a_marked_site_factor_becomes_an_urgency(backend: CommandsBackend) -> None:
+    sprio, undo = Sprio(shell=backend.shell), JobsUndo()
+    wrote = {job_id: factor.value for job_id, factor in sprio().items() if factor.value in {4037, -2537}}
+    undo.add(
+        Written(lever=Lever.ORDER, job_id=job["job_id"], submitted=job["submitted"], value=wrote[job["job_id"]])
+        for job in backend.queue()
+        if job["job_id"] in wrote
+    )
     snapshot = SlurmCluster(
-        backend, name="x", site_factor_most=10_000, writes_per_turn=1, sprio=Sprio(shell=backend.shell)
+        backend, name="x", site_factor_most=10_000, writes_per_turn=1, sprio=sprio, undo=undo
     ).snapshot()
     urgencies = snapshot.pending.loc[snapshot.pending["urgency"] != 0, "urgency"].round(2).tolist()
     assert {0.4, -0.25} <= set(urgencies)

@@ -1,0 +1,245 @@
+"""What Helios wrote to jobs, in a file that a shell reads too: the proof that a value is Helios' own.
+
+A mark alone proves nothing: a user may ask for a minimum of 17 minutes, an admin may write a SiteFactor of 537. Helios
+takes back a value only if it bears the mark and stands here, for this job, with this submission. A value that the
+priority hook wrote is proved by what was published for that user and partition when the job was submitted.
+
+Lines of words with tabs between, ``site_factor JOB SUBMITTED VALUE`` and ``time_min JOB SUBMITTED MINUTES``; an array
+has one by its master's number. They are on the disk before anything is written to Slurm. A value of 0 says that
+nothing of Helios was seen there any more: what stood before may come back (backfill, before 26.05.3) and still be taken
+back, but where Slurm hides the value, Helios has nothing to ask for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from helios.actions import Lever
+from helios.slurm.backend import RawJob
+from helios.slurm.hook import PUBLISHED, Published, read_published
+from helios.slurm.lasting import give_to_owner, make_lasting, put
+from helios.slurm.undo import UndoNotWritten
+
+JOBS_FILE = "jobs.undo"
+"""Its name within ``[control] state_folder``."""
+MODE = 0o640
+"""The service and its group; ``helios-release.sh`` reads it as root or as the service's user."""
+_WORD = {Lever.ORDER: "site_factor", Lever.SOFT_LIMIT: "time_min"}
+_LEVER = {word: lever for lever, word in _WORD.items()}
+_LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
+_SLACK = 1000
+"""Lines that may be of jobs long gone before the file is written anew."""
+_NEVER: Collection[int] = frozenset()
+_MOST_VALUES = 16
+"""Values of one job that are remembered: only the latest can still stand, or come back."""
+
+_Job = tuple[str, int]
+"""Number and submission, s since the epoch: numbers are used again. A requeue is a new submission (22.05.8)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One value that Helios wrote, or is about to write, to a job: a SiteFactor, or a TimeMin in minutes."""
+
+    lever: Lever
+    job_id: str
+    submitted: int
+    value: int
+
+    @property
+    def line(self) -> str:
+        """The line of the file."""
+        return f"{_WORD[self.lever]}\t{self.job_id}\t{self.submitted}\t{self.value}\n"
+
+
+class JobsUndo:
+    """The record of what Helios wrote to jobs.
+
+    One process at a time may add to it (the turn's lock), any number may read.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        ``[control] state_folder``; None: it is kept in memory only.
+
+    Attributes
+    ----------
+    trouble : str
+        Why the file could not be read; empty: it could, or there is none.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.trouble = ""
+        self._path = None if folder is None else folder / JOBS_FILE
+        self._hook_path = None if folder is None else folder / PUBLISHED
+        self._values: dict[tuple[Lever, _Job], tuple[int, ...]] = {}
+        self._book: dict[tuple[Lever, _Job], int] = {}
+        self._submissions: dict[str, set[int]] = {}
+        self._published = Published()
+        self._lines = self._kept = 0  # lines of the file, and those of them that were there when it was written anew
+        self._read_as: tuple[object, object] = (None, None)
+
+    def refresh(self) -> None:
+        """Read the files again where they changed since the last time."""
+        state = (_state_of(self._path), _state_of(self._hook_path))
+        if state == self._read_as:
+            return
+        if state[0] != self._read_as[0]:
+            self._read()
+        if state[1] != self._read_as[1] and self._hook_path is not None:
+            self._published = read_published(self._hook_path)
+        self._read_as = state
+
+    def know(self, entries: Iterable[Written]) -> None:
+        """Take the other record there is, the database's book, in place of the one given before; in memory."""
+        self._book = {_key(entry): entry.value for entry in entries}
+        for _, (job_id, submitted) in self._book:
+            self._submissions.setdefault(job_id, set()).add(submitted)
+
+    def proves(self, lever: Lever, job: RawJob, value: int) -> bool:
+        """Return whether it was Helios, or its hook, that wrote ``value`` to a job."""
+        if not value:
+            return False
+        of_the_book = any(self._book.get((lever, known)) == value for known in self._names(job))
+        return of_the_book or self.has(lever, job, value) or self._published.has(lever, job, value)
+
+    def has(self, lever: Lever, job: RawJob, value: int) -> bool:
+        """Return whether the file itself names ``value`` of a job."""
+        return any(value in self._values.get((lever, known), ()) for known in self._names(job))
+
+    def names(self, entry: Written) -> bool:
+        """Return whether the file itself has ``entry``."""
+        return entry.value in self._values.get(_key(entry), ())
+
+    def last(self, lever: Lever, job: RawJob) -> int:
+        """Return what Helios wrote last to a job, as far as is known; 0: nothing, or it was seen to be gone."""
+        for known in self._names(job):
+            if values := self._values.get((lever, known)):
+                return values[-1]
+        return next((self._book[lever, known] for known in self._names(job) if (lever, known) in self._book), 0)
+
+    def add(self, entries: Iterable[Written], *, queue: Collection[RawJob] = ()) -> None:
+        """Write down values before they are written to Slurm, or 0 after they were seen to be gone.
+
+        Parameters
+        ----------
+        queue : collection of RawJob
+            All jobs of the cluster: those that are not among them may be forgotten.
+
+        Raises
+        ------
+        UndoNotWritten
+            They are not on the disk: nothing may be written to Slurm.
+        """
+        new = [entry for entry in entries if self._values.get(_key(entry), (0,))[-1] != entry.value]
+        if not new:
+            return
+        self._remember(new)
+        if self._path is None:
+            return
+        try:
+            if queue and self._lines + len(new) > 2 * self._kept + _SLACK:
+                self._write_anew(queue)
+            else:
+                _append(self._path, "".join(entry.line for entry in new))
+                self._lines += len(new)
+        except OSError as reason:
+            self._read_as = (None, None)  # what is not on the disk must not count as if it were
+            raise UndoNotWritten(
+                f"{self._path} cannot be written: {reason.strerror}", remedy="Give Helios its [control] state_folder."
+            ) from reason
+        self._read_as = (_state_of(self._path), self._read_as[1])
+
+    def _names(self, job: RawJob) -> Sequence[_Job]:
+        """Return the names under which a job may have been written, its own and its array's, the latest first."""
+        job_id, array, submitted = job["job_id"], job["array_job_id"], job["submitted"]
+        own = self._submissions.get(job_id, _NEVER)
+        if array is None or array == job_id:
+            if not own:
+                return ()
+            if submitted in own and len(own) == 1:  # asked several times for each of 100,000 jobs
+                return ((job_id, submitted),)
+        others = self._submissions.get(array, _NEVER) if array not in {None, job_id} else _NEVER
+        return [
+            (name, then)
+            for name, thens in ((job_id, own), (array or "", others))
+            for then in sorted(thens, reverse=True)
+            if then == submitted or (job["restart"] > 0 and then < submitted)
+        ]
+
+    def _remember(self, entries: Iterable[Written]) -> None:
+        for entry in entries:
+            self._submissions.setdefault(entry.job_id, set()).add(entry.submitted)
+            known = tuple(value for value in self._values.get(_key(entry), ()) if value != entry.value)
+            self._values[_key(entry)] = (*known, entry.value)[-_MOST_VALUES:]
+
+    def _read(self) -> None:
+        self._values, self._lines, self._kept, self.trouble = {}, 0, 0, ""
+        if self._path is None:
+            return
+        try:
+            lines = self._path.read_text(encoding="ascii", errors="replace").split("\n")
+        except FileNotFoundError:
+            return
+        except OSError as reason:
+            self.trouble = f"{self._path} cannot be read: {reason.strerror}"
+            return
+        self._lines = len(lines)
+        # A line that a crash cut short, or that is damaged, proves nothing; the shell leaves it out too.
+        self._remember(
+            Written(lever=_LEVER[word], job_id=job_id, submitted=int(submitted), value=int(value))
+            for line in lines
+            if (found := _LINE.fullmatch(line))
+            for word, job_id, submitted, value in [found.groups()]
+        )
+
+    def _write_anew(self, queue: Collection[RawJob]) -> None:
+        alive = {name for job in queue for name in (job["job_id"], job["array_job_id"])}
+        self._values = {key: values for key, values in self._values.items() if key[1][0] in alive}
+        self._submissions = {job_id: them for job_id, them in self._submissions.items() if job_id in alive}
+        lines = [
+            Written(lever=lever, job_id=job[0], submitted=job[1], value=value).line
+            for (lever, job), values in self._values.items()
+            for value in values
+        ]
+        assert self._path is not None
+        put(self._path, "".join(lines), mode=MODE)
+        self._lines = self._kept = len(lines)
+
+
+def _key(entry: Written) -> tuple[Lever, _Job]:
+    return entry.lever, (entry.job_id, entry.submitted)
+
+
+def _state_of(path: Path | None) -> object:
+    if path is None:
+        return None
+    try:
+        found = path.stat()
+    except OSError as reason:
+        return reason.errno
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _append(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    is_new = not path.exists()
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    try:
+        if is_new:
+            give_to_owner(handle, path.parent)
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            text = f"\n{text}"  # the line before was cut short
+        data = text.encode("ascii")
+        while data:
+            data = data[os.write(handle, data) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    if is_new:
+        make_lasting(path.parent)
