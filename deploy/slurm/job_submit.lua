@@ -86,14 +86,26 @@ local function header_of(line)
     }
 end
 
+-- A value without Helios's mark is not Helios's.
+local function is_understood(site, minute)
+    return site and math.abs(site) < 2147483648 and minute < 2147483648
+        and (site == 0 or math.abs(site) % 100 == 37) and (minute == 0 or minute % 10 == 7)
+end
+
+-- Line by line, and each from its beginning: a pattern that may begin anywhere tries a long line again and again, while
+-- slurmctld waits.
 local function rows_of(body)
     local sites, minutes, count = {}, {}, 0
-    local row = "([^\n ]+ [^\n ]+ [^\n ]+ [^\n ]+) (%-?%d+) (%d+)\n"
-    for key, site, minute in string.gmatch(body, row) do
+    for line in string.gmatch(body, "([^\n]*)\n") do
+        local key, site, minute = string.match(line, "^([^ ]+ [^ ]+ [%d*]+ [%d*]+) (%-?%d+) (%d+)$")
+        site, minute = tonumber(site), tonumber(minute)
+        if not is_understood(site, minute) then
+            return sites, minutes, -1
+        end
         count = count + 1
-        sites[key] = tonumber(site)
-        if minute ~= "0" then
-            minutes[key] = tonumber(minute)
+        sites[key] = site
+        if minute ~= 0 then
+            minutes[key] = minute
         end
     end
     return sites, minutes, count
