@@ -30,6 +30,7 @@ local hook = {
 local FORMAT = "helios-hook 1"
 local MODULUS = 2147483647
 local ENOENT = 2
+local LAST_S = 253402300799 -- the end of year 9999
 
 local loaded = {
     header = nil, sites = {}, minutes = {}, users = {},
@@ -79,11 +80,34 @@ local function header_of(line)
     if format ~= FORMAT or generation == nil then
         return nil, "the table has no header of the format " .. FORMAT
     end
+    for number in string.gmatch(facts, "%d+") do
+        if #number > 15 or #sum > 10 then
+            return nil, "the table's header has a number that is too large"
+        end
+    end
+    if tonumber(published) > LAST_S or tonumber(expires) > LAST_S then
+        return nil, "the table is from a time that no clock has"
+    end
     return {
         facts = facts, generation = generation, rows_text = rows,
         published = tonumber(published), expires = tonumber(expires),
         rows = tonumber(rows), bytes = tonumber(bytes), sum = tonumber(sum),
     }
+end
+
+local function is_count(word)
+    return word == "*" or (#word <= 10 and not string.find(word, "*", 1, true))
+end
+
+-- The four kinds of key that are looked up.
+local function is_key(user, partition, gpus, limit)
+    if user == nil or partition == "*" or not is_count(gpus) or not is_count(limit) then
+        return false
+    end
+    if user == "*" then
+        return gpus ~= "*" and limit == "*"
+    end
+    return gpus ~= "*" or limit == "*"
 end
 
 -- A value without Helios's mark is not Helios's.
@@ -97,11 +121,13 @@ end
 local function rows_of(body)
     local sites, minutes, count = {}, {}, 0
     for line in string.gmatch(body, "([^\n]*)\n") do
-        local key, site, minute = string.match(line, "^([^ ]+ [^ ]+ [%d*]+ [%d*]+) (%-?%d+) (%d+)$")
+        local user, partition, gpus, limit, site, minute =
+            string.match(line, "^([A-Za-z0-9_.~%%*-]+) ([A-Za-z0-9_.~%%*-]+) ([%d*]+) ([%d*]+) (%-?%d+) (%d+)$")
         site, minute = tonumber(site), tonumber(minute)
-        if not is_understood(site, minute) then
+        if not is_key(user, partition, gpus, limit) or not is_understood(site, minute) then
             return sites, minutes, -1
         end
+        local key = user .. " " .. partition .. " " .. gpus .. " " .. limit
         count = count + 1
         sites[key] = site
         if minute ~= 0 then

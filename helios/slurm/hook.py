@@ -31,10 +31,13 @@ SKEW = timedelta(minutes=5)
 _ANY = "*"
 # A number of more digits than this none of them has; Lua counts them exactly.
 _HEADER = re.compile(rf"{FORMAT} ([0-9]{{1,15}}(?: [0-9]{{1,15}}){{4}}) ([0-9]{{1,10}})")
-_ROW = re.compile(r"(\S+) (\S+) ([0-9]{1,10}|\*) ([0-9]{1,10}|\*) (-?[0-9]{1,10}) ([0-9]{1,10})")
+_ROW = re.compile(
+    r"([A-Za-z0-9_.~%*-]+) ([A-Za-z0-9_.~%*-]+) ([0-9]{1,10}|\*) ([0-9]{1,10}|\*) (-?[0-9]{1,10}) ([0-9]{1,10})"
+)
 _ANEW = "Jobs are submitted unchanged meanwhile; the daemon publishes another with its next turn, if it acts."
 _MODULUS = 2**31 - 1
 
+_TOO_LARGE = 2**31
 _LAST_S = int(datetime.max.replace(tzinfo=UTC).timestamp())
 
 Key = tuple[str | None, str | None, int | None, int | None]
@@ -278,6 +281,8 @@ def _row(line: str, path: Path) -> HookRow:
         if parts is None:
             raise ValueError("it has not six fields")
         user, partition, gpus, limit, site_factor, time_min = parts.groups()
+        if max(abs(int(site_factor)), int(time_min)) >= _TOO_LARGE:
+            raise ValueError("a value is larger than Slurm has")
         return HookRow(
             user=_name(user),
             partition=_name(partition),

@@ -27,7 +27,11 @@ def main() -> int:
         if name not in shares:
             print(f"{name}: cannot run here", flush=True)
             continue
-        inputs, began, kinds = round(asked.inputs * shares[name] / sum(shares.values())), time.monotonic(), Counter[str]()
+        inputs, began, kinds = (
+            round(asked.inputs * shares[name] / sum(shares.values())),
+            time.monotonic(),
+            Counter[str](),
+        )
         for finding in fuzzed(name, inputs=inputs, seed=asked.seed):
             bad = True
             kind = finding.what.rpartition("(")[2] if "(" in finding.what else finding.what[:40]

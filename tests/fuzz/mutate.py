@@ -16,8 +16,36 @@ NUMBERS = (
     b"9" * 400,
 )
 PIECES = (
-    *(b"\0", b"\n", b"\r", b"\r\n", b"\t", b"|", b",", b";", b'"', b"'", b"\\", b"=", b"%", b"*", b"(", b"[", b"{", b"}"),
-    *(b"\xff", b"\xc3\x28", b"\xef\xbb\xbf", b"\xed\xa0\x80", "\u2028".encode(), "\u0661".encode(), b"\x1b[31m", b"\x85"),
+    *(
+        b"\0",
+        b"\n",
+        b"\r",
+        b"\r\n",
+        b"\t",
+        b"|",
+        b",",
+        b";",
+        b'"',
+        b"'",
+        b"\\",
+        b"=",
+        b"%",
+        b"*",
+        b"(",
+        b"[",
+        b"{",
+        b"}",
+    ),
+    *(
+        b"\xff",
+        b"\xc3\x28",
+        b"\xef\xbb\xbf",
+        b"\xed\xa0\x80",
+        "\u2028".encode(),
+        "\u0661".encode(),
+        b"\x1b[31m",
+        b"\x85",
+    ),
     *(b"\x1f\x8b\x08", b"null", b"true", b"NaN", b"Infinity", b"None", b"Unknown", b"INVALID", b"n[1-999999999]"),
     *(b"n[1-3,5-4]", b"1970-01-01T00:00:00", b"9999-12-31T23:59:59", b"0000-00-00", b"99999-23:59:59", b"../../x"),
 )
@@ -106,7 +134,11 @@ def _nest(chance: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
 
 def _lengthen(chance: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
     first, _last = _span(chance, data)
-    return data[:first] + chance.choice((b"9", b"a", b" ", b",", b"|", b"\n", b"\\")) * chance.choice((300, 100_000)) + data[first:]
+    return (
+        data[:first]
+        + chance.choice((b"9", b"a", b" ", b",", b"|", b"\n", b"\\")) * chance.choice((300, 100_000))
+        + data[first:]
+    )
 
 
 MUTATIONS: tuple[Mutation, ...] = (

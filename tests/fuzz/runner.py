@@ -55,7 +55,9 @@ def outcome(target: Target, data: bytes) -> str:
         try:
             target.read(data, Path(folder))
         except HeliosError as refused:
-            return "" if refused.fact and refused.remedy else f"{type(refused).__name__} without a remedy: {refused.fact}"
+            return (
+                "" if refused.fact and refused.remedy else f"{type(refused).__name__} without a remedy: {refused.fact}"
+            )
         except BaseException as raised:
             last = traceback.extract_tb(raised.__traceback__)[-1]
             return f"{type(raised).__name__}: {raised!s:.300} ({Path(last.filename).name}:{last.lineno})"
@@ -64,13 +66,13 @@ def outcome(target: Target, data: bytes) -> str:
 
 def fuzzed(name: str, *, inputs: int, seed: int) -> Iterator[Finding]:
     """Yield what ``inputs`` inputs find; a worker that dies or hangs is started again after the input that did it."""
-    with tempfile.TemporaryDirectory() as folder:
-        seeds = TARGETS[name].seeds(Path(folder))
     at = 0
     while at < inputs:
         for number, what in _worked(name, first=at, inputs=inputs, seed=seed):
             at = number + 1
             if what:
+                with tempfile.TemporaryDirectory() as folder:
+                    seeds = TARGETS[name].seeds(Path(folder))
                 yield Finding(target=name, data=input_of(TARGETS[name], seeds, seed, number), what=what)
 
 
@@ -81,7 +83,9 @@ def replayed(path: Path) -> str:
     return "nothing was read"
 
 
-def _worked(name: str, *, first: int = 0, inputs: int = 1, seed: int = 0, file: Path | None = None) -> Iterator[tuple[int, str]]:
+def _worked(
+    name: str, *, first: int = 0, inputs: int = 1, seed: int = 0, file: Path | None = None
+) -> Iterator[tuple[int, str]]:
     told = [str(file)] if file else [str(first), str(inputs), str(seed)]
     worker = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.runner", name, *told],

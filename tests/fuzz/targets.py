@@ -14,6 +14,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+LIMIT_MIN = 60
+"""Of the job that is submitted."""
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 9, 1, 12, tzinfo=UTC)
 RECORDED = ROOT / "tests" / "unit" / "ingest" / "recorded"
@@ -229,7 +231,10 @@ def _tables(_: Path) -> Sequence[bytes]:
         HookRow(user="b\u00e9", partition="a b", site_factor=37),
         HookRow(partition="gpu", gpus=2, site_factor=0, time_min=7),
     ]
-    texts = [render(rows, generation=7, now=NOW, lasts=timedelta(days=40000)), render([], generation=1, now=NOW, lasts=timedelta(days=1))]
+    texts = [
+        render(rows, generation=7, now=NOW, lasts=timedelta(days=40000)),
+        render([], generation=1, now=NOW, lasts=timedelta(days=1)),
+    ]
     return [text.encode() for text in texts]
 
 
@@ -249,7 +254,7 @@ def _table(data: bytes, folder: Path) -> object:
     from helios.slurm.hook import read_table
 
     table = read_table(_written(folder, "table", data), NOW)
-    return table.row_for(user="ann", partition="gpu", gpus=2, limit_min=60)
+    return table.row_for(user="ann", partition="gpu", gpus=2, limit_min=LIMIT_MIN)
 
 
 def _hook_in_lua(data: bytes, folder: Path) -> object:
@@ -263,12 +268,14 @@ def _hook_in_lua(data: bytes, folder: Path) -> object:
     if (site is not None and abs(site) % 100 != 37) or (minutes is not None and minutes % 10 != 7):
         raise Wrong(f"the hook wrote {site} and {minutes}")
     try:
-        row = read_table(path, NOW).row_for(user="ann", partition="gpu", gpus=2, limit_min=60)
+        row = read_table(path, NOW).row_for(user="ann", partition="gpu", gpus=2, limit_min=LIMIT_MIN)
     except HookTableInvalid:
         if (site, minutes) != (None, None):
             raise Wrong(f"the hook wrote {site} and {minutes} by a table that Helios refuses") from None
         return None
-    expected = (None, None) if row is None else (row.site_factor or None, row.time_min or None)
+    # A soft limit above the job's own limit is left out: the job would be refused.
+    fits = row is not None and 0 < row.time_min < LIMIT_MIN
+    expected = (None, None) if row is None else (row.site_factor or None, row.time_min if fits else None)
     if (site, minutes) != expected:
         raise Wrong(f"the hook wrote {(site, minutes)}, Helios reads {expected}")
     return site
@@ -311,7 +318,15 @@ def _release_script(data: bytes, folder: Path) -> object:
     _written(programs, "scontrol", _SCONTROL.encode()).chmod(0o755)
     calls = folder / "calls"
     ran = subprocess.run(
-        ["/bin/sh", str(ROOT / "deploy/slurm/helios-release.sh"), "--nodes-only", "--wait", "0", "--state", str(folder)],
+        [
+            "/bin/sh",
+            str(ROOT / "deploy/slurm/helios-release.sh"),
+            "--nodes-only",
+            "--wait",
+            "0",
+            "--state",
+            str(folder),
+        ],
         env={"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(calls), "TMPDIR": str(folder)},
         capture_output=True,
         check=False,
@@ -331,7 +346,9 @@ def _release_script(data: bytes, folder: Path) -> object:
 def _memory_seeds(_: Path) -> Sequence[bytes]:
     from helios.control import TurnMemory
 
-    memory = TurnMemory(asked_at={"qssf": NOW}, controller="c1", pending=3, nodes=4, still=("x",), said={"qssf": frozenset({"a"})})
+    memory = TurnMemory(
+        asked_at={"qssf": NOW}, controller="c1", pending=3, nodes=4, still=("x",), said={"qssf": frozenset({"a"})}
+    )
     return [memory.to_json().encode()]
 
 
@@ -346,7 +363,9 @@ def _node_memory_seeds(folder: Path) -> Sequence[bytes]:
     from helios.control.nodes import NodeMemory
 
     turn = TurnMemory.from_json(_memory_seeds(folder)[0].decode())
-    memory = NodeMemory(turn=turn, looked_at=NOW, idle={"n1": NOW}, slept={"n1": (NOW,)}, protected_at=NOW, keep_off={"n1": NOW})
+    memory = NodeMemory(
+        turn=turn, looked_at=NOW, idle={"n1": NOW}, slept={"n1": (NOW,)}, protected_at=NOW, keep_off={"n1": NOW}
+    )
     return [memory.to_json().encode()]
 
 
@@ -358,7 +377,9 @@ def _node_memory(data: bytes, _: Path) -> object:
 
 TARGETS: dict[str, Target] = {
     **{
-        name: Target(seeds=_seeds_of(name), read=_trace(name, "trace.json" if name == "sacct-json" else "trace"), cost=10)
+        name: Target(
+            seeds=_seeds_of(name), read=_trace(name, "trace.json" if name == "sacct-json" else "trace"), cost=10
+        )
         for name in ("sacct", "sacct-json", "helios", "acme", "swf", "philly")
     },
     "pai": Target(seeds=_seeds_of("pai"), read=_pai, cost=20),
