@@ -26,7 +26,7 @@ LARGEST = 1e9
 # LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (0: nothing,
 # 2: NaN). Zeros as missing (1) and categories are not grown here, and the forest does not know them.
 _DECISIONS = (0, 2, 8, 10)
-_OBJECTIVE = re.compile(r"quantile|regression")
+_OBJECTIVE = re.compile(r"quantile|regression|regression_l1")
 _INT = r"-?[0-9]{1,10}"
 _FLOAT = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 _INTS, _FLOATS, _THRESHOLDS = (re.compile(rf"(?:{one}(?: {one})*)?") for one in (_INT, _FLOAT, rf"(?:{_FLOAT}|-?inf)"))

@@ -36,7 +36,7 @@ class Target:
     read : callable
         Reads an input, in an empty folder.
     reseal : callable, optional
-        Makes sums and sizes of a mutated input right again, as somebody who means harm would; half of the inputs get it.
+        Makes sums and sizes of a mutated input right again, as somebody who means harm would; for half of the inputs.
     cost : int
         How many inputs of the cheapest target one of this takes the time of.
     """
