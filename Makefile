@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest nightly slurm bench reference clean
+.PHONY: help try test format lint types imports pytest nightly slurm bench fuzz reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -60,6 +60,9 @@ slurm: ## Install Slurm for the live tests, where that is possible (root, Debian
 bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its control
 	@for benchmark in benchmarks/*.py; do \
 	  echo "== $$benchmark"; $(BIN)/python -m benchmarks.$$(basename $$benchmark .py) || exit 1; done
+
+fuzz: $(VENV)/.tools ## Feed every reader with 100,000 mutated files, other ones each day; what it finds is kept in tests/fuzz/found
+	nice $(BIN)/python -m tests.fuzz all --inputs 100000 --seed $$(date +%Y%m%d)
 
 clean: ## Remove the environment and everything made
 	rm -rf $(VENV) build dist helios-try .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

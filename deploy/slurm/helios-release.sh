@@ -352,7 +352,7 @@ read_undo() {
     BEGIN { name = "^[A-Za-z0-9_.-]+$"; printf "" >ours; printf "" >owns }
     NF == 2 && $1 == "asleep" && $2 ~ name { print $2 >ours; next }
     NF == 3 && $1 == "weight" && $2 ~ name && $3 ~ /^[0-9]+$/ { print $2, $3 >owns; next }
-    NF == 2 && $1 == "keep_awake" && $2 ~ /^([][A-Za-z0-9_.,:-]+|[(]null[)])$/ { print $2 >list; next }
+    NF == 2 && $1 == "keep_awake" && $2 ~ /^([][A-Za-z0-9_.,:-]+|[(]null[)])$/ && !listed++ { print $2 >list; next }
     { print }' "$work/undo" >"$work/odd" &&
     sift ours '{ print $1 }' "$work/slept" && sift owns '{ print $1, $2 }' "$work/weighed"
 }

@@ -30,6 +30,7 @@ local hook = {
 local FORMAT = "helios-hook 1"
 local MODULUS = 2147483647
 local ENOENT = 2
+local LAST_S = 253402300799 -- the end of year 9999
 
 local loaded = {
     header = nil, sites = {}, minutes = {}, users = {},
@@ -79,6 +80,14 @@ local function header_of(line)
     if format ~= FORMAT or generation == nil then
         return nil, "the table has no header of the format " .. FORMAT
     end
+    for number in string.gmatch(facts, "%d+") do
+        if #number > 15 or #sum > 10 then
+            return nil, "the table's header has a number that is too large"
+        end
+    end
+    if tonumber(published) > LAST_S or tonumber(expires) > LAST_S then
+        return nil, "the table is from a time that no clock has"
+    end
     return {
         facts = facts, generation = generation, rows_text = rows,
         published = tonumber(published), expires = tonumber(expires),
@@ -86,14 +95,43 @@ local function header_of(line)
     }
 end
 
+local function is_count(word)
+    return word == "*" or (#word <= 10 and not string.find(word, "*", 1, true))
+end
+
+-- The four kinds of key that are looked up.
+local function is_key(user, partition, gpus, limit)
+    if user == nil or partition == "*" or not is_count(gpus) or not is_count(limit) then
+        return false
+    end
+    if user == "*" then
+        return gpus ~= "*" and limit == "*"
+    end
+    return gpus ~= "*" or limit == "*"
+end
+
+-- A value without Helios's mark is not Helios's.
+local function is_understood(site, minute)
+    return site and math.abs(site) < 2147483648 and minute < 2147483648
+        and (site == 0 or math.abs(site) % 100 == 37) and (minute == 0 or minute % 10 == 7)
+end
+
+-- Line by line, and each from its beginning: a pattern that may begin anywhere tries a long line again and again, while
+-- slurmctld waits.
 local function rows_of(body)
     local sites, minutes, count = {}, {}, 0
-    local row = "([^\n ]+ [^\n ]+ [^\n ]+ [^\n ]+) (%-?%d+) (%d+)\n"
-    for key, site, minute in string.gmatch(body, row) do
+    for line in string.gmatch(body, "([^\n]*)\n") do
+        local user, partition, gpus, limit, site, minute =
+            string.match(line, "^([A-Za-z0-9_.~%%*-]+) ([A-Za-z0-9_.~%%*-]+) ([%d*]+) ([%d*]+) (%-?%d+) (%d+)$")
+        site, minute = tonumber(site), tonumber(minute)
+        if not is_key(user, partition, gpus, limit) or not is_understood(site, minute) then
+            return sites, minutes, -1
+        end
+        local key = user .. " " .. partition .. " " .. gpus .. " " .. limit
         count = count + 1
-        sites[key] = tonumber(site)
-        if minute ~= "0" then
-            minutes[key] = tonumber(minute)
+        sites[key] = site
+        if minute ~= 0 then
+            minutes[key] = minute
         end
     end
     return sites, minutes, count

@@ -12,6 +12,7 @@ from helios.app.history import choose_cluster
 from helios.app.live import preflight
 from helios.app.modes import modes_in_force, paused
 from helios.app.node_turns import MEMORY as NODE_MEMORY
+from helios.app.outlook import UNTRUSTED
 from helios.app.reading import read_until
 from helios.app.staff import services_of
 from helios.app.turn_lock import TurnUnderWay, alone
@@ -142,9 +143,7 @@ def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
             yield Finding(check="model", verdict=Level.WARN, fact=fact, remedy=reason.remedy)
             return
     if trouble := _unreadable(record):
-        fact = f"{trouble} Predictions come from users' own history alone (shrinkage)"
-        remedy = "Train it anew and put it in charge: helios model train --promote"
-        yield Finding(check="model", verdict=Level.WARN, fact=fact, remedy=remedy)
+        yield Finding(check="model", verdict=Level.FAIL, fact=trouble, remedy=f"{UNTRUSTED}.")
         return
     old = now - record.known_good_at > timedelta(seconds=settings.control.oldest_model_s)
     yield Finding(

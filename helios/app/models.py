@@ -29,13 +29,18 @@ DRIFT = "drift"
 
 
 def listing(url: str, cluster: str) -> list[dict[str, Any]]:
-    """Return the models of a cluster, newest first, each with its manifest and whether it is in charge."""
+    """Return the models of a cluster, newest first, each with its manifest and whether it is in charge.
+
+    Of the one in charge ``trouble`` says why it cannot be read; empty: it can.
+    """
     with Warehouse.open(url) as warehouse:
         models = warehouse.models(cluster)
+        trouble = _trouble(warehouse, cluster) if models["in_charge"].any() else ""
     return [
         {
             "model_id": row["model_id"],
             "in_charge": bool(row["in_charge"]),
+            "trouble": trouble if row["in_charge"] else "",
             "trained_at": str(row["trained_at"]),
             "trained_until": str(row["trained_until"]),
             "jobs": int(row["jobs"]),
@@ -265,6 +270,16 @@ def _drift_line(studied: Study, record: ModelRecord, *, days: float, at: datetim
         return drift_of(studied, record, days=days, at=at).line()
     except HeliosError as reason:
         return f"not measured: {reason.fact}"
+
+
+def _trouble(warehouse: Warehouse, cluster: str) -> str:
+    from helios.predict import from_record  # noqa: PLC0415 - as above
+
+    try:
+        from_record(warehouse.model(cluster))
+    except HeliosError as reason:
+        return reason.fact
+    return ""
 
 
 def _in_charge(warehouse: Warehouse, cluster: str) -> str:

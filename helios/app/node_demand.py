@@ -38,6 +38,8 @@ WEEKS_LOOKED_BACK = 3
 """How far back services are told what was forecast: what thresholds are re-picked from."""
 REFIT_S = 7 * 86_400
 """How often the forecasts of those weeks are made from a new fit: what a start costs hangs on it."""
+PLACED_AT_LEAST = 0.95
+"""Share of the ended jobs whose nodes must be known: a node whose jobs are not seen looks idle, and would sleep."""
 
 
 class NodeDemand:
@@ -52,6 +54,11 @@ class NodeDemand:
     patient : bool
         Whether the first answer waits until the forecasters have learned, which takes seconds to minutes. Else they
         learn in a thread of their own, and until then there is no forecast, so that no node is put to sleep.
+
+    Attributes
+    ----------
+    why_not : str
+        Why there is no forecast, and what to do, for a person; empty: there is one.
     """
 
     def __init__(self, cluster: str, settings: Settings, *, patient: bool = True) -> None:
@@ -61,6 +68,7 @@ class NodeDemand:
         self._demand: Demand | None = None
         self._looked_s: int | None = None
         self._patient = patient
+        self.why_not = ""
         self._learning: Future[dict[str, _Learned]] | None = None
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
@@ -79,6 +87,9 @@ class NodeDemand:
 
     def _forecast(self, snapshot: Snapshot, ended_s: int) -> Demand | None:
         history, zone = self._history(snapshot)
+        self.why_not = _unplaced(history)
+        if self.why_not:
+            return None
         seen = busy_of_pools(history, snapshot, ended_s=ended_s)
         calendar = Calendar(zone=zone, holidays=parse_holidays(self._settings.demand.holidays))
         self._learn(seen, calendar)
@@ -87,6 +98,8 @@ class NodeDemand:
             if pool in self._learned:
                 self._learned[pool] = learned = _followed(self._learned[pool], seen, at)
                 told[pool] = (seen.busy[at], seen.total[at], learned.told)
+        if not told:
+            self.why_not = _STILL_LEARNING if self._learning is not None else _NO_NODES
         return assemble(told, ended_s=ended_s) if told else None
 
     def _learn(self, seen: Seen, calendar: Calendar) -> None:
@@ -132,6 +145,24 @@ class _Learned:
 
         told = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
         return replace(self, told=told, told_s=ended_s)
+
+
+_STILL_LEARNING = (
+    "the forecasters still learn from the history, which takes minutes after a start; the next turns have it"
+)
+_NO_NODES = "no node of the cluster is in service"
+
+
+def _unplaced(history: pd.DataFrame) -> str:
+    """Return why the history does not say which nodes were busy; empty: it does, or there is none."""
+    ran = history[history["ended_at"].notna() & history["started_at"].notna()]
+    placed = int(ran["node_list"].notna().sum())
+    if placed >= PLACED_AT_LEAST * len(ran):
+        return ""
+    return (
+        f"of {len(ran):,} ended jobs only {placed:,} say on which nodes they ran. Load the history again with Slurm's "
+        "NodeList (sacct --format=...,NodeList; helios trace load), or have Helios read it: helios trace sync"
+    )
 
 
 def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Learned]]:

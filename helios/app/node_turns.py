@@ -58,7 +58,7 @@ _log = logging.getLogger("helios.app.node_turns")
 
 
 class NoForecast(HeliosError):
-    """What forecasts the demand for nodes met a defect of its own."""
+    """There is no forecast of the demand for nodes, and this is why."""
 
 
 class NodeTurns:
@@ -288,7 +288,10 @@ class NodeTurns:
         if self._demand is None:
             self._demand = NodeDemand(self.site.name, self.settings, patient=self._patient)
         try:
-            return self._demand(snapshot)
+            expected = self._demand(snapshot)
+            if expected.demand is None and self._demand.why_not:
+                raise NoForecast(self._demand.why_not)
+            return expected
         except HeliosError:
             raise
         except Exception as defect:  # whatever it is: nodes must still be woken, and a pause be heard

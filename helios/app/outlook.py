@@ -26,6 +26,11 @@ WORTH_STORING = 1.25
 LATE = timedelta(days=1)
 # What is kept may grow to so many times of what is looked back on before it is read anew.
 _MOST_KEPT = 2
+UNTRUSTED = (
+    "Shrinkage predicts meanwhile, and nothing is written. Train it anew (helios model train --promote), put the one "
+    "before back (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
+)
+"""What follows from a model in charge that cannot be read, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +177,13 @@ def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
 
 
 def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
-    """Return the model, or why it cannot be read: after an upgrade shrinkage predicts until the night trains anew."""
+    """Return the model, or why it cannot be read; then shrinkage predicts, and nothing is written by it."""
     from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
 
     try:
         return from_record(record), ""
     except ModelUnreadable as reason:
-        fact = reason.fact.rstrip(".")
-        return None, f"shrinkage predicts: {fact}. Train it anew and put it in charge: helios model train --promote"
+        return None, f"{reason.fact.rstrip('.')}. {UNTRUSTED}"
 
 
 def worth_storing(pending: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:

@@ -37,7 +37,8 @@ def settled(record: ModelRecord, rival: ModelRecord | None, *, decided: bool, pr
     decided : bool
         Whether anything was ever decided; where not, the newest model would be in charge.
     """
-    previous = rival.model_id if rival and _readable(rival)[0] else SHRINKAGE
+    opponent, unreadable = _readable(rival)
+    previous = rival.model_id if rival and opponent else SHRINKAGE
     same = Outcome(step=None, model_id=record.model_id, in_charge=previous, previous=previous, why="")
     if promote_it:
         return replace(same, step=Step.PROMOTED, in_charge=record.model_id, why="promoted as it was trained")
@@ -45,7 +46,8 @@ def settled(record: ModelRecord, rival: ModelRecord | None, *, decided: bool, pr
         return replace(same, why="it is the model in charge, trained again with the same result")
     if previous != SHRINKAGE:
         return replace(same, step=None if decided else Step.KEPT, why=f"{previous} is in charge")
-    return against_the_controls(same, backtest_in(record))
+    decided_now = against_the_controls(same, backtest_in(record))
+    return replace(decided_now, why=f"{unreadable}{decided_now.why}")
 
 
 def against_the_controls(same: Outcome, contest: Contest | None) -> Outcome:

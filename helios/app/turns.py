@@ -272,6 +272,7 @@ class Turns:
             controller=self.site.controller(),
             history_read_at=read_at,
             model_trained_at=self.outlook.knowledge.trained_at,
+            model_trouble=self.outlook.knowledge.trouble,
             clock_skew_s=self.site.clock_skew_s(),
         )
 

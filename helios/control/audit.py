@@ -6,6 +6,7 @@ failure is written when it is new, not every turn: jobs that fail on and on woul
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -128,6 +129,18 @@ class Minutes:
         columns = {name: [getattr(row, name) for row in rows] for name in Line.__slots__}
         decided_at = pd.to_datetime([self.decided_at] * len(rows), utc=True)
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
+
+    def is_news(self, service: str, fact: str) -> bool:
+        """Return whether ``fact`` was not said of ``service`` at the last turn that acted; empty: no."""
+        before = self._said_before.get(service, frozenset())
+        if not fact and not before:
+            return False
+        self.asks(service)
+        if not fact:
+            return False
+        digest = hashlib.blake2b(fact.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+        self._said[service].add(digest)
+        return digest not in before
 
     def _is_new(self, service: str, outcome: Outcome | NodeOutcome) -> bool:
         if outcome.result not in _OUT_OF_PLACE | {Result.REFUSED}:

@@ -35,6 +35,8 @@ class Conditions:
         Until when the accounting was read; None: never.
     model_trained_at : datetime, optional
         None: predictions come from the history alone, and no model can be too old.
+    model_trouble : str
+        Why the model in charge is not to be trusted, for a person; empty: nothing is known against it.
     clock_skew_s : float, optional
         The controller's clock minus ours, s; None: it could not be measured.
     released : str
@@ -47,6 +49,7 @@ class Conditions:
     controller: str | None = None
     history_read_at: datetime | None = None
     model_trained_at: datetime | None = None
+    model_trouble: str = ""
     clock_skew_s: float | None = None
     released: str = ""
     drift: str = ""
@@ -75,6 +78,7 @@ def reasons_to_be_still(
         return shared
     reasons = [
         _old_model(conditions, settings, now),
+        conditions.model_trouble and f"the model in charge is not to be trusted: {conditions.model_trouble}",
         conditions.drift and f"the predictions have drifted: {conditions.drift}",
         _no_predictions(jobs),
     ]

@@ -49,6 +49,8 @@ HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
 TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 CLEARLY = 0.005
 _ANCHOR, _ANCHOR_SD, _LOG_LIMIT = (FEATURES.index(name) for name in ("anchor", "anchor_sd", "log_limit"))
+# A century: a "prediction" beyond it is an overflow or a lie.
+LONGEST_S = 100 * 366 * 86_400.0
 Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
 
 
@@ -125,7 +127,7 @@ class DurationModel:
         said = [*self.texts, repr(self.trust), *(repr(part.tolist()) for part in self.calibration or ())]
         digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:8]
         object.__setattr__(self, "model_id", f"{self.cluster}-{self.trained_until:%Y%m%d}-{digest}")
-        object.__setattr__(self, "forest", plant(self.texts))
+        object.__setattr__(self, "forest", plant(self.texts, features=self.features))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return p10, p50, p90 of the run time in s, as learned: not calibrated.
@@ -138,7 +140,7 @@ class DurationModel:
         Returns
         -------
         float64 array of shape (n, 3)
-            Ascending in each row.
+            Ascending in each row; NaN: no prediction, where the trees give none that a run time can be.
         """
         return np.asarray(_mixed(grow(self.forest, features), features, self.trust))
 
@@ -377,6 +379,9 @@ def _mixed(opinions: Any, features: Any, trust: float) -> Any:
             untrained = anchor + (column - 1) * spread
             quantiles[row, column] = max(np.expm1(trust * learned + (1.0 - trust) * untrained), 0.0)
         quantiles[row].sort()
+        # NaN is sorted to the end, and is not below anything.
+        if not quantiles[row, 2] < LONGEST_S:
+            quantiles[row] = np.nan
     return quantiles
 
 

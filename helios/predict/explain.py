@@ -32,6 +32,7 @@ from helios.predict.history import (
     nothing_known,
     walk,
 )
+from helios.predict.model_text import trees_alone
 from helios.predict.resemblance import Precedent, Resemblance, precedent, resembling
 
 PRIOR, NEIGHBOURHOOD = "prior", "neighbours"
@@ -193,7 +194,7 @@ def _contributions(model: DurationModel, row: NDArray[np.float32]) -> dict[str, 
     names = (*model.features, EVERY_JOB)
     parts = np.zeros(len(names))
     for ensemble, share in _spoken(model, row).items():
-        booster: Any = lightgbm.Booster(model_str=model.texts[ensemble])
+        booster: Any = lightgbm.Booster(model_str=trees_alone(model.texts[ensemble]))
         parts += share * model.trust * booster.predict(row, pred_contrib=True)[0]
         if ensemble == LEVEL:  # it starts from nothing, where the others start from the anchor
             parts[-1] -= share * model.trust * float(row[0, _ANCHOR])

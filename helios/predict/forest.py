@@ -1,8 +1,8 @@
 """LightGBM's trees as arrays, evaluated by compiled kernels.
 
 LightGBM's own call for one row costs more than the trees themselves (its Python layer, its thread pool), and a replay
-asks for one job at a time. The text format is LightGBM's, ``gbdt_model_text.cpp``; a test holds the kernels equal to
-``Booster.predict``, bit for bit.
+asks for one job at a time. The kernels check nothing: what they are given comes from :mod:`helios.predict.model_text`,
+which does. A test holds them equal to ``Booster.predict``, bit for bit.
 
 A few rows fall through the trees one by one. Many take QuickScorer's way (Lucchese et al. 2015, doi
 10.1145/2766462.2767733): every split of a tree is tried for many rows at a time, which no processor has to guess and
@@ -13,7 +13,7 @@ processors belong to whoever asks, and the threads of numba may not be used by t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,10 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from helios.kernels import kept, part
+from helios.predict.model_text import read_trees
 
-# LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
-_CATEGORICAL, _MISSING_LEFT, _MISSING_SHIFT, _MISSING_IS_NAN = 1, 2, 2, 2
+# LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
+_MISSING_LEFT, _MISSING_SHIFT, _MISSING_IS_NAN = 2, 2, 2
 _ALL_BITS = (1 << 64) - 1
 # Rows at a time: of 40 features, 20 KiB, which stay in a core's first cache.
 _BLOCK = 128
@@ -67,25 +68,29 @@ class Forest(NamedTuple):
     first_tree: NDArray[np.int32]
 
 
-def plant(texts: tuple[str, ...]) -> Forest:
+def plant(texts: tuple[str, ...], *, features: Sequence[str] | None = None) -> Forest:
     """Return the forest of LightGBM model ``texts``, one ensemble for each.
+
+    Parameters
+    ----------
+    features : sequence of str, optional
+        Names that their features must have; None: any.
 
     Raises
     ------
     ValueError
-        A text is not LightGBM's, or has categorical splits.
+        A text is not LightGBM's, does not hold together, or has categorical splits.
     """
-    ensembles = [list(_trees(text)) for text in texts]
+    ensembles = [read_trees(text, features=features) for text in texts]
     trees = [tree for ensemble in ensembles for tree in ensemble]
-    decision, threshold = _joined(trees, "decision_type", np.int32), _joined(trees, "threshold", np.float64)
-    if (decision & _CATEGORICAL).any():
-        raise ValueError("a tree splits on categories, which this forest does not know")
-    shapes = [_shape(_numbers(tree, "left_child"), _numbers(tree, "right_child")) for tree in trees]
+    decision = _joined([tree.decision for tree in trees], np.int32)
+    threshold = _joined([tree.threshold for tree in trees], np.float64)
+    shapes = [_shape(tree.left.tolist(), tree.right.tolist()) for tree in trees]
     nodes = np.cumsum([0] + [len(shape.keeps) for shape in shapes]).astype(np.int32)
     leaves = np.cumsum([0] + [len(shape.leaves) for shape in shapes]).astype(np.int32)
     most = int(np.diff(leaves).max(initial=0))
     return Forest(
-        feature=_joined(trees, "split_feature", np.int32),
+        feature=_joined([tree.feature for tree in trees], np.int32),
         threshold=_single(threshold),
         # LightGBM takes NaN as 0 where training saw none.
         missing_left=np.where(
@@ -96,13 +101,7 @@ def plant(texts: tuple[str, ...]) -> Forest:
         keeps=np.array(
             [keeps for shape in shapes for keeps in shape.keeps] if most <= 64 else [], dtype=np.uint64
         ).astype(np.uint32 if most <= 32 else np.uint64),
-        leaf=np.array(
-            [
-                float(tree["leaf_value"][leaf])
-                for tree, shape in zip(trees, shapes, strict=True)
-                for leaf in shape.leaves
-            ]
-        ),
+        leaf=_joined([tree.leaf[shape.leaves] for tree, shape in zip(trees, shapes, strict=True)], np.float64),
         root=np.where(np.diff(nodes) > 0, nodes[:-1], ~leaves[:-1]),
         first_node=nodes,
         first_leaf=leaves,
@@ -110,24 +109,8 @@ def plant(texts: tuple[str, ...]) -> Forest:
     )
 
 
-def _trees(text: str) -> Iterator[dict[str, list[str]]]:
-    body, found, _ = text.partition("end of trees")
-    if not found:
-        raise ValueError("not a complete LightGBM model")
-    for block in body.split("Tree=")[1:]:
-        fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        yield {
-            name: fields.get(name, "").split()
-            for name in ("split_feature", "threshold", "decision_type", "left_child", "right_child", "leaf_value")
-        }
-
-
-def _joined(trees: list[dict[str, list[str]]], name: str, dtype: Any) -> NDArray[Any]:
-    return np.array([value for tree in trees for value in tree[name]], dtype=np.float64).astype(dtype)
-
-
-def _numbers(tree: dict[str, list[str]], name: str) -> list[int]:
-    return [int(number) for number in tree[name]]
+def _joined(arrays: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.empty(0), *arrays]).astype(dtype)
 
 
 def _single(threshold: NDArray[np.float64]) -> NDArray[np.float32]:

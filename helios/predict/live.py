@@ -200,6 +200,7 @@ def _as_frame(features: NDArray[np.float32], model: DurationModel | None, index:
         sources, codes = _sources(*(f"{predictor.model_id}: {basis}" for basis in BASES)), basis_of(features)
     learned = (model.calibration if model else None) or nothing_learned()
     quantiles = calibrated_alone(features, predictor.predict(features), learned)
+    quantiles[~np.isfinite(quantiles).all(axis=1)] = np.nan  # no prediction: a bound beyond every number
     columns = *quantiles.T, pd.Categorical.from_codes(codes, dtype=sources)
     return pd.DataFrame(dict(zip(PREDICTIONS.names, columns, strict=True)), index=index)
 

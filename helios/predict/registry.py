@@ -20,15 +20,20 @@ from numpy.typing import NDArray
 
 from helios.errors import ModelUnreadable
 from helios.model import ModelRecord
-from helios.predict.calibration import Calibration
+from helios.predict.calibration import Calibration, nothing_learned
 from helios.predict.drift import Inputs, inputs_of
 from helios.predict.duration import MOST_JOBS, QUANTILES, Backtest, DurationModel
 from helios.predict.features import READ, JobTable
 from helios.predict.history import FEATURES
+from helios.predict.model_text import read_trees
 
 FORMAT = "helios-duration-2"
 OLDER_FORMATS = ("helios-duration-1",)
 """They lack digest and manifest, and were trained on fewer features: refused, by name."""
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a model's text; Helios' own have about 3 MiB."""
+ENSEMBLES = len(QUANTILES) + 1
+"""The quantiles of the difference and the median of the level."""
 TRAINED_ON = ("job_id", "restart", *READ)
 """Columns of ``JOBS`` that training reads, and those by which jobs are told apart: no others need be read for it."""
 
@@ -138,25 +143,30 @@ def to_record(
 def from_record(record: ModelRecord) -> DurationModel:
     """Return the model that ``record`` holds.
 
+    Nothing of it is believed unchecked: a digest does not bind somebody who can write the database.
+
     Raises
     ------
     ModelUnreadable
-        The text is damaged, or the model was trained on features that this version does not compute.
+        The text is damaged or does not hold together, or the model was trained on features that this version does not
+        compute.
     """
     try:
         artifact = _checked(record.artifact)
         manifest = artifact["manifest"]
+        if manifest["cluster"] != record.cluster:
+            raise ValueError("it was trained for another cluster")
         return DurationModel(
-            cluster=manifest["cluster"],
-            trained_until=datetime.fromisoformat(manifest["trained_until"]),
-            jobs=manifest["jobs"],
+            cluster=record.cluster,
+            trained_until=_moment(manifest["trained_until"]),
+            jobs=_whole(manifest["jobs"]),
             features=FEATURES,
-            texts=tuple(artifact["texts"]),
-            trust=manifest["trust"],
+            texts=_texts(artifact["texts"]),
+            trust=_share(manifest["trust"]),
             calibration=_calibration(artifact["calibration"]),
             backtest=_backtest(manifest["backtest"], artifact["backtest"]),
         )
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as reason:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
         raise ModelUnreadable(
             f"Model {record.model_id} cannot be read: {reason}",
             remedy="Train it anew: helios model train. Until then, put another in charge: helios model rollback.",
@@ -164,9 +174,21 @@ def from_record(record: ModelRecord) -> DurationModel:
 
 
 def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
-    """Return how the features were spread in training, out of a manifest; None: it does not say."""
+    """Return how the features were spread in training, out of a manifest; None: it does not say.
+
+    Raises
+    ------
+    ModelUnreadable
+        What it says is damaged.
+    """
     told = manifest.get("inputs")
-    return None if not told else Inputs.from_json(told)
+    try:
+        return None if not told else Inputs.from_json(told)
+    except (KeyError, TypeError, ValueError, AttributeError) as reason:
+        raise ModelUnreadable(
+            f"What a model says of its training cannot be read: {reason!r}",
+            remedy="Train it anew: helios model train.",
+        ) from reason
 
 
 def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -227,6 +249,8 @@ def _told(provenance: Provenance) -> dict[str, Any]:
 
 
 def _checked(text: str) -> dict[str, Any]:
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"a text of {len(text):,} bytes is larger than any model ({MOST_BYTES:,})")
     artifact: dict[str, Any] = json.loads(text)
     found = artifact["format"]
     if found in OLDER_FORMATS:
@@ -241,14 +265,53 @@ def _checked(text: str) -> dict[str, Any]:
     return artifact
 
 
+def _texts(texts: list[str]) -> tuple[str, ...]:
+    if len(texts) != ENSEMBLES or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"it has not the {ENSEMBLES} ensembles of trees that a model has")
+    return tuple(texts)
+
+
 def _backtest(told: Mapping[str, Any] | None, texts: list[str] | None) -> Backtest | None:
     if told is None or texts is None:
         return None
-    return Backtest(until=datetime.fromisoformat(told["until"]), jobs=told["jobs"], texts=tuple(texts))
+    for text in _texts(texts):  # they are not planted before it is judged by them
+        read_trees(text, features=FEATURES)
+    return Backtest(until=_moment(told["until"]), jobs=_whole(told["jobs"]), texts=_texts(texts))
 
 
 def _calibration(told: Mapping[str, Any] | None) -> Calibration | None:
-    return None if told is None else Calibration(**arrays_in(told))
+    if told is None:
+        return None
+    expected = nothing_learned()._asdict()
+    if any((told[name]["dtype"], told[name]["shape"]) != _kind(array) for name, array in expected.items()):
+        raise ValueError("its calibration is of another kind than this version of Helios learns")
+    found = Calibration(**arrays_in(told))
+    if not all(np.isfinite(array).all() for array in found):
+        raise ValueError("its calibration is not finite")
+    return found
+
+
+def _kind(array: NDArray[Any]) -> tuple[str, list[int]]:
+    return array.dtype.str, list(array.shape)
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return moment
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r:.40} is no number of jobs")
+    return number
+
+
+def _share(number: Any) -> float:
+    if type(number) not in {int, float} or not 0.0 <= number <= 1.0:
+        raise ValueError(f"a trust of {number!r:.40} is not from 0 to 1")
+    return number  # as it is: the name of the model is made of how it is written
 
 
 def _sha256(artifact: Mapping[str, Any]) -> str:

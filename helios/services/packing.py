@@ -25,6 +25,7 @@ OVERRUN = 0.3
 NEARLY_EMPTY = 0.25
 STEP = 4.0
 """From one tier of busy nodes to the one before it the time left grows by this factor."""
+UNPREDICTED = "; no run time is predicted: each job is taken to run on for as long as it has run"
 
 
 class Packing:
@@ -81,10 +82,13 @@ class Packing:
             tiers[self._tier(node, left_s.get(node.name), snapshot)].append(node.name)
         if not any(tiers):
             return []
+        unpredicted = len(snapshot.running) > 0 and snapshot.running["p50_s"].isna().all()
         filled = [(tuple(sorted(tier)), self._why_in(place)) for place, tier in enumerate(tiers) if tier]
         return [
             FillFirst(
-                tiers=tuple(tier for tier, _ in filled), why=tuple(why for _, why in filled), reason=self._why(tiers)
+                tiers=tuple(tier for tier, _ in filled),
+                why=tuple(why for _, why in filled),
+                reason=self._why(tiers) + (UNPREDICTED if unpredicted else ""),
             )
         ]
 

@@ -36,10 +36,17 @@ SKEW = timedelta(minutes=5)
 """A table from further in the future comes from a wrong clock. These bounds are the Lua side's too."""
 
 _ANY = "*"
-_HEADER = re.compile(rf"{FORMAT} (\d+ \d+ \d+ \d+ \d+) (\d+)")
-_ROW = re.compile(r"(\S+) (\S+) (\d+|\*) (\d+|\*) (-?\d+) (\d+)")
+# A number of more digits than this none of them has; Lua counts them exactly.
+_HEADER = re.compile(rf"{FORMAT} ([0-9]{{1,15}}(?: [0-9]{{1,15}}){{4}}) ([0-9]{{1,10}})")
+_ROW = re.compile(
+    r"([A-Za-z0-9_.~%*-]+) ([A-Za-z0-9_.~%*-]+) ([0-9]{1,10}|\*) ([0-9]{1,10}|\*) (-?[0-9]{1,10}) ([0-9]{1,10})"
+)
 _SPAN = re.compile(r"(\d+) (\d+|-) (site_factor|time_min) (\S+) (\S+) (\d+|\*) (-?\d+)", re.ASCII)
+_ANEW = "Jobs are submitted unchanged meanwhile; the daemon publishes another with its next turn, if it acts."
 _MODULUS = 2**31 - 1
+
+_TOO_LARGE = 2**31
+_LAST_S = int(datetime.max.replace(tzinfo=UTC).timestamp())
 
 Key = tuple[str | None, str | None, int | None, int | None]
 
@@ -329,23 +336,25 @@ def _content(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1024).decode("ascii")
     except (OSError, UnicodeDecodeError) as reason:
-        raise HookTableInvalid(f"the hook's table {path} cannot be read: {reason}") from reason
+        raise HookTableInvalid(f"the hook's table {path} cannot be read: {reason}", remedy=_ANEW) from reason
 
 
 def _parsed(text: str, path: Path) -> HookTable:
     header, _, rest = text.partition("\n")
     facts = _HEADER.fullmatch(header)
     if facts is None:
-        raise HookTableInvalid(f"the hook's table {path} has no header of the format {FORMAT}")
+        raise HookTableInvalid(f"the hook's table {path} has no header of the format {FORMAT}", remedy=_ANEW)
     generation, published, expires, count, size = map(int, facts[1].split(" "))
     body = rest[:size]
     if len(body) != size or rest[size:] != _last_line(generation, count):
-        raise HookTableInvalid(f"the hook's table {path} is cut short, or goes on after its end")
+        raise HookTableInvalid(f"the hook's table {path} is cut short, or goes on after its end", remedy=_ANEW)
     if _sum_of_all(facts[1], body) != int(facts[2]):
-        raise HookTableInvalid(f"the hook's table {path} has a wrong checksum")
-    rows = [_row(line, path) for line in body.splitlines()]
+        raise HookTableInvalid(f"the hook's table {path} has a wrong checksum", remedy=_ANEW)
+    if max(published, expires) > _LAST_S:
+        raise HookTableInvalid(f"the hook's table {path} is from a time that no clock has", remedy=_ANEW)
+    rows = [_row(line, path) for line in body.split("\n")[:-1]]
     if len(rows) != count:
-        raise HookTableInvalid(f"the hook's table {path} has {len(rows)} rows, not {count}")
+        raise HookTableInvalid(f"the hook's table {path} has {len(rows)} rows, not {count}", remedy=_ANEW)
     return HookTable(
         generation=generation,
         published_at=datetime.fromtimestamp(published, UTC),
@@ -360,6 +369,8 @@ def _row(line: str, path: Path) -> HookRow:
         if parts is None:
             raise ValueError("it has not six fields")
         user, partition, gpus, limit, site_factor, time_min = parts.groups()
+        if max(abs(int(site_factor)), int(time_min)) >= _TOO_LARGE:
+            raise ValueError("a value is larger than Slurm has")
         return HookRow(
             user=_name(user),
             partition=_name(partition),
@@ -370,7 +381,7 @@ def _row(line: str, path: Path) -> HookRow:
         )
     except ValueError as reason:
         raise HookTableInvalid(
-            f"the hook's table {path} has a row {line!r} that is not understood: {reason}"
+            f"the hook's table {path} has a row {line!r} that is not understood: {reason}", remedy=_ANEW
         ) from reason
 
 

@@ -18,7 +18,9 @@ from helios.slurm.lasting import put
 
 UNDO_FILE = "nodes.undo"
 """Its name within ``[control] state_folder``."""
+_LOOK = "Look at it; helios-release.sh uses the lines that it knows."
 _NODE = re.compile(r"[\w.-]+", re.ASCII)
+_WEIGHT = re.compile(r"[0-9]{1,10}", re.ASCII)
 _LIST = re.compile(r"[\w.,:\[\]-]+|\(null\)", re.ASCII)
 
 
@@ -87,11 +89,9 @@ def read_undo(path: Path) -> NodesUndo:
     except FileNotFoundError:
         return NodesUndo()
     except (OSError, UnicodeDecodeError) as reason:
-        raise FileUnreadable(f"{path} cannot be read: {reason}") from reason
+        raise FileUnreadable(f"{path} cannot be read: {reason}", remedy=_LOOK) from reason
     if (found := _parsed(text)) is None:
-        raise FileUnreadable(
-            f"{path} is damaged.", remedy="Look at it; helios-release.sh uses the lines that it knows."
-        )
+        raise FileUnreadable(f"{path} is damaged.", remedy=_LOOK)
     return found
 
 
@@ -104,7 +104,7 @@ def _parsed(text: str) -> NodesUndo | None:
         match line.split("\t"):
             case ["asleep", node] if _NODE.fullmatch(node):
                 asleep.append(node)
-            case ["weight", node, own] if _NODE.fullmatch(node) and own.isascii() and own.isdigit():
+            case ["weight", node, own] if _NODE.fullmatch(node) and _WEIGHT.fullmatch(own):
                 weights[node] = int(own)
             case ["keep_awake", own] if _LIST.fullmatch(own) and keep_awake is None:
                 keep_awake = values.text(own) or ""

@@ -74,7 +74,7 @@ class ModelShelf:
             query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
             in_charge, _ = _in_charge(connection, cluster_id)
-        texts = {name: [json.loads(text or "{}") for text in found[name]] for name in ("scores", "manifest")}
+        texts = {name: [_mapping(text) for text in found[name]] for name in ("scores", "manifest")}
         return found.assign(**texts, in_charge=(found["model_id"] == (in_charge or "")).to_numpy(dtype=bool))
 
     def forget_models(self, cluster: str, *, keep: int) -> int:
@@ -241,9 +241,26 @@ def _record(row: Row[Any], *, cluster: str, confirmed_at: datetime | None) -> Mo
         trained_at=_EPOCH + timedelta(microseconds=row.trained_at),
         trained_until=_EPOCH + timedelta(microseconds=row.trained_until),
         jobs=row.jobs,
-        features=tuple(json.loads(row.features)),
-        scores=json.loads(row.scores),
-        manifest=json.loads(row.manifest or "{}"),
+        features=tuple(_words(row.features)),
+        scores=_mapping(row.scores),
+        manifest=_mapping(row.manifest),
         artifact=row.artifact,
         confirmed_at=confirmed_at,
     )
+
+
+def _mapping(text: str | None) -> dict[str, Any]:
+    """Return what a JSON text holds; empty where it is none: a model is what its artifact says, this is a copy."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _words(text: str) -> list[str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [str(word) for word in found] if isinstance(found, list) else []

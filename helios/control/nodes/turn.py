@@ -40,6 +40,7 @@ from helios.hostlist import expand
 from helios.model import DECISIONS, Mode, Snapshot
 from helios.ports import Ledger, NodeCluster
 
+NOBODY_SLEEPS = "no node is put to sleep"
 NO_BOOKS = NodeBooks(real={}, shadow={})
 
 
@@ -149,6 +150,7 @@ class _Turn:
     written: int = 0
     recorded: bool = True
     book_was_read: bool = False
+    no_forecast: str = ""
     file: Undo | None = None
     still: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
@@ -178,7 +180,8 @@ class _Turn:
         try:
             self.snapshot = expectation(self.snapshot)
         except HeliosError as error:
-            self.minutes.notes.append(f"there is no forecast, so that no node is put to sleep: {error.fact}")
+            self.no_forecast = " ".join(filter(None, [error.fact, error.remedy]))
+            self.minutes.notes.append(f"there is no forecast, so that no node is put to sleep: {self.no_forecast}")
         self.read = self.known = self._books()
         self.scene = NodeScene(
             snapshot=self.snapshot,
@@ -219,6 +222,8 @@ class _Turn:
             now=self.now,
             understand=node_proposal_of,
         )
+        if self.minutes.is_news(HELIOS, self.no_forecast):
+            self._say_turn(self.mode, reason=f"there is no forecast: {self.no_forecast}", outcome=NOBODY_SLEEPS)
         self.wanted = wanted_awake(answers.proposals, scene.nodes)
         plan = node_plan_of(answers.proposals, seats=answers.playing, scene=scene)
         errand = NodeErrand(plan=plan, seats=answers.playing, scene=scene, now=self.now, why_stop=self._why_stop)

@@ -91,6 +91,6 @@ def test_a_model_that_can_be_read_is_well(town: Town) -> None:
 def test_a_model_that_cannot_be_read_is_named_with_the_way_to_another(town: Town) -> None:
     record = town.put_in_charge(damaged=True)
     said = finding(town, "model")
-    assert said.verdict is Level.WARN
-    assert f"Model {record.model_id} cannot be read" in said.fact and "shrinkage" in said.fact
-    assert said.remedy.endswith("helios model train --promote")
+    assert said.verdict is Level.FAIL
+    assert f"Model {record.model_id} cannot be read" in said.fact
+    assert "helios model train --promote" in said.remedy and "nothing is written" in said.remedy

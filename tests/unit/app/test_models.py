@@ -255,6 +255,22 @@ def test_the_listing_shows_manifests_and_who_is_in_charge(url: str, of_day_6: Mo
     assert row["manifest"]["digest"] == of_day_6.manifest["digest"]
 
 
+def test_the_listing_says_why_the_model_in_charge_cannot_be_read(url: str, of_day_6: ModelRecord) -> None:
+    keep(url, replace(of_day_6, artifact="[" * 100_000))
+    (row,) = listing(url, "lab")
+    assert f"Model {of_day_6.model_id} cannot be read" in row["trouble"]
+
+
+def test_training_by_hand_says_that_the_model_in_charge_cannot_be_read(
+    url: str, of_day_6: ModelRecord, of_day_14: ModelRecord
+) -> None:
+    keep(url, replace(of_day_6, artifact="{}"), of_day_14)
+    promote(url, "lab", of_day_14.model_id, by="ann", why="first", now=START)
+    keep(url, replace(of_day_14, artifact="{}"), of_day_6)
+    outcome = settle(url, of_day_6, promote_it=False, by="ann", now=START)
+    assert outcome.why.startswith(f"Model {of_day_14.model_id} cannot be read")
+
+
 # By night.
 
 

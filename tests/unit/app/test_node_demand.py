@@ -139,6 +139,33 @@ def test_a_new_cluster_without_any_job_is_forecast_from_nothing() -> None:
     assert demand.busy.max() == 0
 
 
+def test_a_history_without_nodes_gives_no_forecast_and_it_is_said_why_and_what_to_do() -> None:
+    unplaced = [ended("g1", hours_ago=hours) | {"node_list": None} for hours in range(2, 60, 6)]
+    demand = Remembered(history(*unplaced, ended("g1", hours_ago=1.5)))
+    assert demand(at(NOON)).demand is None
+    assert "of 11 ended jobs only 1 say on which nodes they ran" in demand.why_not
+    assert "NodeList" in demand.why_not and "helios trace sync" in demand.why_not
+
+
+def test_a_history_that_was_read_again_with_its_nodes_gives_a_forecast(remembered: Remembered) -> None:
+    placed, remembered.jobs = remembered.jobs, remembered.jobs.assign(node_list=None)
+    remembered.jobs = JOBS.conform(remembered.jobs)
+    assert remembered(at(NOON)).demand is None
+    remembered.jobs = placed
+    assert remembered(at(NOON + timedelta(seconds=STEP_S))).demand is not None
+    assert remembered.why_not == ""
+
+
+def test_forecasters_that_still_learn_are_named(remembered: Remembered) -> None:
+    impatient = Remembered(remembered.jobs, patient=False)
+    impatient(at(NOON))
+    assert "still learn" in impatient.why_not
+    assert impatient._learning is not None
+    impatient._learning.result(timeout=120)
+    impatient(at(NOON + timedelta(seconds=30)))
+    assert impatient.why_not == ""
+
+
 def test_a_learner_that_dies_is_heard_of_and_another_one_learns(
     remembered: Remembered, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from helios.app.models import promote
 from helios.app.modes import PAUSE_FILE, set_mode
 from helios.app.turn_lock import alone
 from helios.control import ServiceMode
@@ -223,15 +224,23 @@ def test_a_job_that_waits_for_ever_does_not_make_every_turn_read_what_was_predic
         assert len(warehouse.predictions("dev")) == 3
 
 
-def test_an_unreadable_model_stops_no_turn_shrinkage_orders_the_queue_and_that_is_noted(town: Town) -> None:
+def test_nothing_is_written_while_the_model_in_charge_cannot_be_read_and_it_is_said_what_to_do(town: Town) -> None:
     record = town.put_in_charge(damaged=True)
-    long, short = two_jobs(town)
+    queue = list(two_jobs(town))
     set_mode(town.url, "dev", "qssf", Mode.ACTIVE, by="root", reason="trial", now=town.cluster.now)
     summary = town.turns.summary()
-    assert (summary.still, summary.trouble) == ((), "")
-    assert town.cluster.queue == [short, long]
+    assert (town.cluster.queue, town.cluster.writes, summary.trouble) == (queue, 0, "")
+    assert any(f"Model {record.model_id} cannot be read" in reason for reason in summary.still)
+    assert any("helios model promote shrinkage" in reason for reason in summary.still)
     assert summary.model_trained_at is None
-    assert any(f"Model {record.model_id} cannot be read" in note for note in summary.notes)
+
+
+def test_shrinkage_orders_the_queue_once_somebody_has_chosen_it_over_a_model_that_cannot_be_read(town: Town) -> None:
+    town.put_in_charge(damaged=True)
+    long, short = two_jobs(town)
+    promote(town.url, "dev", "shrinkage", by="root", why="the model is damaged", now=town.cluster.now)
+    town.turns.turn(modes=ACTIVE)
+    assert town.cluster.queue == [short, long]
 
 
 def test_an_unreadable_model_does_not_switch_off_the_guard_on_old_history(town: Town) -> None:

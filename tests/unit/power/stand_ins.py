@@ -71,7 +71,10 @@ cat >$F/request.$$
 of() { sed -n "s/^$1 = \"\(.*\)\"$/\1/p" $F/request.$$ | sed 's/\\\(.\)/\1/g'; }
 url=$(of url) method=$(of request) data=$(of data) user=$(of user) token=$(of header | sed -n 's/^X-Auth-Token: //p')
 rm $F/request.$$
+echo "$method $url" >>$F/asked
 machine=${url#https://}; machine=${machine%%-bmc*}
+target=/redfish/v1/Systems/1/Actions/ComputerSystem.Reset; [ ! -e $F/target ] || target=$(cat $F/target)
+location=/redfish/v1/SessionService/Sessions; [ ! -e $F/location ] || location=$(cat $F/location)
 answer() { printf 'HTTP/1.1 %s\r\n%s\r\n' "$1" "${3:-}" >$headers; printf '%s' "$2" >$body; printf '%s' "$1"; exit 0; }
 enter $machine || { echo "curl: (28) Connection timed out after 30000 milliseconds" >&2; exit 28; }
 case $method$url in
@@ -80,14 +83,14 @@ POST*/Sessions)
   [ "$data" = "$wanted" ] || answer 401 '{"error": {"message": "no such user"}}'
   echo t0ken.$$ >$F/sessions/$$
   answer 201 '{}' "X-Auth-Token: t0ken.$$
-Location: /redfish/v1/SessionService/Sessions/$$" ;;
+Location: $location/$$" ;;
 esac
 [ "$user" = "admin:$(cat $F/password)" ] || { [ -n "$token" ] && grep -rqx "$token" $F/sessions; } ||
   answer 401 "{\"error\": {\"message\": \"denied: $user\"}}"
 case $method$url in
 DELETE*/Sessions/*) rm $F/sessions/${url##*/}; answer 204 '' ;;
 GET*) answer 200 "{\"Id\": \"1\", \"PowerState\": \"$(power_of $machine | sed 's/on/On/;s/off/Off/')\", \"Actions\": {
-  \"#ComputerSystem.Reset\": {\"target\": \"/redfish/v1/Systems/1/Actions/ComputerSystem.Reset\",
+  \"#ComputerSystem.Reset\": {\"target\": \"$target\",
   \"ResetType@Redfish.AllowableValues\": [\"On\", \"ForceOff\", \"GracefulShutdown\"]}}}" ;;
 POST*/Actions/ComputerSystem.Reset)
   case $data in *GracefulShutdown*) soft $machine ;; *ForceOff*) hard $machine off ;; *) hard $machine on ;; esac

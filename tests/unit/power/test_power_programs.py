@@ -94,6 +94,58 @@ def test_a_password_is_not_sent_without_encryption(tmp_path: Path) -> None:
     assert room.read("argv") == ""
 
 
+ELSEWHERE = [
+    "https://evil.example/redfish/v1/Systems/1",
+    "http://n1-bmc/redfish/v1/Systems/1",
+    "https://n1-bmc.evil.example/redfish/v1",
+    "https://n1-bmc@evil.example/redfish/v1",
+    "@evil.example/redfish/v1",
+    ".evil.example/redfish/v1",
+    "//evil.example/redfish/v1",
+    "/redfish/../../other",
+    "/other/v1",
+    "/redfish/v1?x=1",
+    "file:///etc/passwd",
+]
+
+
+@pytest.mark.parametrize("way", ["redfish", "redfish session"])
+@pytest.mark.parametrize("target", ELSEWHERE)
+def test_a_controller_cannot_have_the_password_sent_elsewhere(tmp_path: Path, way: str, target: str) -> None:
+    room = MachineRoom(folder=tmp_path, way=way)
+    room.write("target", target)
+    assert room.run("off", "--wait", "n1").status == 1
+    assert room.is_on("n1")
+    assert "names an address that is not its own" in room.read("log")
+    assert all(line.split()[1].startswith("https://n1-bmc/redfish/v1/") for line in room.read("asked").splitlines())
+    assert "POST https://n1-bmc/redfish/v1/Systems" not in room.read("asked")
+
+
+def test_a_target_that_names_the_controller_itself_is_a_path_there(tmp_path: Path) -> None:
+    room = MachineRoom(folder=tmp_path, way="redfish")
+    room.write("target", "https://n1-bmc/redfish/v1/Systems/1/Actions/ComputerSystem.Reset")
+    assert room.run("off", "--wait", "n1").status == 0
+    assert not room.is_on("n1")
+
+
+def test_a_session_s_token_is_not_sent_elsewhere(tmp_path: Path) -> None:
+    room = MachineRoom(folder=tmp_path, way="redfish session")
+    room.write("location", "https://evil.example/redfish/v1/SessionService/Sessions")
+    assert room.run("off", "--wait", "n1").status == 0
+    assert "evil" not in room.read("asked")
+
+
+def test_curl_follows_no_redirect_reads_no_settings_of_its_own_and_speaks_https_alone(tmp_path: Path) -> None:
+    room = MachineRoom(folder=tmp_path, way="redfish")
+    assert room.run("off", "--wait", "n1").status == 0
+    calls = [line for line in room.read("argv").splitlines() if "curl" in line]
+    assert calls
+    for call in calls:
+        assert "curl -q " in call
+        assert "--proto =https " in call and "--max-redirs 0 " in call and "--globoff " in call
+        assert "-L" not in call.split() and "--location" not in call
+
+
 def test_one_node_s_failure_does_not_stop_the_others_and_is_told(room: MachineRoom) -> None:
     room.write("fails/n2", "9\n")
     ran = room.run("off", "--wait", "n1,n2,n3")

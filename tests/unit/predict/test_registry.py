@@ -24,6 +24,7 @@ from helios.predict.registry import (
     rows_learned_from,
     stored_arrays,
 )
+from tests.unit.predict.crafted import with_leaves
 from tests.unit.predict.traces_of import a_campaign
 
 NOW = datetime(2024, 4, 1, tzinfo=UTC)
@@ -65,7 +66,9 @@ def test_a_model_comes_back_with_its_backtest(model):
 
 def test_a_model_comes_back_with_its_calibration(model):
     calibration = Calibration(
-        offsets=np.array([[0.1, -0.2], [0.3, np.nan]]), ends=np.array([7.0, 1e-310]), outlived=np.array([0.05])
+        offsets=np.linspace(-0.2, 0.3, 10).reshape(2, 5),
+        ends=np.array([7.0, 1e-310, 0.0, 1.0, 2.0]),
+        outlived=np.array([0.05]),
     )
     back = from_record(kept(replace(model, calibration=calibration)))
     assert back.model_id == replace(model, calibration=calibration).model_id
@@ -132,6 +135,86 @@ def test_a_changed_character_is_found(model, place):
     with pytest.raises(ModelUnreadable, match="cannot be read") as refused:
         from_record(replace(record, artifact=changed))
     assert "helios model train" in refused.value.remedy
+
+
+def no_texts(artifact):
+    artifact["texts"] = []
+
+
+def no_backtest_s_text(artifact):
+    artifact["backtest"] = ["x"] * 4
+    artifact["manifest"]["backtest"] = {"until": "2024-01-01T00:00:00+00:00", "jobs": 1}
+
+
+def another_cluster(artifact):
+    artifact["manifest"]["cluster"] = "elsewhere"
+
+
+def a_calibration_without_groups(artifact):
+    one = {"dtype": "<f8", "shape": [0], "values": []}
+    artifact["calibration"] = {"offsets": one, "ends": one, "outlived": one}
+
+
+def a_calibration_of_gigabytes(artifact):
+    one = {"dtype": "<U1000000000", "shape": [1], "values": ["x"]}
+    artifact["calibration"] = {"offsets": one, "ends": one, "outlived": one}
+
+
+def a_calibration_that_is_not_finite(artifact):
+    shapes = {"offsets": [2, 5], "ends": [5], "outlived": [1]}
+    artifact["calibration"] = {
+        name: {"dtype": "<f8", "shape": shape, "values": ["inf"] * int(np.prod(shape))}
+        for name, shape in shapes.items()
+    }
+
+
+def too_much_trust(artifact):
+    artifact["manifest"]["trust"] = 1e300
+
+
+def trust_of_text(artifact):
+    artifact["manifest"]["trust"] = "1"
+
+
+def a_time_without_zone(artifact):
+    artifact["manifest"]["trained_until"] = "2024-01-01T00:00:00"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        no_texts,
+        no_backtest_s_text,
+        another_cluster,
+        a_calibration_without_groups,
+        a_calibration_of_gigabytes,
+        a_calibration_that_is_not_finite,
+        too_much_trust,
+        trust_of_text,
+        a_time_without_zone,
+    ],
+)
+def test_a_lie_with_a_valid_digest_is_refused(model, change):
+    with pytest.raises(ModelUnreadable, match="cannot be read"):
+        from_record(resealed(kept(model), change))
+
+
+def test_a_deeply_nested_text_is_refused(model):
+    with pytest.raises(ModelUnreadable, match="cannot be read"):
+        from_record(replace(kept(model), artifact="[" * 200_000))
+
+
+def test_a_prediction_beyond_every_run_time_is_none(model):
+    table = JobTable.from_frame(JOBS_)
+    features = causal_features(table).X
+    beyond = replace(model, texts=tuple(with_leaves(text, "100000000") for text in model.texts))
+    assert np.isnan(beyond.predict(features)).all()
+    assert np.isfinite(model.predict(features)).all()
+
+
+def test_a_damaged_word_on_the_training_is_refused():
+    with pytest.raises(ModelUnreadable, match="cannot be read"):
+        inputs_in({"inputs": {"spreads": {"x": 1}}})
 
 
 def test_features_of_another_version_are_refused_by_name(model):

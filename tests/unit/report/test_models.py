@@ -25,6 +25,7 @@ def a_model(**overrides: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model_id": LONG_ID,
         "in_charge": True,
+        "trouble": "",
         "trained_at": "2026-11-22T02:30:00+00:00",
         "trained_until": "2026-11-22T02:29:59+00:00",
         "jobs": 300_000,
@@ -92,6 +93,11 @@ def test_the_list_says_the_last_decision_and_the_drift() -> None:
     assert "shrinkage predicts" in text
     assert "2026-11-22 02:31 UTC by nightly: kept, worse." in text
     assert "Drift: inputs as usual." in text
+
+
+def test_the_list_says_why_the_model_in_charge_is_not_to_be_trusted() -> None:
+    text = on_screen(models_table([a_model(trouble="Model x cannot be read: a cycle")], [], drift=None, width=80))
+    assert "It is not to be trusted. Model x cannot be read: a cycle" in " ".join(text.split())
 
 
 def test_an_empty_list_says_how_to_begin() -> None:

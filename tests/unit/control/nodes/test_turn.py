@@ -123,6 +123,20 @@ def test_without_a_forecast_nodes_wake_and_none_is_put_to_sleep() -> None:
     assert any("three days only" in note for note in report.notes)
 
 
+def test_why_there_is_no_forecast_is_written_down_once_with_what_to_do() -> None:
+    def none(snapshot: Snapshot) -> Snapshot:
+        raise NotEnoughHistory("three days only", remedy="Load more.")
+
+    table = NodeTable().after_two_looks()
+    table.expectation = none
+    first, again = table.says(*down("n1")), table.says(*down("n1"), after=HOUR)
+    reasons = [
+        [reason for reason in report.decisions["reason"] if "no forecast:" in reason] for report in (first, again)
+    ]
+    assert reasons == [["there is no forecast: three days only Load more."], []]
+    assert any("Load more." in note for note in again.notes)
+
+
 def test_a_standby_does_nothing() -> None:
     table = NodeTable().after_two_looks()
     table.holder = "helios-2"
