@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.app.chores import Desk
+from helios.app.doctor import hook_not_installed
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.scope import refuse_unknown_partitions
 from helios.app.staff import services_of
@@ -107,6 +108,9 @@ def mode_(
             reason=reason,
             now=datetime.now(UTC),
         )
+        if mode in {Mode.CANARY, Mode.ACTIVE}:
+            for finding in hook_not_installed(settings, name):
+                say(f"warning: {finding.fact}. {finding.remedy}")
     elif service is not None or partition or percent is not None:
         raise Misuse(
             "Both the service and its mode are needed.",
