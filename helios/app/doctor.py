@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.history import choose_cluster
+from helios.app.hook_table import UNPUBLISHED, orders_new_jobs
 from helios.app.live import preflight
 from helios.app.modes import modes_in_force, paused
 from helios.app.node_turns import MEMORY as NODE_MEMORY
@@ -22,7 +23,7 @@ from helios.control import BreakerState, TurnMemory
 from helios.control.nodes import NodeMemory
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import Mode, ModelRecord
-from helios.ports import JobwiseService, Office
+from helios.ports import Office
 from helios.slurm.hook import TABLE, read_table
 from helios.slurm.preflight import HOOK, Finding, Level
 from helios.warehouse import Warehouse
@@ -77,18 +78,13 @@ def _as_grave(finding: Finding) -> Finding:
 
 
 def _orders(settings: Settings, name: str) -> bool:
-    """Return whether a service changes the order of jobs that the hook could give their place at submission.
-
-    A canary by percent is none: which jobs belong to it is known after submission only.
-    """
+    """Return whether a Helios that is not paused orders jobs to which the hook could give their place."""
     try:
         services = services_of(settings, office=Office.JOBS)
-        modes = modes_in_force(settings.database.url, name, services) if name else {}
-        return not (name and paused(settings.database.url, name, Path(settings.control.state_folder))) and any(
-            isinstance(services[service], JobwiseService) and mode.percent is None
-            for service, mode in modes.items()
-            if mode.mode in {Mode.CANARY, Mode.ACTIVE}
-        )
+        if not name or paused(settings.database.url, name, Path(settings.control.state_folder)):
+            return False
+        modes = modes_in_force(settings.database.url, name, services)
+        return orders_new_jobs((services[service], mode) for service, mode in modes.items())
     except HeliosError:
         return False  # another check says why it is not known
 
@@ -334,6 +330,6 @@ def _unpublished(verdict: Level) -> Finding:
     return Finding(
         check="hook",
         verdict=verdict,
-        fact="no table is published (hook.publish is false)",
+        fact=UNPUBLISHED,
         remedy="" if verdict is Level.OK else remedy,
     )
