@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -322,6 +323,7 @@ class Helios:
             "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
             "HELIOS_CONTROL_STATE_FOLDER": str(hooked.state),
             "HELIOS_SLURM_BACKEND": "commands",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
         now = datetime.now(UTC)
         ran = [
