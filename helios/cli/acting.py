@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.app.chores import Desk
-from helios.app.doctor import hook_not_installed
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.scope import refuse_unknown_partitions
 from helios.app.staff import services_of
@@ -109,6 +108,8 @@ def mode_(
             now=datetime.now(UTC),
         )
         if mode in {Mode.CANARY, Mode.ACTIVE}:
+            from helios.app.doctor import hook_not_installed  # noqa: PLC0415 - no pause waits for what it imports
+
             for finding in hook_not_installed(settings, name):
                 say(f"warning: {finding.fact}. {finding.remedy}")
     elif service is not None or partition or percent is not None:
