@@ -76,27 +76,31 @@ class Service:
         ending.callback(started.kill)
         return started
 
-    def until_placed(self, job: str) -> None:
-        """Wait until a turn has given a pending job its place."""
-        try:
-            self.rig.until(lambda: self.rig.site_factors().get(job), longest_s=LONGEST_S)
-        except AssertionError as reason:
-            raise AssertionError(f"{reason}\n{(self.folder / 'log').read_text()[-3000:]}") from reason
+    def until_placed(self, job: str, daemon: subprocess.Popen[bytes]) -> None:
+        """Wait until a turn has given a pending job its place; a daemon that ends gives none."""
+        self.rig.until(lambda: self.rig.site_factors().get(job) or daemon.poll() is not None, longest_s=LONGEST_S)
+        assert daemon.poll() is None, (self.folder / "log").read_text()[-3000:]
 
 
-@pytest.fixture
-def service(rig: Rig) -> Iterator[Service]:
-    """Helios with an active service on a full cluster, after its first turn."""
+@pytest.fixture(scope="module")
+def installed(cluster: Rig) -> Iterator[Service]:
+    """Helios with an active service, after its first turn."""
     folder = roomy_folder()
     try:
-        made = Service(rig, folder)
-        rig.fill()
+        made = Service(cluster, folder)
         made.says("trace", "sync")
         made.says("mode", "qssf", "active", "--reason", "a test")
         made.says("turn", "--apply")
         yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def service(rig: Rig, installed: Service) -> Service:
+    """The same on a full cluster."""
+    rig.fill()
+    return installed
 
 
 def by_alice(rig: Rig, *words: str) -> subprocess.CompletedProcess[str]:
@@ -148,14 +152,13 @@ def test_a_port_that_is_taken_does_not_stop_turns(service: Service) -> None:
         squatter = ending.enter_context(closing(socket.socket()))  # whose process it is makes no difference to TCP
         squatter.bind(address(service.listen))
         squatter.listen()
-        service.daemon(ending)
-        service.until_placed(service.rig.submit(user="bob"))
+        service.until_placed(service.rig.submit(user="bob"), service.daemon(ending))
 
 
 def test_a_flood_of_slow_connections_does_not_stop_turns(service: Service) -> None:
     with ExitStack() as ending:
-        service.daemon(ending)
-        service.until_placed(service.rig.submit(user="bob"))
+        daemon = service.daemon(ending)
+        service.until_placed(service.rig.submit(user="bob"), daemon)
         for _ in range(2 * FEW_FILES):
             door = ending.enter_context(closing(socket.socket()))
             door.settimeout(1)
@@ -164,7 +167,7 @@ def test_a_flood_of_slow_connections_does_not_stop_turns(service: Service) -> No
                 door.send(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
             except OSError:
                 continue  # refused: that is what is asked for
-        service.until_placed(service.rig.submit(user="carol"))
+        service.until_placed(service.rig.submit(user="carol"), daemon)
 
 
 @pytest.mark.parametrize("target", ["precious", "not there yet"])
@@ -188,17 +191,19 @@ def test_the_release_script_follows_no_link_when_root_runs_it(rig: Rig, target: 
 
 
 def test_a_configuration_in_somebody_s_folder_runs_no_program_of_theirs(service: Service) -> None:
-    folder = service.folder / "alices"
-    folder.mkdir()
-    for name in ("scontrol", "squeue", "sprio", "sinfo", "sacct", "sacctmgr", "sdiag"):
-        (folder / name).write_text(f"#!/bin/sh\necho {name} >>{folder}/ran\n")
-        (folder / name).chmod(0o755)
-    (folder / "helios.toml").write_text(f'[slurm]\ncommands = "{folder}"\n')
-    for path in (folder, *folder.iterdir()):
-        shutil.chown(path, "alice", "alice")
-    for words in (("doctor",), ("turn",), ("pause",)):
-        service.run(*words, cwd=folder)
-        assert not (folder / "ran").exists()
+    folder = roomy_folder()
+    try:
+        for name in ("scontrol", "squeue", "sprio", "sinfo", "sacct", "sacctmgr", "sdiag"):
+            (folder / name).write_text(f"#!/bin/sh\necho {name} >>{folder}/ran\n")
+            (folder / name).chmod(0o755)
+        (folder / "helios.toml").write_text(f'[slurm]\ncommands = "{folder}"\n')
+        for path in (folder, *folder.iterdir()):
+            shutil.chown(path, "alice", "alice")
+        for command in ("doctor", "turn"):
+            service.run(command, cwd=folder)
+            assert not (folder / "ran").exists()
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_a_variable_that_helios_does_not_know_is_refused(service: Service) -> None:
