@@ -1,6 +1,7 @@
 #!/bin/bash
 # A small Debian testing below one folder, with its Slurm and a pyslurm built for it: the one pair of the two that packages
 # and PyPI offer together. Nothing of the host is changed. See docs/decisions/0007-pyslurm-in-a-worker.md.
+# With another suite, and no pyslurm, it holds another release of Slurm: trixie has 24.11.
 set -euo pipefail
 
 usage() { cat <<'TEXT'
@@ -23,13 +24,14 @@ Settings are environment variables, with their defaults:
   CHROOT_USERS="alice bob carol"  users made inside
   CHROOT_CONF=                    lines added to slurm.conf
   CHROOT_SUSPEND_TIMEOUT=3  CHROOT_RESUME_TIMEOUT=20   of the nodes, s
-  CHROOT_PYSLURM=25.11.2          release of pyslurm that is built
+  CHROOT_SUITE=testing            Debian's suite that it is made of
+  CHROOT_PYSLURM=25.11.2          release of pyslurm that is built; none: no pyslurm
 TEXT
 }
 
 ROOT=${1:-}; COMMAND=${2:-build}
 NODES=${CHROOT_NODES:-2} GPUS=${CHROOT_GPUS:-4} PORT=${CHROOT_PORT:-28817} USERS=${CHROOT_USERS:-alice bob carol}
-PYSLURM=${CHROOT_PYSLURM:-25.11.2}
+SUITE=${CHROOT_SUITE:-testing} PYSLURM=${CHROOT_PYSLURM:-25.11.2}
 STAMP=$ROOT/etc/helios-chroot LAB=/var/lib/helios-lab
 PACKAGES="munge slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin libslurm-dev python3-dev python3-venv gcc libc6-dev ca-certificates procps"
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
@@ -53,15 +55,15 @@ build() {
   command -v debootstrap >/dev/null || fail "debootstrap is not installed; say: apt-get install debootstrap"
   local from; from=$(mirror)
   [ -n "$from" ] || fail "apt knows no Debian mirror"
-  say "a base of Debian testing"
+  say "a base of Debian $SUITE"
   mkdir -p "$ROOT"; chmod 755 "$ROOT"
   [ ! -e "$ROOT/debootstrap" ] || rm -rf --one-file-system "${ROOT:?}"/*  # debootstrap was interrupted
-  [ -e "$ROOT/usr/bin/apt-get" ] || debootstrap --variant=minbase testing "$ROOT" "$from" >"$ROOT.log" 2>&1 ||
+  [ -e "$ROOT/usr/bin/apt-get" ] || debootstrap --variant=minbase "$SUITE" "$ROOT" "$from" >"$ROOT.log" 2>&1 ||
     fail "debootstrap failed: $(tail -3 "$ROOT.log")"
   say "Slurm and a compiler"
   install_packages >>"$ROOT.log" 2>&1 || fail "packages could not be installed: $(tail -3 "$ROOT.log")"
   say "pyslurm $PYSLURM"
-  build_pyslurm >>"$ROOT.log" 2>&1 || fail "pyslurm could not be built: $(tail -5 "$ROOT.log")"
+  [ "$PYSLURM" = none ] || build_pyslurm >>"$ROOT.log" 2>&1 || fail "pyslurm could not be built: $(tail -5 "$ROOT.log")"
   make_users
   echo "Slurm $(inside slurmctld -V | cut -d' ' -f2), pyslurm $PYSLURM" >"$STAMP"
   say "made: $(cat "$STAMP")"

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import RLock
 
 from helios.app.clockwork import Chores, NodeTurnSummary, TurnSummary
-from helios.app.hook_table import hook_rows
+from helios.app.hook_table import UNPUBLISHED, hook_rows, orders_new_jobs
 from helios.app.live import open_site
 from helios.app.nightly import Night, night
 from helios.app.node_turns import NodeTurns
@@ -173,8 +173,12 @@ class Desk:
         """
         table = self.state_folder / TABLE
         turns, now = self.turns, self._clock()
-        if not self.settings.hook.publish or turns.pause() or turns.remembered().still:
-            return "the hook's table was removed" if retract(table) else ""
+        resting = turns.pause() or turns.remembered().still
+        if not self.settings.hook.publish or resting:
+            if retract(table):
+                return "the hook's table was removed"
+            lacking = not resting and orders_new_jobs(self._who_may_reach_the_hook(now))
+            return f"{UNPUBLISHED}: new jobs have no place until the next turn" if lacking else ""
         rows, notes = hook_rows(
             turns.outlook.knowledge,
             self._who_may_reach_the_hook(now),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.history import choose_cluster
+from helios.app.hook_table import UNPUBLISHED, orders_new_jobs
 from helios.app.live import preflight
 from helios.app.modes import modes_in_force, paused
 from helios.app.node_turns import MEMORY as NODE_MEMORY
@@ -24,7 +26,7 @@ from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuch
 from helios.model import Mode, ModelRecord
 from helios.ports import Office
 from helios.slurm.hook import TABLE, read_table
-from helios.slurm.preflight import Finding, Level
+from helios.slurm.preflight import HOOK, Finding, Level
 from helios.warehouse import Warehouse
 
 FEW_JOBS = 1_000
@@ -57,9 +59,35 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _breaker(settings, name, now),
         lambda: _nodes(settings, name),
         lambda: _pause(settings, name),
-        lambda: _hook(settings, now),
+        lambda: _hook(settings, name, now),
     )
+    found = [_as_grave(finding) if finding.check == HOOK and _orders(settings, name) else finding for finding in found]
     return [*found, *(finding for check in checks for finding in _tried(check))]
+
+
+def hook_not_installed(settings: Settings, name: str) -> list[Finding]:
+    """Return why new jobs of a cluster wait for the next turn to get their place, though a service orders them."""
+    if not _orders(settings, name):
+        return []
+    unpublished = [] if settings.hook.publish else [_unpublished(Level.FAIL)]
+    found = [*(it for it in preflight(settings) if it.check == HOOK), *unpublished]
+    return [finding for finding in found if finding.verdict is not Level.OK]
+
+
+def _as_grave(finding: Finding) -> Finding:
+    return replace(finding, verdict=Level.FAIL) if finding.verdict is Level.WARN else finding
+
+
+def _orders(settings: Settings, name: str) -> bool:
+    """Return whether a Helios that is not paused orders jobs to which the hook could give their place."""
+    try:
+        services = services_of(settings, office=Office.JOBS)
+        if not name or paused(settings.database.url, name, Path(settings.control.state_folder)):
+            return False
+        modes = modes_in_force(settings.database.url, name, services)
+        return orders_new_jobs((services[service], mode) for service, mode in modes.items())
+    except HeliosError:
+        return False  # another check says why it is not known
 
 
 def _tried(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -278,14 +306,29 @@ def _pause(settings: Settings, name: str) -> Iterator[Finding]:
     )
 
 
-def _hook(settings: Settings, now: datetime) -> Iterator[Finding]:
+def _hook(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    """Say whether there is a table for the hook: without one, new jobs stand behind marked ones until the next turn."""
+    orders = _orders(settings, name)
     if not settings.hook.publish:
-        yield Finding(check="hook", verdict=Level.OK, fact="no table is published (hook.publish is false)")
+        yield _unpublished(Level.FAIL if orders else Level.OK)
         return
+    bad = Level.FAIL if orders else Level.WARN
     try:
         table = read_table(Path(settings.control.state_folder) / TABLE, now)
     except HookTableInvalid as reason:
-        yield Finding(check="hook", verdict=Level.WARN, fact=reason.fact, remedy=reason.remedy or "helios hook publish")
+        yield Finding(check="hook", verdict=bad, fact=reason.fact, remedy=reason.remedy or "helios hook publish")
         return
+    empty = orders and not table.rows
     fact = f"a table of {len(table.rows):,} rows, good until {table.expires_at:%Y-%m-%d %H:%M} UTC"
-    yield Finding(check="hook", verdict=Level.OK, fact=fact)
+    remedy = "No kind of job of the last 60 days is in it. Is the history read? helios trace sync" if empty else ""
+    yield Finding(check="hook", verdict=Level.FAIL if empty else Level.OK, fact=fact, remedy=remedy)
+
+
+def _unpublished(verdict: Level) -> Finding:
+    remedy = "Set publish = true in the section [hook] of helios.toml: docs/priority-hook.md"
+    return Finding(
+        check="hook",
+        verdict=verdict,
+        fact=UNPUBLISHED,
+        remedy="" if verdict is Level.OK else remedy,
+    )

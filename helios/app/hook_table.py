@@ -13,12 +13,24 @@ from helios.actions import Reorder, SoftLimit
 from helios.app.outlook import Knowledge
 from helios.control.modes import ServiceMode
 from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Mode, Snapshot
-from helios.ports import Service
+from helios.ports import JobwiseService, Service
 from helios.slurm.hook import HookRow
 
+UNPUBLISHED = "no table is published (hook.publish is false)"
 LOOK_BACK = timedelta(days=60)
 KEY = ("user", "partition", "gpus", "limit_min")
 KINDS: tuple[tuple[str, ...], ...] = (KEY, KEY[:3], KEY[:2], ("partition", "gpus"))
+
+
+def orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
+    """Return whether any of ``services`` orders jobs that the hook could give their place at submission.
+
+    A canary by percent does not: which jobs belong to it is known after submission only.
+    """
+    return any(
+        isinstance(service, JobwiseService) and mode.mode in {Mode.CANARY, Mode.ACTIVE} and mode.percent is None
+        for service, mode in services
+    )
 
 
 def hook_rows(

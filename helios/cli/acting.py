@@ -115,6 +115,11 @@ def mode_(
             reason=reason,
             now=datetime.now(UTC),
         )
+        if mode in {Mode.CANARY, Mode.ACTIVE}:
+            from helios.app.doctor import hook_not_installed  # noqa: PLC0415 - no pause waits for what it imports
+
+            for finding in hook_not_installed(settings, name):
+                say(f"warning: {finding.fact}. {finding.remedy}")
     elif service is not None or partition or percent is not None:
         raise Misuse(
             "Both the service and its mode are needed.",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 
 from helios.asked_of_jobs import SOFT_LIMIT_FLAG
 from helios.errors import HeliosError
@@ -22,6 +23,8 @@ OLDEST_RELEASE = (22, 5)
 """The oldest Slurm that Helios was run with."""
 NEWEST_RELEASE = (26, 5)
 """The newest Slurm that Helios was run with."""
+HOOK = "priority hook"
+"""The check whether slurmctld asks Helios' hook about new jobs; how bad it is where not, the modes say."""
 _WEIGHTS = ("Age", "Assoc", "FairShare", "JobSize", "Partition", "QOS")
 _LEVELS = ("Operator", "Administrator")
 
@@ -263,6 +266,29 @@ def _private_data(ground: Ground) -> Iterator[Finding]:
         yield Finding(check="private data", verdict=Level.OK, fact=fact)
 
 
+def _priority_hook(ground: Ground) -> Iterator[Finding]:
+    plugins = ground.configuration.get("JobSubmitPlugins", "(null)")
+    fact = f"JobSubmitPlugins is {plugins}"
+    if "lua" in re.split(r"\W+", plugins):
+        script = Path(ground.configuration.get("SLURM_CONF", "")).parent / "job_submit.lua"
+        if _names_hook(script):
+            yield Finding(check=HOOK, verdict=Level.OK, fact=fact)
+            return
+        fact = f"{fact}, and {script} does not call Helios' hook"
+    remedy = "Install the hook, after its table is published: docs/priority-hook.md"
+    yield Finding(
+        check=HOOK, verdict=Level.WARN, fact=f"{fact}: new jobs have no place until the next turn", remedy=remedy
+    )
+
+
+def _names_hook(script: Path) -> bool:
+    """Return whether a script calls the hook; one that cannot be read here, as on another host, is believed to."""
+    try:
+        return b"helios_hook" in script.read_bytes()
+    except OSError:
+        return True
+
+
 _CHECKS: tuple[Check, ...] = (
     _controller,
     _priority,
@@ -274,6 +300,7 @@ _CHECKS: tuple[Check, ...] = (
     _clock,
     _privileges,
     _private_data,
+    _priority_hook,
 )
 
 

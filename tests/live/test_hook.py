@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from benchmarks.hook_rate import clocked, script_with_clock
 from helios.slurm.hook import HookRow, read_table, retract
+from helios.warehouse import Warehouse
+from tests.builders import a_batch, a_job
 from tests.live.hooked import HOUR, ODD_PARTITION, ODD_USER, Hooked, hooked, hooked_cluster, script_for
 
 __all__ = ["hooked", "hooked_cluster"]
@@ -306,3 +313,81 @@ def test_the_hook_costs_the_controller_little(hooked: Hooked) -> None:
     # 26 us and 28 ms were measured; a twentieth of what one sbatch takes, 10 ms, is 500 us.
     assert each_us < 500
     assert first_us < 500_000
+
+
+class Helios:
+    """``helios`` in a shell, on the hooked cluster, with a history of alice's short jobs."""
+
+    def __init__(self, hooked: Hooked, folder: Path) -> None:
+        self.environment = hooked.rig.environment | {
+            "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
+            "HELIOS_CONTROL_STATE_FOLDER": str(hooked.state),
+            "HELIOS_SLURM_BACKEND": "commands",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        }
+        now = datetime.now(UTC)
+        ran = [
+            a_job(job_id=f"past{n}", user="alice", partition="gpu", run_time_s=60.0, submitted_at=now - n * HOUR)
+            for n in range(2, 40)
+        ]
+        with Warehouse.open(self.environment["HELIOS_DATABASE_URL"]) as warehouse:
+            warehouse.load([a_batch(*ran)], cluster="dev", path="past", sha256="1", format="sacct", timezone="UTC")
+        self.says("trace", "sync")
+
+    def run(self, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "helios", *words],
+            env=self.environment | settings,
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+
+    def says(self, *words: str, **settings: str) -> str:
+        done = self.run(*words, **settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def fails(self, **settings: str) -> set[str]:
+        """Return the checks of the doctor that fail, of those about the hook."""
+        done = self.run("doctor", "--json", **settings)
+        failing = {it["check"] for it in json.loads(done.stdout) if it["verdict"] == "fail"}
+        assert done.returncode == bool(failing)
+        return failing & {"hook", "priority hook"}
+
+
+@pytest.fixture
+def helios(hooked: Hooked, tmp_path: Path) -> Helios:
+    return Helios(hooked, tmp_path)
+
+
+def test_a_new_job_has_what_the_next_turn_would_give_it(hooked: Hooked, helios: Helios) -> None:
+    helios.says("mode", "qssf", "active", "--reason", "a test")
+    helios.says("hook", "publish", HELIOS_HOOK_PUBLISH="true")
+    job = hooked.rig.submit(user="alice")
+    at_submission = hooked.place_of(job)
+    assert at_submission > 0 and at_submission % 100 == 37
+    turn = json.loads(helios.says("turn", "--apply", "--json"))
+    assert (turn["acted"], turn["still"]) == (0, [])
+    assert hooked.place_of(job) == at_submission
+    hooked.publish()
+    later = hooked.rig.submit(user="alice")
+    assert hooked.place_of(later) == 0
+    assert json.loads(helios.says("turn", "--apply", "--json"))["acted"] == 1
+    assert hooked.place_of(later) == at_submission
+
+
+def test_the_doctor_fails_while_a_service_orders_jobs_and_new_ones_get_no_place(hooked: Hooked, helios: Helios) -> None:
+    publishes = {"HELIOS_HOOK_PUBLISH": "true"}
+    assert helios.fails() == set()
+    assert "hook.publish is false" in helios.says("mode", "qssf", "active", "--reason", "a test")
+    assert helios.fails() == {"hook"}
+    assert helios.fails(**publishes) == {"hook"}, "there is no table"
+    helios.says("hook", "publish", **publishes)
+    assert helios.fails(**publishes) == set()
+    hooked.use("function slurm_job_submit() return slurm.SUCCESS end function slurm_job_modify() return 0 end")
+    try:
+        assert helios.fails(**publishes) == {"priority hook"}
+    finally:
+        hooked.use(script_for(hooked.table))

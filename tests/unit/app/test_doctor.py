@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helios.app import doctor
-from helios.app.modes import pause
-from helios.slurm.preflight import Finding, Level
+from helios.app.modes import pause, set_mode
+from helios.model import Mode
+from helios.slurm.hook import TABLE, HookRow, publish, render
+from helios.slurm.preflight import HOOK, Finding, Level
 from tests.unit.app.sites import Town
 
 
@@ -94,3 +97,74 @@ def test_a_model_that_cannot_be_read_is_named_with_the_way_to_another(town: Town
     assert said.verdict is Level.FAIL
     assert f"Model {record.model_id} cannot be read" in said.fact
     assert "helios model train --promote" in said.remedy and "nothing is written" in said.remedy
+
+
+WITHOUT_LUA = Finding(check=HOOK, verdict=Level.WARN, fact="JobSubmitPlugins is (null)", remedy="Install it.")
+
+
+def orders(town: Town, mode: Mode = Mode.ACTIVE, **scope: Any) -> None:
+    set_mode(town.url, "dev", "qssf", mode, by="root", reason="", now=town.cluster.now, **scope)
+
+
+def publishes(town: Town, *rows: HookRow, ago: timedelta = timedelta(0)) -> None:
+    text = render(rows, generation=1, now=town.cluster.now - ago, lasts=timedelta(hours=2))
+    publish(town.folder / "state" / TABLE, text)
+
+
+ROW = HookRow(user="alice", partition="gpu", site_factor=4037)
+
+
+@pytest.mark.parametrize(
+    ("mode", "scope", "verdict"),
+    [
+        (Mode.SHADOW, {}, Level.OK),
+        (Mode.CANARY, {"percent": 10}, Level.OK),
+        (Mode.CANARY, {"partitions": ("gpu",)}, Level.FAIL),
+        (Mode.ACTIVE, {}, Level.FAIL),
+    ],
+)
+def test_a_service_that_orders_jobs_needs_a_published_table(
+    town: Town, mode: Mode, scope: dict[str, Any], verdict: Level
+) -> None:
+    orders(town, mode, **scope)
+    said = finding(town, "hook")
+    assert said.verdict is verdict
+    assert ("publish = true" in said.remedy) == (verdict is Level.FAIL)
+
+
+def test_a_table_that_is_missing_empty_or_old_fails_where_a_service_orders_jobs(town: Town) -> None:
+    asked = {"hook": {"publish": True}}
+    assert finding(town, "hook", **asked).verdict is Level.WARN
+    orders(town)
+    assert finding(town, "hook", **asked).verdict is Level.FAIL
+    publishes(town)
+    assert "0 rows" in (said := finding(town, "hook", **asked)).fact and said.verdict is Level.FAIL
+    publishes(town, ROW, ago=timedelta(hours=3))
+    assert finding(town, "hook", **asked).verdict is Level.FAIL
+    publishes(town, ROW)
+    assert finding(town, "hook", **asked).verdict is Level.OK
+
+
+def test_a_controller_that_asks_no_hook_fails_where_a_service_orders_jobs(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "preflight", lambda _: [WITHOUT_LUA])
+    assert finding(town, HOOK).verdict is Level.WARN
+    orders(town)
+    assert (said := finding(town, HOOK)).verdict is Level.FAIL and said.remedy == "Install it."
+
+
+def test_while_helios_is_paused_no_hook_is_missing(town: Town) -> None:
+    orders(town)
+    pause(town.url, "dev", town.folder / "state", by="root", reason="enough", now=town.cluster.now)
+    assert finding(town, "hook").verdict is Level.OK
+
+
+def test_who_lets_a_service_order_jobs_is_told_what_of_the_hook_is_missing(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "preflight", lambda _: [WITHOUT_LUA])
+    assert doctor.hook_not_installed(town.settings, "dev") == []
+    orders(town)
+    lacking = [it.fact for it in doctor.hook_not_installed(town.settings, "dev")]
+    assert lacking == [WITHOUT_LUA.fact, "no table is published (hook.publish is false)"]

@@ -91,3 +91,12 @@ def test_a_service_that_is_a_shadow_again_leaves_no_rows(site: Published) -> Non
     site.set(Mode.SHADOW)
     site.desk.publish_hook()
     assert site.rows == 0
+
+
+def test_without_a_table_the_log_says_that_new_jobs_have_no_place(site: Published) -> None:
+    unpublished = site.town.another(hook={"publish": False}).settings
+    desk = Desk(unpublished, opens=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
+    assert desk.publish_hook() == "the hook's table was removed"
+    assert "new jobs have no place until the next turn" in desk.publish_hook()
+    site.set(Mode.SHADOW)
+    assert desk.publish_hook() == ""

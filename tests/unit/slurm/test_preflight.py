@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ GOOD = {
     "SlurmUser": "slurm(64030)",
     "SuspendProgram": "(null)",
     "SuspendTime": "INFINITE",
+    "JobSubmitPlugins": "lua",
 }
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
@@ -51,7 +53,7 @@ def examined(program: Program) -> Examine:
 def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> None:
     findings = examined()
     assert {finding.verdict for finding in findings.values()} == {Level.OK}
-    assert len(findings) == 9
+    assert len(findings) == 10
 
 
 @pytest.mark.parametrize(
@@ -71,12 +73,24 @@ def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> 
         ("privileges", Level.FAIL, {"level": "None"}),
         ("privileges", Level.FAIL, {"level": ""}),
         ("privileges", Level.WARN, {"level": "", "user": "slurm"}),
+        ("priority hook", Level.WARN, {"JobSubmitPlugins": "(null)"}),
+        ("priority hook", Level.WARN, {"JobSubmitPlugins": "all_partitions,require_timelimit"}),
+        ("priority hook", Level.OK, {"JobSubmitPlugins": "all_partitions,lua"}),
     ],
 )
 def test_a_setting_is_judged(examined: Examine, check: str, verdict: Level, settings: dict[str, str]) -> None:
     found = examined(**settings)[check]
     assert found.verdict is verdict, found
     assert bool(found.remedy) == (verdict is not Level.OK)
+
+
+def test_a_script_of_the_site_that_does_not_call_the_hook_is_found(examined: Examine, tmp_path: Path) -> None:
+    script, asked = tmp_path / "job_submit.lua", {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    assert examined(**asked)["priority hook"].verdict is Level.OK  # nobody can read it here
+    script.write_text("function slurm_job_submit() return slurm.SUCCESS end")
+    assert str(script) in examined(**asked)["priority hook"].fact
+    script.write_text('pcall(dofile, "/etc/slurm/helios_hook.lua")')
+    assert examined(**asked)["priority hook"].verdict is Level.OK
 
 
 def test_a_silent_controller_is_the_only_finding() -> None:
