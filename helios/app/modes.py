@@ -14,6 +14,7 @@ import pandas as pd
 from helios.control.modes import ServiceMode
 from helios.errors import HeliosError, Misuse, NoSuchCluster
 from helios.model import MODES, Mode
+from helios.private_files import make_folder, write_private
 from helios.warehouse import Warehouse
 
 PAUSE_FILE = "PAUSED"
@@ -130,8 +131,8 @@ def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: da
 def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
     """Write the pause file alone, which asks neither cluster nor database; return why it could not be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / PAUSE_FILE).write_text(_note(by=by, reason=reason, now=now) + "\n", encoding="utf-8")
+        make_folder(folder)
+        write_private(folder / PAUSE_FILE, f"{_note(by=by, reason=reason, now=now)}\n".encode())
     except OSError as trouble:
         return [f"the file {folder / PAUSE_FILE} could not be written: {trouble}"]
     return []

@@ -7,18 +7,21 @@ import os
 import tempfile
 from pathlib import Path
 
+from helios.private_files import hand_over, make_folder
+
 
 def put(path: Path, text: str) -> None:
     """Write ``text`` at ``path`` and onto the disk: a reader sees the old file whole or the new one whole.
 
-    The folder is made if missing; anybody may read the file, since it may be read as another user.
+    The folder is made if missing, closed to other accounts. Whoever may read the folder may read the file, since it may
+    be read as another user: a site opens the folder, or lets that user into the group.
 
     Raises
     ------
     OSError
         It could not be written; what was there stands.
     """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folder(path.parent)
     fresh = _written_beside(path, text)
     try:
         fresh.replace(path)
@@ -44,7 +47,8 @@ def _written_beside(path: Path, text: str) -> Path:
         with os.fdopen(handle, "w", encoding="ascii", newline="\n") as file:
             file.write(text)
             file.flush()
-            os.fchmod(handle, 0o644)
+            os.fchmod(handle, 0o600 | path.parent.stat().st_mode & 0o044)
+            hand_over(handle, path)
             os.fsync(handle)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

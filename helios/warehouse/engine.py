@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from helios.errors import WarehouseUnavailable
+from helios.private_files import make_folder, open_private, tighten
 
 # How long a statement waits for another writer before it gives up; a load of 10^6 jobs takes about 10 s.
 BUSY_TIMEOUT_S = 30
@@ -99,6 +102,7 @@ def _sqlite_engine(url: URL) -> Engine:
     except (SQLAlchemyError, TypeError, ValueError) as reason:
         raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", remedy=_FORMS) from reason
     event.listen(engine, "connect", _leave_transactions_to_helios)
+    event.listen(engine, "connect", lambda *_: _close_to_others(engine))
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -128,18 +132,35 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def prepare_file(engine: Engine) -> None:
-    """Make a new SQLite file fit for bulk loads; nothing is done to a file that has content, or to PostgreSQL."""
+    """Make a new SQLite file fit for bulk loads, and its owner's alone; nothing is done to one that has content.
+
+    The user's own data folder is made if missing, no other: a mistyped path would answer from an empty database.
+    """
     path = sqlite_path(engine)
     if path is None or (path.exists() and path.stat().st_size):
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent == platformdirs.user_data_path("helios"):
+            make_folder(path.parent)
+        if not path.parent.exists():
+            raise WarehouseUnavailable(
+                f"There is no folder {path.parent} for the database.",
+                remedy=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
+            )
+        if not path.exists():  # SQLite would make it readable by all; -wal and -shm take the mode of this file
+            os.close(open_private(path))
     except OSError as reason:
         raise _unavailable(engine, reason) from reason
     with answering(engine), engine.connect() as connection:
         raw: Any = connection.connection.driver_connection
         raw.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         raw.execute("PRAGMA journal_mode = WAL")
+
+
+def _close_to_others(engine: Engine) -> None:
+    if (path := sqlite_path(engine)) is not None:
+        for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            tighten(file)
 
 
 def _is_from_the_database(reason: Exception) -> bool:
