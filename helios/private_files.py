@@ -113,12 +113,11 @@ def tighten(path: Path) -> None:
 
 
 def is_wide(path: Path) -> bool:
-    """Return whether other accounts may read or enter it, or the group write; False where there is nothing."""
+    """Return whether other accounts may use it, or the group write it; False where there is nothing, or no way in."""
     try:
-        found = path.stat()
+        return bool(path.stat().st_mode & WIDE) and bool(path.parent.stat().st_mode & stat.S_IXOTH)
     except OSError:
         return False
-    return bool(found.st_mode & WIDE)
 
 
 def _owner_for_root(path: Path) -> tuple[int, int] | None:

@@ -58,9 +58,9 @@ def acquire(
     further ahead than any lease lasts was written by a wrong clock: it is brought near. Its holder, if it lives, renews
     in time; if it does not, the next to ask after that has the lease.
     """
-    leases, at = schema.leases, _time(connection, now)
-    here = _here(cluster_id, office)
+    leases, here = schema.leases, _here(cluster_id, office)
     row = connection.execute(select(leases).where(here).with_for_update()).one_or_none()
+    at = _time(connection, now)  # after the row, for which it may have waited
     expires = {"expires_at": at + _microseconds(lasts), "holder": holder}
     if row is None:
         connection.execute(insert(leases).values(cluster_id=cluster_id, office=office.value, token=1, **expires))

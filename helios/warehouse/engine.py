@@ -40,6 +40,17 @@ def engine_for(url: str) -> Engine:
     return _postgres_engine(parsed.set(drivername="postgresql+psycopg"))
 
 
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of the SQLite database at ``url``; None: it has none.
+
+    Raises
+    ------
+    WarehouseUnavailable
+        The URL is wrong, or the driver missing.
+    """
+    return sqlite_path(engine_for(url))
+
+
 def sqlite_path(engine: Engine) -> Path | None:
     """Return the file of a SQLite database; None: it is in memory, or another kind of database."""
     database = engine.url.database

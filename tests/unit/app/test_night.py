@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from helios.app.nightly import Night, night
+from helios.app.nightly_pages import nightly_pages
 from helios.app.reading import Reading
 from helios.config import Settings
 from helios.errors import HeliosError
@@ -42,3 +43,14 @@ def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
     done = a_night(town)
     assert [trouble.fact for trouble in done.troubles] == ["slurmdbd is away", "slurmctld is away"]
     assert any(step.startswith("model ") for step in done.did)
+
+
+def test_the_report_of_a_night_and_those_before_it_are_closed_to_other_accounts(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.learn()
+    earlier = nightly_pages(town.url, "dev", "2019-11-20", tmp_path / "reports", now=town.cluster.now).page
+    earlier.chmod(0o644)  # as an older Helios left it
+    report = nightly_pages(town.url, "dev", "yesterday", tmp_path / "reports", now=town.cluster.now)
+    files = [earlier, report.page, report.text, report.mail]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
+    assert (tmp_path / "reports").stat().st_mode & 0o777 == 0o750
