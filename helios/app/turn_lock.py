@@ -1,8 +1,8 @@
 """Keep processes that share a state folder apart, and tell them from all others.
 
 Processes of one Helios share its lease, and must not act beside each other: one takes a turn at a time, and one daemon
-runs for each office. The kernel ends a lock with its process. The files are the owner's alone, since whoever can open one
-can hold it.
+runs for each office. The kernel ends a lock with its process. The files are the owner's alone: who can open one can
+hold it.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ MOST_CONNECTIONS = 32
 class AddressTaken(HeliosError):
     """Another process listens there."""
 
+
 _log = logging.getLogger("helios.daemon.server")
 
 

@@ -76,7 +76,7 @@ def acquire(
 
 
 def time_of_leases(connection: Connection, now: datetime) -> datetime:
-    """Return the time by which leases run: the database's where it has a clock that all machines share, else ``now``."""
+    """Return the time by which leases run: the database's clock where it has one, else ``now``."""
     return datetime.fromtimestamp(_time(connection, now) / 1e6, UTC)
 
 

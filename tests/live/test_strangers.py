@@ -27,6 +27,7 @@ def site(rig: Rig) -> Iterator[Site]:
     rig.fill()
     rig.submit(user="bob")
     made = Site(rig, folder)
+    made.environment |= {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     made.helios("trace", "sync")
     made.helios("mode", "qssf", "active", "--reason", "a test")
     try:
@@ -76,7 +77,7 @@ def test_a_command_that_root_types_in_a_user_s_folder_runs_no_program_of_the_use
     typed = subprocess.run(
         [sys.executable, "-m", "helios", "doctor"],
         cwd=trap,
-        env=site.environment | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        env=site.environment,
         capture_output=True,
         text=True,
         check=False,

@@ -45,14 +45,11 @@ def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_daemon_for_each_office_of_a_state_folder(tmp_path: Path) -> None:
-    with only_daemon(tmp_path, offices=[Office.JOBS]):
-        with only_daemon(tmp_path, offices=[Office.NODES]), pytest.raises(DaemonRuns, match="acts on nodes"):
-            with only_daemon(tmp_path, offices=[Office.NODES]):
-                pass
-        with pytest.raises(DaemonRuns, match=f"acts on jobs with the state folder {tmp_path}"):
-            with only_daemon(tmp_path, offices=list(Office)):
-                pass
-        with only_daemon(tmp_path, offices=[Office.NODES]):  # what was refused holds nothing
+    jobs, nodes, both = ([Office.JOBS], [Office.NODES], list(Office))
+    with only_daemon(tmp_path, offices=jobs):
+        with pytest.raises(DaemonRuns, match="acts on jobs with the state folder"), only_daemon(tmp_path, offices=both):
+            pass
+        with only_daemon(tmp_path, offices=nodes):  # what was refused holds nothing
             pass
 
 

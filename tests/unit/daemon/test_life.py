@@ -308,7 +308,7 @@ def test_a_second_daemon_with_the_same_state_folder_does_nothing_and_names_the_f
 
 
 def test_a_turn_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp_path: Path) -> None:
-    toys = ToyChores(does={"turn": lambda: (tmp_path / "by a turn").touch()})
+    toys = ToyChores(does={"turn": (tmp_path / "by a turn").touch})
     living = a_daemon(toys, tmp_path, listen="127.0.0.1:0", turn_s=1)
     living.start()
     with ExitStack() as clients:
@@ -316,7 +316,7 @@ def test_a_turn_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp
             clients.enter_context(socket.create_connection(("127.0.0.1", living.port or 0)))
         before = toys.count("turn")
         assert eventually(lambda: toys.count("turn") > before)
-        of_daemon = len(os.listdir("/proc/self/fd")) - 400
+        of_daemon = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 400
         assert of_daemon < 100 + MOST_CONNECTIONS
     living.stop(why="SIGTERM")
 

@@ -77,7 +77,7 @@ def test_a_port_that_is_taken_says_by_whom_to_ask() -> None:
 
 
 def test_an_address_that_this_machine_does_not_have_is_a_mistake_in_the_settings() -> None:
-    with pytest.raises(ConfigurationInvalid, match="192.0.2.1:9842 cannot be bound"):  # TEST-NET-1, nobody's
+    with pytest.raises(ConfigurationInvalid, match=r"192\.0\.2\.1:9842 cannot be bound"):  # TEST-NET-1, nobody's
         Server("192.0.2.1:9842", registry=Metrics(times=HandSet().times).registry, health=dict)
 
 
