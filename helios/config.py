@@ -6,10 +6,14 @@ options win over all of them, in the command that takes them.
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, available_timezones
@@ -21,6 +25,9 @@ from helios.errors import ConfigurationInvalid
 
 FILE_NAME = "helios.toml"
 FILE_VARIABLE = "HELIOS_CONFIG"
+OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", "HELIOS_TEST_POSTGRES", "HELIOS_TEST_POSTGRES_URL")
+"""What else may begin so: read by tests, benchmarks and scripts, not here."""
+ROOT = 0
 DAY_S = 86_400
 
 
@@ -329,10 +336,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The settings in force and the origin of each."""
+    """The settings in force and the origin of each.
+
+    Attributes
+    ----------
+    notes : tuple of str
+        What a person should be told of the file: why it was not used, or who else can write it.
+    """
 
     settings: Settings
     origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
     def listing(self) -> list[Setting]:
         """Return every key with value, origin and meaning, in the declared order."""
@@ -356,24 +370,27 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     environment : mapping
         The process environment. ``HELIOS_CONFIG`` names the file; ``HELIOS_<SECTION>_<NAME>`` sets a key.
     folder : Path
-        Where ``helios.toml`` is looked for when ``HELIOS_CONFIG`` is not set; a missing file there is fine.
+        Where ``helios.toml`` is looked for when ``HELIOS_CONFIG`` is not set. A missing file there is fine; one that
+        another user could have written is not used, since it names programs that are run.
 
     Raises
     ------
     ConfigurationInvalid
-        The file cannot be read, or a key is unknown or of the wrong type; the allowed keys are named.
+        The file cannot be read, or a key or variable is unknown or of the wrong type; the allowed keys are named.
     """
-    path = Path(environment.get(FILE_VARIABLE, folder / FILE_NAME))
+    named = FILE_VARIABLE in environment
+    path = Path(environment[FILE_VARIABLE]) if named else folder / FILE_NAME
+    text, notes = _read(path, named=named)
     values: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     for section, name, value, origin in [
-        *_from_file(path, FILE_VARIABLE in environment),
+        *_from_file(path, text),
         *_from_environment(environment),
     ]:
         values.setdefault(section, {})[name] = value
         origins[f"{section}.{name}"] = origin
     try:
-        return Configuration(settings=Settings.model_validate(values), origins=origins)
+        return Configuration(settings=Settings.model_validate(values), origins=origins, notes=notes)
     except ValidationError as reason:
         raise ConfigurationInvalid(_explain(reason, origins), remedy=_remedy(reason)) from reason
 
@@ -413,12 +430,53 @@ def _variable(section: str, name: str) -> str:
     return f"HELIOS_{section}_{name}".upper()
 
 
-def _from_file(path: Path, required: bool) -> Iterator[tuple[str, str, Any, str]]:
-    if not required and not path.exists():
-        return
+def _read(path: Path, *, named: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a configuration file, and what a person should be told of it; empty: there is none.
+
+    What belongs to somebody else, or can be written by others, is read only if it is named.
+    """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
+        # A pipe in somebody's folder would make whoever types a command there wait for ever.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if named else os.O_NONBLOCK))
+        with os.fdopen(handle, "rb") as file:
+            distrust = _distrust(path.lstat(), os.fstat(handle))
+            text = "" if distrust and not named else file.read().decode()
+    except (OSError, UnicodeDecodeError) as reason:
+        if not named and isinstance(reason, FileNotFoundError):
+            return "", ()
+        if named or not isinstance(reason, PermissionError) or not (distrust := _distrust(path.lstat())):
+            raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
+        text = ""
+    if not distrust:
+        return text, ()
+    to_do = (
+        f"who could have Helios run any program. Close it: chown root {path}; chmod go-w {path}"
+        if named
+        else f"so that it is not used. If you trust it, name it: {FILE_VARIABLE}={path}"
+    )
+    return text, (f"{path} {distrust}, {to_do}",)
+
+
+def _distrust(*found: os.stat_result) -> str:
+    """Say who else could have written a file, or put the link there; empty: nobody."""
+    if strangers := {it.st_uid for it in found} - {os.geteuid(), ROOT}:
+        return f"belongs to another user ({_user(min(strangers))})"
+    if any(not stat.S_ISLNK(it.st_mode) and it.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for it in found):
+        return "can be written by others"
+    return ""
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _from_file(path: Path, text: str) -> Iterator[tuple[str, str, Any, str]]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as reason:
         raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
     for section, keys in document.items():
         if not isinstance(keys, dict):
@@ -428,6 +486,13 @@ def _from_file(path: Path, required: bool) -> Iterator[tuple[str, str, Any, str]
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
+    known = {FILE_VARIABLE, *OTHER_VARIABLES, *(_variable(section, name) for section, name, _, _ in _keys())}
+    for unknown in sorted(name for name in environment if name.startswith("HELIOS_") and name not in known):
+        near = get_close_matches(unknown, known, n=1)
+        raise ConfigurationInvalid(
+            f"The environment variable {unknown} is none of Helios.",
+            remedy=f"Did you mean {near[0]}? Else: unset {unknown}" if near else f"Remove it: unset {unknown}",
+        )
     for section, name, _, _ in _keys():
         variable = _variable(section, name)
         if variable in environment:

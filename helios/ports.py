@@ -192,11 +192,18 @@ class JobwiseService(Service, Protocol):
         ...
 
 
+LONGEST_LEASE = timedelta(minutes=10)
+"""No end of a lease is believed that is further ahead than this, or than the lease that is asked for."""
+
+
 class Ledger(Protocol):
     """What control remembers from turn to turn about one cluster, and writes down for good."""
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the one writer's lease.
+
+        It runs by one clock for all who ask, where there is one; else by ``now``, and then an end that is further ahead
+        than any lease lasts is not believed, but brought near.
 
         Returns
         -------

@@ -7,6 +7,8 @@
 # Unlike an admin who runs helios-release.sh, a crash does not pause Helios: systemd starts it again, and it goes on.
 set -u
 [ "${SERVICE_RESULT:-unknown}" = success ] && exit 0
+# Another daemon has the state folder: this one has set nothing, and what stands is the other's.
+[ "${EXIT_STATUS:-}" = 75 ] && exit 0
 
 state=${HELIOS_CONTROL_STATE_FOLDER:-/var/lib/helios}
 echo "helios ended with ${SERVICE_RESULT:-unknown} (${EXIT_CODE:-?} ${EXIT_STATUS:-?}): taking back what it set"

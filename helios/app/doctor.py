@@ -25,9 +25,10 @@ from helios.control.nodes import NodeMemory
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import Mode, ModelRecord
 from helios.ports import Office
+from helios.private_files import is_wide
 from helios.slurm.hook import TABLE, read_table
 from helios.slurm.preflight import HOOK, Finding, Level
-from helios.warehouse import Warehouse
+from helios.warehouse import Warehouse, sqlite_file
 
 FEW_JOBS = 1_000
 HEALTH_FILE = "health.json"
@@ -49,6 +50,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
+        lambda: _closed(settings),
         lambda: _warehouse(settings),
         lambda: _history(settings, name, now),
         lambda: _model(settings, name, now),
@@ -130,6 +132,27 @@ def _state_folder(settings: Settings) -> Iterator[Finding]:
     yield Finding(check="state folder", verdict=Level.OK, fact=f"{folder} can be written")
 
 
+def _closed(settings: Settings) -> Iterator[Finding]:
+    """Say which files of Helios other accounts can read or write: they name users and their jobs."""
+    state, reports = Path(settings.control.state_folder), Path(settings.report.folder)
+    files = [path for folder in (state, state / TABLE.parent, reports) for path in (folder, *_files_in(folder))]
+    if (database := sqlite_file(settings.database.url)) is not None:
+        files += [database, *(database.with_name(f"{database.name}-{end}") for end in ("wal", "shm"))]
+    if wide := [str(path) for path in files if is_wide(path)]:
+        fact = f"other accounts can read or write {', '.join(wide[:5])}" + (" and more" if len(wide) > 5 else "")
+        remedy = f"chmod g-w,o-rwx {' '.join(wide)}"
+        yield Finding(check="permissions", verdict=Level.WARN, fact=fact, remedy=remedy)
+    else:
+        yield Finding(check="permissions", verdict=Level.OK, fact="no other account can read what Helios keeps")
+
+
+def _files_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError:
+        return []
+
+
 def _warehouse(settings: Settings) -> Iterator[Finding]:
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.try_to_write()
@@ -207,17 +230,18 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
         told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
         state, reasons = str(told["state"]), [*told["reasons"], *((told["turn"] or {}).get("still") or ())]
+        note = str(told.get("note") or "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         fact, remedy = "none has left word in the state folder", "Start it: systemctl start helios"
         yield Finding(check="daemon", verdict=Level.WARN, fact=fact, remedy=remedy)
         return
     silent = state != "stopped" and age_s > SILENT_S
     word = "stopped" if state == "stopped" else f"silent for {age_s:.0f} s" if silent else state
-    well = word in {"at work", "standby"}
+    well = word in {"at work", "standby"} and not note
     yield Finding(
         check="daemon",
         verdict=Level.OK if well else Level.WARN,
-        fact="; ".join([word, *([] if well else reasons)]),
+        fact="; ".join([word, *([] if well else [*reasons, *filter(None, [note])])]),
         remedy="" if well else "Read its log: journalctl -u helios",
     )
 
@@ -241,7 +265,7 @@ def _rhythm(settings: Settings) -> Iterator[Finding]:
 def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     with Warehouse.open(settings.database.url) as warehouse:
         try:
-            lease = warehouse.lease(name)
+            lease, time_there = warehouse.lease(name), warehouse.time_of_leases(now)
         except NoSuchCluster:
             lease = None
     if lease is None or lease["holder"] is None:
@@ -249,11 +273,8 @@ def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
         return
     until = datetime.fromtimestamp(lease["expires_at"] / 1e6, UTC)
     whose = "this Helios" if lease["holder"] == holder_of(settings) else f"another Helios ({lease['holder']})"
-    state = (
-        f"holds the lease until {until:%H:%M:%S} UTC"
-        if until > now
-        else f"held the lease until {until:%Y-%m-%d %H:%M} UTC"
-    )
+    left_s = (until - time_there).total_seconds()  # by the clock that leases run by, which need not be this machine's
+    state = f"holds the lease for another {left_s:.0f} s" if left_s > 0 else f"held the lease {-left_s:.0f} s ago"
     yield Finding(check="lease", verdict=Level.OK, fact=f"{whose} {state}")
 
 

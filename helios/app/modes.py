@@ -14,6 +14,7 @@ import pandas as pd
 from helios.control.modes import ServiceMode
 from helios.errors import HeliosError, Misuse, NoSuchCluster
 from helios.model import MODES, Mode
+from helios.private_files import make_folder, write_private
 from helios.warehouse import Warehouse
 
 PAUSE_FILE = "PAUSED"
@@ -131,11 +132,8 @@ def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: da
 def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
     """Write the pause file alone, which asks neither cluster nor database; return why it could not be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Root types this too, in a folder of the service's: a link there must lead nowhere.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with os.fdopen(os.open(folder / PAUSE_FILE, flags, 0o644), "w", encoding="utf-8") as file:
-            file.write(_note(by=by, reason=reason, now=now) + "\n")
+        make_folder(folder)
+        write_private(folder / PAUSE_FILE, f"{_note(by=by, reason=reason, now=now)}\n".encode())
     except OSError as trouble:
         return [f"the file {folder / PAUSE_FILE} could not be written: {trouble}"]
     return []

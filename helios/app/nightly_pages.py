@@ -13,6 +13,7 @@ import pandas as pd
 from helios.app.desk import LONGEST_HELD, Ask, Desk, opened
 from helios.config import Energy
 from helios.errors import Misuse, NotEnoughHistory
+from helios.private_files import make_folder, tighten, write_private
 from helios.report.admin.mail import as_mail, as_text
 from helios.report.admin.nightly import WEEKS_BEFORE, Digest, Night, NightEnergy, digest_of
 from helios.report.admin.shadow import ShadowDay
@@ -124,9 +125,9 @@ def _written(digest: Digest, page: str, folder: Path, *, keep: int, sender: str,
     mail = as_mail(digest, page=page, page_name=f"{stem}.html", sender=sender, recipient=recipient)
     contents = {".html": page.encode(), ".txt": as_text(digest).encode(), ".eml": mail}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for ending, content in contents.items():
-            _replace(folder / f"{stem}{ending}", content)
+            write_private(folder / f"{stem}{ending}", content)
         removed = _thin_out(folder, _file_name(digest.cluster), keep=keep)
     except OSError as reason:
         raise Misuse(
@@ -142,17 +143,13 @@ def _file_name(cluster: str) -> str:
     return re.sub(r"[^\w.-]", "_", cluster).lstrip(".") or "cluster"
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file such that a reader finds the old one or the new one, never a part."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(content)
-    fresh.replace(path)
-
-
 def _thin_out(folder: Path, name: str, *, keep: int) -> int:
-    """Remove all but the newest ``keep`` reports of a cluster; return how many were removed."""
+    """Remove all but the newest ``keep`` reports of a cluster, close those to others; return how many were removed."""
     of_a_day = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
-    stems = sorted({path.stem for path in folder.iterdir() if of_a_day.fullmatch(path.stem)})
+    found = [path for path in folder.iterdir() if of_a_day.fullmatch(path.stem)]
+    for path in found:
+        tighten(path)
+    stems = sorted({path.stem for path in found})
     outdated = stems[:-keep]
     for stem in outdated:
         for ending in (".html", ".txt", ".eml"):

@@ -24,7 +24,7 @@ from helios.app.outlook import Outlook, worth_storing
 from helios.app.reading import read_until
 from helios.app.site import Site
 from helios.app.staff import services_of
-from helios.app.turn_lock import LOCK, alone
+from helios.app.turn_lock import LOCK, alone, identity_of
 from helios.config import Settings
 from helios.control import (
     BreakerState,
@@ -322,8 +322,9 @@ def _among(jobs: pd.DataFrame, others: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def holder_of(settings: Settings) -> str:
-    """Return the name under which this Helios holds the lease: the same after a restart, another on another host."""
-    return f"{socket.gethostname()} {Path(settings.control.state_folder).resolve()}"
+    """Return the name under which this Helios holds the lease: the same for all processes with its state folder."""
+    folder = Path(settings.control.state_folder)
+    return f"{socket.gethostname()} {folder.resolve()} {identity_of(folder)}"
 
 
 def another_leads(settings: Settings, cluster: str, *, now: datetime, office: Office = Office.JOBS) -> str:
@@ -331,7 +332,8 @@ def another_leads(settings: Settings, cluster: str, *, now: datetime, office: Of
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
         lease = warehouse.lease(cluster, office=office)
         if lease is not None and lease["holder"] not in {None, holder_of(settings)}:
-            return str(lease["holder"]) if lease["expires_at"] > now.timestamp() * 1e6 else ""
+            time_there = warehouse.time_of_leases(now).timestamp() * 1e6
+            return str(lease["holder"]) if lease["expires_at"] > time_there else ""
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from helios.app.history import History, read_file, recall
 from helios.app.lengths import length
+from helios.cli.screen import say
 from helios.config import Configuration, load_configuration, zone
 from helios.errors import Misuse
 from helios.ingest import TraceFormat
@@ -78,8 +80,16 @@ PredictAgain = Annotated[
 
 
 def configuration() -> Configuration:
-    """Return the settings in force where the command was typed."""
-    return load_configuration(environment=os.environ, folder=Path.cwd())
+    """Return the settings in force where the command was typed; who else could have written them is said once."""
+    found = load_configuration(environment=os.environ, folder=Path.cwd())
+    _say_once(found.notes)
+    return found
+
+
+@cache
+def _say_once(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        say(f"warning: {note}")
 
 
 def refuse_misplaced(context: typer.Context, *, write: str) -> None:

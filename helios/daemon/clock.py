@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 from apscheduler.events import (
@@ -36,6 +37,7 @@ from apscheduler.triggers.interval import (
 
 from helios.actions import Result
 from helios.app.clockwork import Chores, NodeTurnSummary, TurnSummary
+from helios.app.turn_lock import TurnUnderWay
 from helios.daemon.chore import Chore
 from helios.daemon.door import Door
 from helios.daemon.health import Health
@@ -53,6 +55,8 @@ NIGHT_REST_S = 12 * 3600
 NEVER_AGAIN_S = 36_500 * DAY_S
 """When the hook comes again by itself: never, s. A job that had no next time would be taken out of the scheduler's
 store, and APScheduler 3.11 looks for it in the wrong place where :meth:`Clock.stop` comes at that moment."""
+
+Summary = TypeVar("Summary", TurnSummary, NodeTurnSummary)
 
 _log = logging.getLogger("helios.daemon.clock")
 
@@ -103,6 +107,8 @@ class Clock:
         When.
     beat : callable
         Called every ``heartbeat_s`` by a thread of its own.
+    paused : callable
+        Whether somebody paused Helios by file.
     health, metrics, times
         Where it is written down how it goes.
     """
@@ -113,6 +119,7 @@ class Clock:
         chores: Chores,
         rhythm: Rhythm,
         beat: Callable[[], None],
+        paused: Callable[[], bool],
         health: Health,
         metrics: Metrics,
         times: Times,
@@ -120,6 +127,7 @@ class Clock:
         self._chores = chores
         self._rhythm = rhythm
         self._beat = beat
+        self._paused = paused
         self._health = health
         self._metrics = metrics
         self._times = times
@@ -192,9 +200,22 @@ class Clock:
 
     def _turns_of(self, chores: Chores) -> Iterator[tuple[str, Callable[[], str]]]:
         if (turn := chores.turn) is not None:
-            yield "turn", lambda: self._turn(turn())
+            yield "turn", lambda: self._turn(self._taken(turn))
         if (nodes := chores.nodes) is not None:
-            yield "nodes", lambda: self._nodes(nodes())
+            yield "nodes", lambda: self._nodes(self._taken(nodes))
+
+    def _taken(self, turn: Callable[[], Summary]) -> Summary:
+        """Take a turn; where its lock is another's and Helios is paused by file, take everything back without the lock.
+
+        That is as safe as helios pause, which does not wait for ever either: whoever takes a turn sees the file too.
+        """
+        try:
+            return turn()
+        except TurnUnderWay as held:
+            if not self._paused():
+                raise
+            told = self._chores.release("paused by file, while another process keeps turns away")
+            raise TurnUnderWay(f"{held.fact} Helios is paused: {told}.", remedy=held.remedy) from held
 
     def _nodes(self, summary: NodeTurnSummary) -> str:
         self._health.turned_nodes(summary)

@@ -13,6 +13,9 @@ from helios import __version__
 from helios.app.clockwork import NodeTurnSummary, TurnSummary
 from helios.daemon.times import Times
 
+FAILURES = 3
+"""So many in a row are no accident: the daemon is not well, however lately it was."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoreHealth:
@@ -73,6 +76,8 @@ class Health:
         self._turn: TurnSummary | None = None
         self._nodes: NodeTurnSummary | None = None
         self._ending = ""
+        self.note = ""
+        """What a person should know besides, though all is well; empty: nothing."""
 
     @property
     def last_turn(self) -> TurnSummary | None:
@@ -131,6 +136,7 @@ class Health:
             "healthy": not reasons,
             "state": self._state(reasons),
             "reasons": reasons,
+            "note": self.note,
             "version": __version__,
             "pid": os.getpid(),
             "started_at": _text(self._started_at),
@@ -154,6 +160,8 @@ class Health:
         chore = self.of(name)
         since = chore.succeeded_at or self._started_at
         age_s = (self._times.now() - since).total_seconds()
+        if chore.failures >= FAILURES:
+            return f"{name} failed {chore.failures} times in a row: {chore.trouble}"
         if chore.succeeded_at is not None and age_s <= self._lately_s[name]:
             return ""
         fact = f"{name} has not succeeded for {age_s:.0f} s"

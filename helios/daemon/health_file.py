@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from helios.private_files import make_folder, write_private
 
 NAME = "health.json"
 
@@ -34,10 +35,8 @@ class HealthFile:
                 self._say("")
 
     def _replace(self, text: str) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._path.with_name(f".{NAME}.{os.getpid()}")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(self._path)
+        make_folder(self._path.parent)
+        write_private(self._path, text.encode())
 
     def _say(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
 from helios.app.clockwork import Chores
+from helios.app.modes import PAUSE_FILE
+from helios.app.turn_lock import only_daemon
 from helios.config import Settings
 from helios.daemon.clock import Clock, Rhythm
 from helios.daemon.health import Health
 from helios.daemon.health_file import HealthFile
 from helios.daemon.metrics import Metrics
 from helios.daemon.notify import Notifier
-from helios.daemon.server import Server
+from helios.daemon.server import AddressTaken, Server
 from helios.daemon.times import Times
 from helios.daemon.trouble import trouble_of
+from helios.errors import ConfigurationInvalid
+from helios.ports import Office
 
 WRITER_S = 45.0
 """How long the end waits for a turn that runs, s: one call to a slow controller (slurm.timeout_s) and a little."""
@@ -29,6 +34,8 @@ RELEASE_S = 60.0
 """How long taking back may last, s."""
 READER_S = 5.0
 """How long the end waits for a reading, s; it is only reading, and begins again where it left off."""
+BIND_S = 60.0
+"""An address that another process has is tried again so often, s."""
 DEAD_S = 90.0
 """Without a heartbeat for so long the scheduler itself is dead, s."""
 
@@ -79,20 +86,24 @@ class Daemon:
         self._chores = chores
         self._keeps = not settings.daemon.release_on_stop
         self._listen = settings.daemon.listen
+        self._folder = Path(settings.control.state_folder)
         self._notifier = Notifier(environment)
         self._rhythm = rhythm = _rhythm(settings, nightly=nightly, watchdog_s=self._notifier.watchdog_s)
         self._health = Health(lately_s=rhythm.lately_s(chores=_steady(chores)), times=self._times)
         self._metrics = Metrics(times=self._times)
-        self._file = HealthFile(Path(settings.control.state_folder))
+        self._file = HealthFile(self._folder)
         self._clock = Clock(
             chores=chores,
             rhythm=rhythm,
             beat=self.beat,
+            paused=lambda: os.path.lexists(self._folder / PAUSE_FILE),
             health=self._health,
             metrics=self._metrics,
             times=self._times,
         )
         self._server: Server | None = None
+        self._bind_at_s = self._times.monotonic_s()
+        self._locks = ExitStack()
         self._beaten_s = self._times.monotonic_s()
         self._starved = False
 
@@ -101,12 +112,16 @@ class Daemon:
 
         Raises
         ------
+        DaemonRuns
+            Another daemon has the state folder.
         ConfigurationInvalid
-            The address cannot be bound.
+            The address is none that this machine has.
         """
-        if self._listen:
-            self._server = Server(self._listen, registry=self._metrics.registry, health=self._health.report)
-        self._clock.start()
+        with ExitStack() as until_started:
+            until_started.enter_context(only_daemon(self._folder, offices=_offices(self._chores)))
+            self._serve()
+            self._clock.start()
+            self._locks = until_started.pop_all()
         self._notifier.ready()
         _log.info("started: %s", self._rhythm_in_words())
 
@@ -119,6 +134,7 @@ class Daemon:
         elif not self._starved:
             self._starved = True
             _log.critical("no turn has begun or ended for %.0f s: the watchdog is no longer fed", self._silence_s())
+        self._serve_again()
         report = self._health.report()
         self._notifier.status(f"{report['state']}: {_headline(report)}")
         self._file.write(self._health.report)
@@ -144,8 +160,28 @@ class Daemon:
         self._file.write(self._health.report)
         if self._server is not None:
             self._server.close()
+        self._locks.close()
         _log.info("ended")
         return Ending(code=0 if done else 1, stuck=stuck)
+
+    def _serve(self) -> None:
+        """Serve, unless another process has the address: metrics are no reason to leave the cluster alone."""
+        if not self._listen or self._server is not None:
+            return
+        self._bind_at_s = self._times.monotonic_s() + BIND_S
+        try:
+            self._server = Server(self._listen, registry=self._metrics.registry, health=self._health.report)
+        except AddressTaken as taken:
+            if not self._health.note:
+                _log.error("%s. What to do: %s", taken.fact, taken.remedy)
+            self._health.note = taken.fact
+        else:
+            self._health.note = ""
+
+    def _serve_again(self) -> None:
+        if self._times.monotonic_s() >= self._bind_at_s:
+            with suppress(ConfigurationInvalid):  # it could be bound at the start, so that it may be again
+                self._serve()
 
     def _take_back(self, why: str) -> tuple[bool, bool]:
         """Return whether all is taken back that should be, and whether a thread is stuck."""
@@ -189,7 +225,9 @@ def run(
     Raises
     ------
     ConfigurationInvalid
-        ``daemon.listen`` cannot be bound.
+        ``daemon.listen`` is none that this machine has.
+    DaemonRuns
+        Another daemon has the state folder.
     """
     daemon = Daemon(chores=chores, settings=settings, nightly=nightly, environment=environment, times=times)
     with _signals() as signals:
@@ -255,9 +293,15 @@ def _steady(chores: Chores) -> list[str]:
     return [name for name, work in works.items() if work is not None]
 
 
+def _offices(chores: Chores) -> list[Office]:
+    works = {Office.JOBS: chores.turn, Office.NODES: chores.nodes}
+    return [office for office, work in works.items() if work is not None]
+
+
 def _headline(report: Mapping[str, object]) -> str:
     reasons = report["reasons"]
     if isinstance(reasons, list) and reasons:
         return "; ".join(reasons)
-    said = [str(turn["line"]) for turn in (report["turn"], report["nodes"]) if isinstance(turn, dict)]
+    said = [str(report["note"])] if report["note"] else []
+    said += [str(turn["line"]) for turn in (report["turn"], report["nodes"]) if isinstance(turn, dict)]
     return "; ".join(said) or "the first turn is to come"

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from helios.errors import ConfigurationInvalid
+from helios.errors import ConfigurationInvalid, HeliosError
 
-ANSWER_S = 10.0
-"""A client that has not sent its request by then is left, s."""
+CONNECTION_S = 5.0
+"""A connection is closed after so long, whatever it waits for, s; a scraper on this host asks and reads at once."""
+MOST_CONNECTIONS = 32
+"""At once. More are closed unanswered: file descriptors and threads are the turns'."""
+
+
+class AddressTaken(HeliosError):
+    """Another process listens there."""
+
 
 _log = logging.getLogger("helios.daemon.server")
 
@@ -56,8 +66,10 @@ class Server:
 
     Raises
     ------
+    AddressTaken
+        Another process has the address.
     ConfigurationInvalid
-        The address cannot be bound.
+        The address cannot be bound for another reason.
     """
 
     def __init__(self, listen: str, *, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
@@ -76,10 +88,37 @@ class Server:
 
 
 class _Server(ThreadingHTTPServer):
+    """Answers each connection in a thread, few at once and none for long."""
+
+    def __init__(self, address: tuple[str, int], answers: type[BaseHTTPRequestHandler]) -> None:
+        self._ends_s: dict[socket.socket, float] = {}
+        self._lock = Lock()
+        super().__init__(address, answers)
+
     def server_bind(self) -> None:
         # Not HTTPServer's: it asks the name service who it is, and a dead name service would hold up the start.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's names
+        with self._lock:
+            if len(self._ends_s) >= MOST_CONNECTIONS:
+                return False  # socketserver then closes it
+            self._ends_s[request] = time.monotonic() + CONNECTION_S
+            return True
+
+    def service_actions(self) -> None:
+        # A timeout of the socket alone would begin anew with every byte that a slow client sends.
+        now_s = time.monotonic()
+        with self._lock:
+            for request in [request for request, end_s in self._ends_s.items() if end_s <= now_s]:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._ends_s.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's names
         _log.debug("a client was not answered: %s", sys.exc_info()[1])
@@ -93,15 +132,20 @@ def _bound(host: str, port: int, answers: type[BaseHTTPRequestHandler], *, liste
     try:
         return (_Server6 if ":" in host else _Server)((host, port), answers)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressTaken(
+                f"another process listens on {listen}: /metrics and /healthz are not served by this daemon",
+                remedy="See who it is: ss -ltnp. Do not believe what it answers; or choose another daemon.listen.",
+            ) from error
         raise ConfigurationInvalid(
             f"daemon.listen {listen} cannot be bound: {error.strerror or error}.",
-            remedy="Does another helios daemon run here? Choose another HOST:PORT, or an empty text to serve nothing.",
+            remedy="Choose another HOST:PORT, or an empty text to serve nothing.",
         ) from error
 
 
 def _answers(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
     class Answers(BaseHTTPRequestHandler):
-        timeout = ANSWER_S
+        timeout = CONNECTION_S
         server_version = "helios"
         sys_version = ""
 

@@ -6,6 +6,7 @@ import errno
 import re
 from dataclasses import dataclass, replace
 
+from helios.app.turn_lock import TurnUnderWay
 from helios.errors import HeliosError
 
 MOST_WAIT_S = 300.0
@@ -23,11 +24,14 @@ class Trouble:
         What happened, and what to try next.
     defect : bool
         Helios did not raise it on purpose: the traceback belongs in the log.
+    at_once : bool
+        Nothing was tried that waiting would spare: the next run comes at its next time, however often it failed.
     """
 
     fact: str
     remedy: str = ""
     defect: bool = False
+    at_once: bool = False
 
     @property
     def kind(self) -> str:
@@ -48,7 +52,7 @@ def kind_of(line: str) -> str:
 def trouble_of(error: Exception) -> Trouble:
     """Say what an error means to the operator."""
     if isinstance(error, HeliosError):
-        return Trouble(fact=error.fact, remedy=error.remedy)
+        return Trouble(fact=error.fact, remedy=error.remedy, at_once=isinstance(error, TurnUnderWay))
     if isinstance(error, MemoryError):
         return Trouble(
             fact="Memory ran out; nothing was done.",
@@ -104,6 +108,7 @@ class Pace:
         """Return the pace after another failure."""
         failures = self.failures + 1
         wait_s = min(self.interval_s * 2 ** min(failures - 1, 20), max(MOST_WAIT_S, self.interval_s))
+        wait_s = self.interval_s if trouble.at_once else wait_s
         return replace(
             self,
             failures=failures,

@@ -171,8 +171,8 @@ def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: ti
 def publish(path: Path, text: str) -> None:
     """Put the table at ``path`` in one step: a reader sees the old one whole or the new one whole.
 
-    The folder is made if missing. The file can be read by anybody, since slurmctld may run as another user. What it
-    has is written down beside it first: by that its values on jobs are known again.
+    The folder is made if missing. Who may read the folder may read the file, since slurmctld may run as another user.
+    What it has is written down beside it first: by that its values on jobs are known again.
 
     Raises
     ------

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helios.actions import Lever
+from helios.private_files import hand_over, make_folder
 from helios.slurm.backend import RawJob
 from helios.slurm.hook import PUBLISHED, Published, read_published
-from helios.slurm.lasting import give_to_owner, make_lasting, put
+from helios.slurm.lasting import make_lasting, put
 from helios.slurm.undo import UndoNotWritten
 
 JOBS_FILE = "jobs.undo"
@@ -226,12 +227,12 @@ def _state_of(path: Path | None) -> object:
 
 
 def _append(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    make_folder(path.parent)
     is_new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     try:
         if is_new:
-            give_to_owner(handle, path.parent)
+            hand_over(handle, path)
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             text = f"\n{text}"  # the line before was cut short

@@ -7,18 +7,21 @@ import os
 import tempfile
 from pathlib import Path
 
+from helios.private_files import hand_over, make_folder
+
 
 def put(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write ``text`` at ``path`` and onto the disk: a reader sees the old file whole or the new one whole.
 
-    The folder is made if missing; by default anybody may read the file, since it may be read as another user.
+    The folder is made if missing, closed to other accounts. Whoever may read the folder may read the file, since it may
+    be read as another user: a site opens the folder, or lets that user into the group.
 
     Raises
     ------
     OSError
         It could not be written; what was there stands.
     """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folder(path.parent)
     fresh = _written_beside(path, text, mode)
     try:
         fresh.replace(path)
@@ -37,13 +40,6 @@ def make_lasting(folder: Path) -> None:
         os.close(handle)
 
 
-def give_to_owner(handle: int, folder: Path) -> None:
-    """Give an open file that root has made to the owner of its folder: a service must read and change its own."""
-    if os.geteuid() == 0:
-        owner = folder.stat()
-        os.fchown(handle, owner.st_uid, owner.st_gid)
-
-
 def _written_beside(path: Path, text: str, mode: int) -> Path:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     fresh = Path(name)
@@ -51,8 +47,8 @@ def _written_beside(path: Path, text: str, mode: int) -> Path:
         with os.fdopen(handle, "w", encoding="ascii", newline="\n") as file:
             file.write(text)
             file.flush()
-            os.fchmod(handle, mode)
-            give_to_owner(handle, path.parent)
+            os.fchmod(handle, mode & (0o600 | path.parent.stat().st_mode & 0o044))
+            hand_over(handle, path)
             os.fsync(handle)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

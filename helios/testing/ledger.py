@@ -8,7 +8,7 @@ import pandas as pd
 
 from helios.errors import LeaseLost, WarehouseUnavailable
 from helios.model import DECISIONS, NODE_STANDINGS, STANDINGS
-from helios.ports import Office
+from helios.ports import LONGEST_LEASE, Office
 
 
 class FakeLedger:
@@ -56,6 +56,7 @@ class FakeLedger:
         """Take or renew the lease, as :class:`helios.ports.Ledger` says."""
         self._answer()
         if self.holder not in {None, holder} and self._until is not None and now < self._until:
+            self._until = min(self._until, now + max(lasts, LONGEST_LEASE))
             return None
         if self.holder != holder:
             self.token += 1

@@ -1,7 +1,8 @@
 """The memory of Helios: the one room that speaks SQL."""
 
+from helios.warehouse.engine import sqlite_file
 from helios.warehouse.loading import LoadReport
 from helios.warehouse.retention import Horizon
 from helios.warehouse.store import Warehouse
 
-__all__ = ["Horizon", "LoadReport", "Warehouse"]
+__all__ = ["Horizon", "LoadReport", "Warehouse", "sqlite_file"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select, update
 
 from helios.errors import LeaseLost
 from helios.model import COVERAGE, MODES, NODE_STANDINGS, NODE_TALLIES, STANDINGS, TURNS, FrameKind
-from helios.ports import Office
+from helios.ports import LONGEST_LEASE, Office
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import stored_column, stored_time
@@ -54,20 +54,42 @@ def acquire(
 ) -> int | None:
     """Take or renew the lease of an office of a cluster; see :meth:`helios.ports.Ledger.acquire`.
 
-    A lease that ran out and that nobody took is its last holder's to renew, under the same token.
+    A lease that ran out and that nobody took is its last holder's to renew, under the same token. An end that is
+    further ahead than any lease lasts was written by a wrong clock: it is brought near. Its holder, if it lives, renews
+    in time; if it does not, the next to ask after that has the lease.
     """
-    leases, at = schema.leases, stored_time(now)
-    here = _here(cluster_id, office)
+    leases, here = schema.leases, _here(cluster_id, office)
     row = connection.execute(select(leases).where(here).with_for_update()).one_or_none()
-    expires = {"expires_at": stored_time(now + lasts), "holder": holder}
+    at = _time(connection, now)  # after the row, for which it may have waited
+    expires = {"expires_at": at + _microseconds(lasts), "holder": holder}
     if row is None:
         connection.execute(insert(leases).values(cluster_id=cluster_id, office=office.value, token=1, **expires))
         return 1
     if row.holder not in {None, holder} and at < row.expires_at:
+        longest = _microseconds(max(lasts, LONGEST_LEASE))
+        if row.expires_at > at + longest:
+            connection.execute(update(leases).where(here).values(expires_at=at + longest))
         return None
     token = int(row.token) + int(row.holder != holder)
     connection.execute(update(leases).where(here).values(token=token, **expires))
     return token
+
+
+def time_of_leases(connection: Connection, now: datetime) -> datetime:
+    """Return the time by which leases run: the database's clock where it has one, else ``now``."""
+    return datetime.fromtimestamp(_time(connection, now) / 1e6, UTC)
+
+
+def _time(connection: Connection, now: datetime) -> int:
+    """Return the time by which leases run, microseconds; SQLite has no clock but this machine's."""
+    if connection.dialect.name != "postgresql":
+        return stored_time(now)
+    # Not now(): that is when the transaction began, before it waited for the row.
+    return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
+
+
+def _microseconds(length: timedelta) -> int:
+    return length // timedelta(microseconds=1)
 
 
 def release(connection: Connection, cluster_id: int, office: Office, *, holder: str) -> None:

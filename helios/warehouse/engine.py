@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from helios.errors import WarehouseUnavailable
+from helios.private_files import make_folder, open_private, tighten
 
 # How long a statement waits for another writer before it gives up; a load of 10^6 jobs takes about 10 s.
 BUSY_TIMEOUT_S = 30
@@ -36,6 +38,17 @@ def engine_for(url: str) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     return _postgres_engine(parsed.set(drivername="postgresql+psycopg"))
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of the SQLite database at ``url``; None: it has none.
+
+    Raises
+    ------
+    WarehouseUnavailable
+        The URL is wrong, or the driver missing.
+    """
+    return sqlite_path(engine_for(url))
 
 
 def sqlite_path(engine: Engine) -> Path | None:
@@ -101,6 +114,7 @@ def _sqlite_engine(url: URL) -> Engine:
         raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", remedy=_FORMS) from reason
     event.listen(engine, "do_connect", _as_a_file_that_nobody_writes)
     event.listen(engine, "connect", _leave_transactions_to_helios)
+    event.listen(engine, "connect", lambda *_: _close_to_others(engine))
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -159,18 +173,35 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def prepare_file(engine: Engine) -> None:
-    """Make a new SQLite file fit for bulk loads; nothing is done to a file that has content, or to PostgreSQL."""
+    """Make a new SQLite file fit for bulk loads, and its owner's alone; nothing is done to one that has content.
+
+    The user's own data folder is made if missing, no other: a mistyped path would answer from an empty database.
+    """
     path = sqlite_path(engine)
     if path is None or (path.exists() and path.stat().st_size):
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent == platformdirs.user_data_path("helios"):
+            make_folder(path.parent)
+        if not path.parent.exists():
+            raise WarehouseUnavailable(
+                f"There is no folder {path.parent} for the database.",
+                remedy=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
+            )
+        if not path.exists():  # SQLite would make it readable by all; -wal and -shm take the mode of this file
+            os.close(open_private(path))
     except OSError as reason:
         raise _unavailable(engine, reason) from reason
     with answering(engine), engine.connect() as connection:
         raw: Any = connection.connection.driver_connection
         raw.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         raw.execute("PRAGMA journal_mode = WAL")
+
+
+def _close_to_others(engine: Engine) -> None:
+    if (path := sqlite_path(engine)) is not None:
+        for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            tighten(file)
 
 
 def _is_from_the_database(reason: Exception) -> bool:

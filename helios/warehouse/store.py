@@ -374,6 +374,11 @@ class Warehouse(ModelShelf):
         with reading(self._engine) as connection:
             return acting.lease(connection, cluster_id_of(connection, cluster), office)
 
+    def time_of_leases(self, now: datetime) -> datetime:
+        """Return the time by which leases run: the database's clock where it has one, else ``now``."""
+        with reading(self._engine) as connection:
+            return acting.time_of_leases(connection, now)
+
     def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
         """Store a text under ``name``, in place of the one there; ``cluster`` is made if it is new."""
         with writing(self._engine) as connection:

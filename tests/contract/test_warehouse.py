@@ -44,8 +44,9 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.ports import Office
-from helios.warehouse import LoadReport, Warehouse, migrate
+from helios.ports import LONGEST_LEASE, Office
+from helios.warehouse import LoadReport, Warehouse, acting, migrate
+from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
 from tests.builders import a_batch, a_job, jobs_frame
@@ -820,6 +821,13 @@ def decisions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
 MINUTE = timedelta(minutes=1)
 
 
+@pytest.fixture
+def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the database's clock, where it has one, show what whoever asks calls now."""
+    monkeypatch.setattr(acting, "_time", lambda _, now: stored_time(now))
+
+
+@pytest.mark.usefixtures("one_clock")
 def test_one_holder_has_the_lease_until_it_runs_out(warehouse: Warehouse) -> None:
     ledger = warehouse.ledger("venus")
     token = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
@@ -829,6 +837,7 @@ def test_one_holder_has_the_lease_until_it_runs_out(warehouse: Warehouse) -> Non
     assert taken is not None and token is not None and taken > token
 
 
+@pytest.mark.usefixtures("one_clock")
 def test_a_lease_given_back_is_anybodys_under_a_larger_token(warehouse: Warehouse) -> None:
     ledger = warehouse.ledger("venus")
     first = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
@@ -839,6 +848,7 @@ def test_a_lease_given_back_is_anybodys_under_a_larger_token(warehouse: Warehous
     assert first is not None and second is not None and second > first
 
 
+@pytest.mark.usefixtures("one_clock")
 def test_a_stale_token_writes_nothing(warehouse: Warehouse) -> None:
     ledger = warehouse.ledger("venus")
     stale = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
@@ -849,6 +859,46 @@ def test_a_stale_token_writes_nothing(warehouse: Warehouse) -> None:
     assert warehouse.decisions("venus").empty and ledger.standings().empty
     ledger.record(token=current, decisions=decisions_frame(a_decision()), standings=None)
     assert len(warehouse.decisions("venus")) == 1
+
+
+@pytest.mark.usefixtures("one_clock")
+def test_a_clock_a_year_ahead_keeps_nobody_away_for_longer_than_the_longest_lease(warehouse: Warehouse) -> None:
+    ledger = warehouse.ledger("venus")
+    ahead = ledger.acquire(holder="a", now=NOON + timedelta(days=365), lasts=MINUTE)
+    assert ledger.acquire(holder="b", now=NOON, lasts=MINUTE) is None
+    assert ledger.acquire(holder="b", now=NOON + LONGEST_LEASE - MINUTE, lasts=MINUTE) is None
+    taken = ledger.acquire(holder="b", now=NOON + LONGEST_LEASE, lasts=MINUTE)
+    assert ahead is not None and taken == ahead + 1
+
+
+@pytest.mark.usefixtures("one_clock")
+def test_a_holder_whose_clock_is_ahead_keeps_the_lease_while_it_renews(warehouse: Warehouse) -> None:
+    ledger = warehouse.ledger("venus")
+    year = timedelta(days=365)
+    token = ledger.acquire(holder="a", now=NOON + year, lasts=MINUTE)
+    for minutes in range(0, 60, 5):
+        assert ledger.acquire(holder="b", now=NOON + minutes * MINUTE, lasts=MINUTE) is None
+        assert ledger.acquire(holder="a", now=NOON + year + minutes * MINUTE, lasts=MINUTE) == token
+
+
+@pytest.mark.usefixtures("one_clock")
+def test_a_lease_longer_than_the_longest_is_believed_by_who_asks_for_as_long_a_one(warehouse: Warehouse) -> None:
+    ledger, hours = warehouse.ledger("venus"), timedelta(hours=5)
+    ledger.acquire(holder="a", now=NOON, lasts=hours)
+    assert ledger.acquire(holder="b", now=NOON, lasts=hours) is None
+    assert ledger.acquire(holder="b", now=NOON + hours - MINUTE, lasts=hours) is None
+
+
+def test_where_the_database_has_a_clock_that_of_who_asks_does_not_matter(warehouse: Warehouse, database: str) -> None:
+    if not database.startswith("postgresql"):
+        pytest.skip("SQLite has no clock but the machine's")
+    ledger, year = warehouse.ledger("venus"), timedelta(days=365)
+    token = ledger.acquire(holder="a", now=NOON + year, lasts=MINUTE)
+    left_us = (warehouse.lease("venus") or {})["expires_at"] - warehouse.time_of_leases(NOON).timestamp() * 1e6
+    assert 0 < left_us <= MINUTE / timedelta(microseconds=1)
+    assert ledger.acquire(holder="b", now=NOON + 2 * year, lasts=MINUTE) is None
+    ledger.acquire(holder="a", now=NOON + year, lasts=timedelta(0))
+    assert ledger.acquire(holder="b", now=NOON - year, lasts=MINUTE) == (token or 0) + 1
 
 
 def test_standings_are_replaced_and_read_as_they_were_written(warehouse: Warehouse) -> None:
@@ -898,6 +948,7 @@ def tallies_frame(*rows: dict[str, Any]) -> pd.DataFrame:
     return NODE_TALLIES.conform(pd.DataFrame(rows))
 
 
+@pytest.mark.usefixtures("one_clock")
 def test_the_offices_have_leases_and_tokens_of_their_own(warehouse: Warehouse) -> None:
     jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Office.NODES)
     assert jobs.acquire(holder="a", now=NOON, lasts=MINUTE) == 1

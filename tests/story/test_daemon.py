@@ -159,18 +159,36 @@ def test_accounting_that_is_away_makes_it_unwell_and_does_not_end_it(site: Site)
     assert daemon.poll() is None
 
 
-def test_a_second_daemon_on_the_same_port_is_told_so(site: Site) -> None:
-    site.start()
-    listen = f"127.0.0.1:{site.port()}"
-    second = subprocess.run(
+def second(site: Site, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, str(TOY), "daemon"],
         cwd=site.folder,
-        env=site.environment | {"HELIOS_DAEMON_LISTEN": listen},
+        env=site.environment | environment,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert second.returncode == 2
-    assert f"daemon.listen {listen} cannot be bound" in second.stderr
-    assert "Traceback" not in second.stderr
+
+
+def test_a_second_daemon_with_the_same_state_folder_is_told_whose_it_is_and_does_nothing(site: Site) -> None:
+    first = site.start()
+    ended = second(site)
+    assert ended.returncode == 75
+    assert f"Another helios daemon (process {first.pid}) acts on jobs" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert first.poll() is None
+
+
+def test_an_address_that_the_machine_does_not_have_is_a_mistake_to_mend(site: Site) -> None:
+    ended = second(site, HELIOS_DAEMON_LISTEN="192.0.2.1:9842")
+    assert ended.returncode == 2
+    assert "daemon.listen 192.0.2.1:9842 cannot be bound" in ended.stderr
+
+
+def test_a_daemon_whose_port_somebody_took_first_acts_and_says_so(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        site.start(HELIOS_DAEMON_LISTEN=listen)
+        assert eventually(site.acts)
+        assert any(f"another process listens on {listen}" in line["message"] for line in site.log())

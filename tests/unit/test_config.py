@@ -1,7 +1,12 @@
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from helios import config
 from helios.config import Configuration, load_configuration, without_password
 from helios.errors import ConfigurationInvalid
 
@@ -10,6 +15,15 @@ def configured(folder: Path, toml: str = "", **environment: str) -> Configuratio
     if toml:
         (folder / "helios.toml").write_text(toml)
     return load_configuration(environment=environment, folder=folder)
+
+
+@contextmanager
+def seen_as(uid: int) -> Iterator[None]:
+    """Have the file's reader be another user than its writer."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: uid)
+        patched.setattr(config, "ROOT", -1)  # tests may run as root, whose files are believed
+        yield
 
 
 def origin_of(configuration: Configuration, key: str) -> str:
@@ -96,6 +110,64 @@ def test_a_url_without_a_password_is_shown_as_it_is() -> None:
 )
 def test_a_password_is_masked_wherever_a_url_carries_it(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+def test_a_file_that_another_user_wrote_is_not_believed_and_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "helios.toml").write_text("[model]\nseed = 7\n")
+    with seen_as(4711):  # who runs Helios
+        configuration = configured(tmp_path)
+    assert configuration.settings.model.seed == 0
+    (note,) = configuration.notes
+    assert "belongs to another user" in note and f"HELIOS_CONFIG={tmp_path / 'helios.toml'}" in note
+
+
+def test_a_file_that_another_user_wrote_is_not_even_parsed(tmp_path: Path) -> None:
+    (tmp_path / "helios.toml").write_text("[model\n")
+    with seen_as(4711):
+        assert configured(tmp_path).settings == configured(tmp_path / "nowhere").settings
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_a_file_that_others_can_write_is_not_believed(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "helios.toml").write_text("[model]\nseed = 7\n")
+    (tmp_path / "helios.toml").chmod(mode)
+    configuration = configured(tmp_path)
+    assert configuration.settings.model.seed == 0
+    assert "can be written by others" in configuration.notes[0]
+
+
+def test_a_named_file_that_others_can_write_is_used_and_told(tmp_path: Path) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text("[model]\nseed = 7\n")
+    file.chmod(0o666)
+    configuration = configured(tmp_path, HELIOS_CONFIG=str(file))
+    assert configuration.settings.model.seed == 7
+    assert f"chmod go-w {file}" in configuration.notes[0]
+
+
+def test_a_file_of_one_s_own_is_believed_without_a_word(tmp_path: Path) -> None:
+    assert configured(tmp_path, "[model]\nseed = 7\n").notes == ()
+
+
+def test_a_pipe_in_place_of_the_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "helios.toml")
+    assert configured(tmp_path).settings.model.seed == 0
+
+
+def test_a_mistyped_variable_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationInvalid, match="HELIOS_DATABSE_URL") as refused:
+        configured(tmp_path, HELIOS_DATABSE_URL="sqlite:///mine.db")
+    assert "HELIOS_DATABASE_URL?" in refused.value.remedy
+
+
+def test_every_variable_that_the_repository_uses_is_known(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    own = (root / "tests", root / "tests" / "live", root / "benchmarks")
+    files = [*(root / "deploy").rglob("*"), *(file for folder in own for file in folder.glob("*.py"))]
+    reads = re.compile(r"environ(?:\.get\(|\[)[\"'](HELIOS_\w+)|\$\{?(HELIOS_\w+)|(?:Environment=|export )(HELIOS_\w+)")
+    found = {name for file in files if file.is_file() for it in reads.findall(file.read_text("latin-1")) for name in it}
+    assert found - {""}
+    configured(tmp_path, **dict.fromkeys(found - {"", "HELIOS_CONFIG", "HELIOS_DAEMON_LISTEN"}, "x"))
 
 
 def test_the_example_file_holds_every_setting_at_its_default(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from helios.app import doctor
 from helios.app.modes import pause, set_mode
+from helios.control import ServiceMode
 from helios.model import Mode
 from helios.slurm.hook import TABLE, HookRow, publish, render
 from helios.slurm.preflight import HOOK, Finding, Level
@@ -32,11 +33,12 @@ def finding(town: Town, check: str, **sections: dict[str, object]) -> Finding:
     return next(it for it in found if it.check == check)
 
 
-def daemon_says(town: Town, *, state: str, ago_s: float = 5, still: tuple[str, ...] = ()) -> None:
+def daemon_says(town: Town, *, state: str, ago_s: float = 5, still: tuple[str, ...] = (), note: str = "") -> None:
     told = {
         "written_at": (town.cluster.now - timedelta(seconds=ago_s)).isoformat(),
         "state": state,
         "reasons": [],
+        "note": note,
         "turn": {"still": list(still)},
     }
     (town.folder / "state").mkdir(exist_ok=True)
@@ -64,6 +66,32 @@ def test_why_a_daemon_is_still_is_told(town: Town) -> None:
     daemon_says(town, state="still", still=("the breaker is open",))
     said = finding(town, "daemon")
     assert (said.verdict, said.fact) == (Level.WARN, "still; the breaker is open")
+
+
+def test_what_the_daemon_notes_though_it_is_well_is_told(town: Town) -> None:
+    daemon_says(town, state="at work", note="another process listens on 127.0.0.1:9842")
+    assert finding(town, "daemon").fact == "at work; another process listens on 127.0.0.1:9842"
+
+
+def test_files_that_other_accounts_can_read_are_named_with_what_closes_them(town: Town) -> None:
+    town.folder.chmod(0o755)
+    town.turns.turn(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    reports, state = town.folder / "reports", town.folder / "state"
+    reports.mkdir(mode=0o750)
+    (reports / "dev-2026-11-20.html").touch()  # behind a door that is shut
+    of_reports = {"report": {"folder": str(reports)}}
+    assert finding(town, "permissions", **of_reports).verdict is Level.OK
+    (state / "health.json").touch()
+    for path in (state, state / "health.json"):
+        path.chmod(0o755)
+    said = finding(town, "permissions", **of_reports)
+    assert said.verdict is Level.WARN
+    assert said.remedy == f"chmod g-w,o-rwx {state} {state / 'health.json'}"
+
+
+def test_a_lease_is_told_by_what_is_left_of_it(town: Town) -> None:
+    town.turns.turn(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    assert finding(town, "lease").fact == "this Helios holds the lease for another 180 s"
 
 
 def test_a_lease_that_runs_out_between_turns_is_a_warning(town: Town) -> None:

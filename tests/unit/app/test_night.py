@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.nightly import Night, forget_what_is_old, night
+from helios.app.nightly_pages import nightly_pages
 from helios.app.reading import Accounting, Reading, read_history
 from helios.config import Settings
 from helios.control import ServiceMode
@@ -76,3 +77,14 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
         assert len(warehouse.loads("dev")) == 3
     told = forget_what_is_old(town.url, "dev", town.settings.retention, now=datetime.now(UTC) + timedelta(days=61))
     assert "2 readings" in told  # the last one stays: by it others know whether anything is new
+
+
+def test_the_report_of_a_night_and_those_before_it_are_closed_to_other_accounts(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.learn()
+    earlier = nightly_pages(town.url, "dev", "2019-11-20", tmp_path / "reports", now=town.cluster.now).page
+    earlier.chmod(0o644)  # as an older Helios left it
+    report = nightly_pages(town.url, "dev", "yesterday", tmp_path / "reports", now=town.cluster.now)
+    files = [earlier, report.page, report.text, report.mail]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
+    assert (tmp_path / "reports").stat().st_mode & 0o777 == 0o750

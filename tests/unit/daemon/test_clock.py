@@ -10,6 +10,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 
 from helios.actions import Result
 from helios.app.clockwork import Tally
+from helios.app.turn_lock import TurnUnderWay
 from helios.daemon.clock import Clock, Rhythm
 from helios.daemon.health import Health
 from helios.daemon.metrics import Metrics
@@ -36,10 +37,12 @@ class Ticking:
         self.metrics = Metrics(times=self.times)
         self.health = Health(lately_s=self.rhythm.lately_s(), times=self.times)
         self.beats = 0
+        self.paused = False
         self.clock = Clock(
             chores=toys.chores(),
             rhythm=self.rhythm,
             beat=self._beat,
+            paused=lambda: self.paused,
             health=self.health,
             metrics=self.metrics,
             times=self.times,
@@ -277,3 +280,34 @@ def test_the_health_rests_on_turns_and_readings() -> None:
 @pytest.mark.parametrize(("turn_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])
 def test_turns_are_stuck_only_after_several_of_them(turn_s: float, stuck_s: float) -> None:
     assert Rhythm(turn_s=turn_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
+
+
+HELD = TurnUnderWay("Another process (process 4711) is taking a turn on this machine just now.")
+
+
+def test_a_pause_by_file_takes_everything_back_though_another_process_keeps_turns_away() -> None:
+    toys = ToyChores(raises={"turn": HELD})
+    ticking = Ticking(toys)
+    ticking.paused = True
+    assert not ticking.clock.turns["turn"].tick()
+    assert toys.count("release") == 1
+    trouble = ticking.health.of("turn").trouble
+    assert "process 4711" in trouble and "Helios is paused: release done" in trouble
+
+
+def test_a_turn_that_is_kept_away_takes_nothing_back_unless_somebody_paused() -> None:
+    toys = ToyChores(raises={"turn": HELD})
+    ticking = Ticking(toys)
+    assert not ticking.clock.turns["turn"].tick()
+    assert toys.called == ["turn"]
+
+
+def test_a_lock_that_stays_held_is_a_reason_for_bad_health_after_three_turns_and_a_pause_is_heard_in_the_next() -> None:
+    hand = HandSet()
+    toys = ToyChores(raises={"turn": HELD})
+    ticking = Ticking(toys, times=hand.times, turn_s=60)
+    for _ in range(5):
+        ticking.clock.turns["turn"].tick()
+        hand.move(60)
+    assert toys.count("turn") == 5  # no turn waits longer for a lock that may be free, or a pause that may come
+    assert ticking.health.reasons()[0].startswith("turn failed 5 times in a row: Another process (process 4711)")

@@ -1,5 +1,6 @@
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_the_reason_names_the_trouble() -> None:
     assert health.reasons() == []
     hand.move(961)
     assert "ingest has not succeeded for 961 s: slurmdbd is away" in health.reasons()
+
+
+def test_two_failures_in_a_row_are_borne_and_three_are_not() -> None:
+    hand = HandSet()
+    health = well(hand)
+    for expected in ([], [], ["turn failed 3 times in a row: the lock is held"]):
+        health.failed("turn", at=hand.times.now(), trouble="the lock is held")
+        assert health.reasons() == expected
+    assert health.report()["state"] == "failing"
 
 
 def test_a_long_first_reading_says_that_it_is_at_work() -> None:
@@ -95,6 +105,12 @@ def test_the_file_holds_the_report_and_nothing_lies_beside_it(tmp_path: Path) ->
     HealthFile(tmp_path / "state").write(lambda: {"healthy": True})
     assert json.loads((tmp_path / "state" / "health.json").read_text()) == {"healthy": True}
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["health.json"]
+
+
+def test_the_file_and_its_folder_are_closed_to_other_accounts(tmp_path: Path) -> None:
+    HealthFile(tmp_path / "state").write(dict)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state", tmp_path / "state" / "health.json")]
+    assert modes == [0o750, 0o640]
 
 
 def test_a_reader_who_has_the_file_open_never_sees_half_of_the_next(tmp_path: Path) -> None:

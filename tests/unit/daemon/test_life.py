@@ -6,13 +6,16 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helios.app.turn_lock import DaemonRuns
 from helios.config import Control, Daemon, Settings
 from helios.daemon import life
+from helios.daemon.server import MOST_CONNECTIONS
 from helios.daemon.times import Times
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
@@ -260,13 +263,62 @@ def test_health_is_served_where_the_settings_say(tmp_path: Path) -> None:
     living.stop(why="SIGTERM")
 
 
-def test_an_address_that_is_taken_ends_the_start_before_any_chore(tmp_path: Path) -> None:
-    toys = ToyChores()
+def test_with_its_address_taken_it_acts_says_so_and_serves_when_it_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hand, toys = HandSet(), ToyChores()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        living = a_daemon(toys, tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigurationInvalid):
-            living.start()
+        port = taken.getsockname()[1]
+        living = a_daemon(toys, tmp_path, listen=f"127.0.0.1:{port}", times=hand.times)
+        living.start()
+        assert eventually(lambda: toys.count("turn") > 0)
+        living.beat()
+        hand.move(life.BIND_S)
+        living.beat()
+        note = json.loads((tmp_path / "health.json").read_text())["note"]
+        assert f"another process listens on 127.0.0.1:{port}" in note
+        assert sum(note in record.getMessage() for record in caplog.records) == 1
+    living.beat()
+    assert living.port is None  # not yet
+    hand.move(life.BIND_S)
+    living.beat()
+    assert living.port == port
+    assert json.loads((tmp_path / "health.json").read_text())["note"] == ""
+    living.stop(why="SIGTERM")
+
+
+def test_an_address_that_is_not_this_machine_s_ends_the_start_before_any_chore(tmp_path: Path) -> None:
+    toys = ToyChores()
+    living = a_daemon(toys, tmp_path, listen="192.0.2.1:9842")
+    with pytest.raises(ConfigurationInvalid):
+        living.start()
     assert toys.called == []
+    assert lived(toys, tmp_path).code == 0  # no lock was left behind
+
+
+def test_a_second_daemon_with_the_same_state_folder_does_nothing_and_names_the_first(tmp_path: Path) -> None:
+    toys, first = ToyChores(), a_daemon(ToyChores(), tmp_path)
+    first.start()
+    with pytest.raises(DaemonRuns, match=rf"process {os.getpid()}\) acts on jobs") as refusal:
+        a_daemon(toys, tmp_path).start()
+    assert toys.called == []
+    assert refusal.value.exit_code == 75
+    first.stop(why="SIGTERM")
+    assert lived(toys, tmp_path).code == 0
+
+
+def test_a_turn_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp_path: Path) -> None:
+    toys = ToyChores(does={"turn": (tmp_path / "by a turn").touch})
+    living = a_daemon(toys, tmp_path, listen="127.0.0.1:0", turn_s=1)
+    living.start()
+    with ExitStack() as clients:
+        for _ in range(400):
+            clients.enter_context(socket.create_connection(("127.0.0.1", living.port or 0)))
+        before = toys.count("turn")
+        assert eventually(lambda: toys.count("turn") > before)
+        of_daemon = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 400
+        assert of_daemon < 100 + MOST_CONNECTIONS
+    living.stop(why="SIGTERM")
 
 
 def test_hangup_changes_nothing_and_sigterm_ends(

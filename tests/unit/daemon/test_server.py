@@ -1,28 +1,30 @@
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
+from helios.daemon import server
 from helios.daemon.metrics import Metrics
-from helios.daemon.server import Server, address_of
+from helios.daemon.server import MOST_CONNECTIONS, AddressTaken, Server, address_of
 from helios.errors import ConfigurationInvalid
-from tests.unit.daemon.builders import HandSet, a_turn
+from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_turn, eventually
 
 
 @contextmanager
 def served(health: dict[str, Any], *, host: str = "127.0.0.1") -> Iterator[str]:
     metrics = Metrics(times=HandSet().times)
     metrics.turned(a_turn(predictions=5))
-    server = Server(f"{host}:0", registry=metrics.registry, health=lambda: health)
+    serving = Server(f"{host}:0", registry=metrics.registry, health=lambda: health)
     try:
-        yield f"http://{host}:{server.port}"
+        yield f"http://{host}:{serving.port}"
     finally:
-        server.close()
+        serving.close()
 
 
 def ask(url: str) -> tuple[int, str, str]:
@@ -66,18 +68,61 @@ def test_a_client_that_says_nothing_holds_nobody_up() -> None:
             assert ask(f"{url}/healthz")[0] == 200
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_what_to_change() -> None:
+def test_a_port_that_is_taken_says_by_whom_to_ask() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigurationInvalid, match=f"daemon.listen {listen} cannot be bound: Address") as refusal:
+        with pytest.raises(AddressTaken, match=f"another process listens on {listen}") as refusal:
             Server(listen, registry=Metrics(times=HandSet().times).registry, health=dict)
-    assert "another helios daemon" in refusal.value.remedy
+    assert "ss -ltnp" in refusal.value.remedy
+
+
+def test_an_address_that_this_machine_does_not_have_is_a_mistake_in_the_settings() -> None:
+    with pytest.raises(ConfigurationInvalid, match=r"192\.0\.2\.1:9842 cannot be bound"):  # TEST-NET-1, nobody's
+        Server("192.0.2.1:9842", registry=Metrics(times=HandSet().times).registry, health=dict)
+
+
+def until_closed(client: socket.socket) -> bool:
+    client.settimeout(PATIENCE_S)
+    try:
+        return client.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_of_many_connections_few_are_kept_and_all_are_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTION_S", 0.5)
+    before = threading.active_count()
+    with served({"healthy": True}) as url, ExitStack() as clients:
+        port = int(url.rpartition(":")[2])
+        kept = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MOST_CONNECTIONS)]
+        more = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(300)]
+        assert all(until_closed(client) for client in more)
+        assert threading.active_count() <= before + 1 + MOST_CONNECTIONS
+        assert all(until_closed(client) for client in kept)  # though they never send anything
+        assert ask(f"{url}/healthz")[0] == 200
+
+
+def test_who_sends_a_little_now_and_then_is_left_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTION_S", 0.2)
+    with served({}) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+        client.settimeout(0.02)
+
+        def is_closed() -> bool:
+            try:
+                client.sendall(b"X")  # the socket's own timeout begins anew
+                return client.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        assert eventually(is_closed)
 
 
 def test_after_closing_the_port_is_free_again() -> None:
-    server = Server("127.0.0.1:0", registry=Metrics(times=HandSet().times).registry, health=dict)
-    server.close()
-    with socket.create_server(("127.0.0.1", server.port)):
+    served_once = Server("127.0.0.1:0", registry=Metrics(times=HandSet().times).registry, health=dict)
+    served_once.close()
+    with socket.create_server(("127.0.0.1", served_once.port)):
         pass
 
 

@@ -2,6 +2,7 @@ import errno
 
 import pytest
 
+from helios.app.turn_lock import TurnUnderWay
 from helios.daemon.trouble import MOST_WAIT_S, Pace, Trouble, trouble_of
 from helios.errors import ClusterUnavailable
 
@@ -24,6 +25,13 @@ def test_repeated_failures_wait_twice_as_long_each(failures: int, runs_at_s: flo
 
 def test_the_wait_is_bounded_however_often_it_failed() -> None:
     assert waits_after(10_000, interval_s=60) <= MOST_WAIT_S
+
+
+def test_what_nothing_was_tried_for_does_not_wait_longer() -> None:
+    pace = Pace(interval_s=60)
+    for _ in range(5):
+        pace = pace.failed(trouble_of(TurnUnderWay("the lock is held")), began_s=0)
+    assert pace.not_before_s < 60
 
 
 def test_a_chore_with_a_long_interval_never_loses_its_next_time() -> None:

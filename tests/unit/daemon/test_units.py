@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helios.app.turn_lock import DaemonRuns
 from helios.cli.application import imported
 from helios.config import Daemon
 from helios.daemon import life
@@ -114,11 +115,12 @@ class Crash:
         self._release.write_text(f'#!/bin/sh\ntouch "{self.paused}" "{self.state}/released"\nexit {code}\n')
         self._release.chmod(0o755)
 
-    def after(self, result: str) -> int:
+    def after(self, result: str, **more: str) -> int:
         environment = {
             "PATH": "/usr/bin:/bin",
             "HELIOS_CONTROL_STATE_FOLDER": str(self.state),
             "SERVICE_RESULT": result,
+            **more,
         }
         return subprocess.run([str(self._script)], env=environment, capture_output=True, check=False).returncode
 
@@ -130,6 +132,22 @@ def test_after_a_clean_stop_nothing_is_touched(tmp_path: Path) -> None:
     crash = Crash(tmp_path)
     assert crash.after("success") == 0
     assert not crash.released()
+
+
+def test_a_daemon_that_found_another_at_work_takes_nothing_of_it_back_and_is_tried_again(tmp_path: Path) -> None:
+    crash = Crash(tmp_path)
+    assert crash.after("exit-code", EXIT_STATUS=str(DaemonRuns.exit_code)) == 0
+    assert not crash.released()
+    unit = Unit("helios.service")["Service"]
+    assert unit["Restart"] == "on-failure"
+    assert str(DaemonRuns.exit_code) not in unit["RestartPreventExitStatus"].split()
+
+
+@pytest.mark.parametrize("name", ["helios.service", "helios-power.service", "helios-nightly.service"])
+def test_what_a_unit_writes_is_closed_to_other_accounts(name: str) -> None:
+    unit = Unit(name)["Service"]
+    assert {unit[key] for key in ("StateDirectoryMode", "CacheDirectoryMode")} == {"0750"}
+    assert int(unit["UMask"], 8) & 0o007 == 0o007
 
 
 @pytest.mark.parametrize("result", ["signal", "watchdog", "oom-kill", "exit-code", "timeout"])

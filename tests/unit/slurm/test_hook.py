@@ -193,7 +193,15 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
         read_table(tmp_path / "table", NOW)
 
 
-def test_a_published_table_can_be_read_by_the_controllers_user(tmp_path: Path) -> None:
+def test_a_published_table_is_for_its_owner_and_group(tmp_path: Path) -> None:
+    publish(tmp_path / "hook" / "table", a_text(a_row()))
+    assert (tmp_path / "hook").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "hook" / "table").stat().st_mode & 0o777 == 0o640
+
+
+def test_who_may_read_the_folder_may_read_the_table(tmp_path: Path) -> None:
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook").chmod(0o755)
     publish(tmp_path / "hook" / "table", a_text(a_row()))
     assert (tmp_path / "hook" / "table").stat().st_mode & 0o777 == 0o644
 

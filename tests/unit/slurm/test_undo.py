@@ -32,7 +32,7 @@ def test_the_lines_are_what_the_shell_script_reads(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "nodes.undo"
     write_undo(path, asleep=["n1"], weights={"n2": 20}, keep_awake="(null)")
     assert path.read_text() == "asleep\tn1\nweight\tn2\t20\nkeep_awake\t(null)\n"
-    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_mode & 0o777 == 0o640
     assert [file.name for file in path.parent.iterdir()] == ["nodes.undo"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import sqlite3
+import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,37 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     assert "writable" in refusal(f"sqlite:///{tmp_path / 'helios.db'}").remedy
 
 
-def test_missing_folders_of_a_new_file_are_made(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "helios.db"
+def test_the_user_s_own_data_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = tmp_path / "data" / "helios" / "helios.db"
     Warehouse.open(f"sqlite:///{path}").close()
     assert path.is_file()
+
+
+def test_a_mistyped_folder_is_refused_and_not_made(tmp_path: Path) -> None:
+    path = tmp_path / "hleios" / "helios.db"
+    assert f"mkdir -p {path.parent}" in refusal(f"sqlite:///{path}").remedy
+    assert not path.parent.exists()
+
+
+def modes(folder: Path) -> dict[str, str]:
+    return {path.name: f"{stat.S_IMODE(path.stat().st_mode):o}" for path in folder.iterdir()}
+
+
+def test_a_new_database_is_its_owner_s_alone_with_all_files_beside_it(tmp_path: Path) -> None:
+    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as warehouse:
+        warehouse.try_to_write()
+        assert modes(tmp_path) == {"helios.db": "600", "helios.db-wal": "600", "helios.db-shm": "600"}
+
+
+def test_a_database_that_others_can_read_is_closed_to_them_when_its_owner_opens_it(tmp_path: Path) -> None:
+    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as other:
+        other.try_to_write()
+        for file in tmp_path.iterdir():
+            file.chmod(0o644)
+        with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as warehouse:
+            warehouse.try_to_write()
+            assert set(modes(tmp_path).values()) == {"640"}  # a group that a site let in stays in
 
 
 def test_asking_a_missing_file_for_its_revision_does_not_make_it(tmp_path: Path) -> None:

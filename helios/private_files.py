@@ -1,0 +1,128 @@
+"""Make files and folders that other accounts of the machine can neither read nor hold.
+
+What Helios keeps names users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop turns.
+So modes are set here, whatever umask it runs under. Where root types a command in a folder of the service's, what is
+made belongs to the folder's owner: the service could not open it otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+FOLDER = 0o750
+OWN = 0o600
+SHARED = 0o640
+"""A site may let people into the group of Helios, to read reports and health."""
+WIDE = 0o027
+"""What nobody but owner and group may do, and the group not write."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and the parents that are missing, closed to other accounts.
+
+    Raises
+    ------
+    OSError
+        It cannot be made.
+    """
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    for part in reversed(missing):
+        with suppress(FileExistsError):  # by another process meanwhile
+            part.mkdir(mode=FOLDER)
+            if (owner := _owner_for_root(part)) is not None:
+                os.chown(part, *owner, follow_symlinks=False)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
+
+
+def open_private(path: Path) -> int:
+    """Open a plain file of one's own for reading and writing, made if missing, and return its descriptor.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened, or a link or something else lies in its place.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, OWN)
+    except FileExistsError:
+        handle = os.open(path, flags)
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "is not a plain file", str(path)) from None
+        if found.st_uid == os.geteuid():
+            os.fchmod(handle, OWN)
+    else:
+        hand_over(handle, path)
+    return handle
+
+
+def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bool = False) -> None:
+    """Replace a file as a whole, so that a reader finds the old one or the new one; links are not followed.
+
+    Parameters
+    ----------
+    lasting : bool
+        Whether it is to be on the disk before this returns.
+
+    Raises
+    ------
+    OSError
+        It could not be written; what was there stands.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        beside.unlink()
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, mode)
+            hand_over(handle, path)
+            file.write(content)
+            if lasting:
+                file.flush()
+                os.fsync(handle)
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def hand_over(handle: int, path: Path) -> None:
+    """Give a file that root has just made at ``path`` to the owner of the folder."""
+    if (owner := _owner_for_root(path)) is not None:
+        os.fchown(handle, *owner)
+
+
+def tighten(path: Path) -> None:
+    """Close a file of one's own, in a folder of one's own, to other accounts; what cannot be closed stays.
+
+    The file is not opened: closing it again would end the locks that SQLite holds in this process.
+    """
+    with suppress(OSError):
+        found, me = path.lstat(), os.geteuid()
+        if stat.S_ISREG(found.st_mode) and found.st_mode & WIDE and {found.st_uid, path.parent.stat().st_uid} == {me}:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~WIDE)
+
+
+def is_wide(path: Path) -> bool:
+    """Return whether other accounts may use it, or the group write it; False where there is nothing, or no way in."""
+    try:
+        return bool(path.stat().st_mode & WIDE) and bool(path.parent.stat().st_mode & stat.S_IXOTH)
+    except OSError:
+        return False
+
+
+def _owner_for_root(path: Path) -> tuple[int, int] | None:
+    """Return user and group of the folder around ``path`` if root is at work in a folder of somebody else."""
+    if os.geteuid() != 0:
+        return None
+    around = path.parent.stat()
+    return (around.st_uid, around.st_gid) if around.st_uid else None
