@@ -310,12 +310,12 @@ def test_a_cluster_lost_while_acting_is_noted_and_counts_for_the_breaker(night: 
 
 def test_an_admin_who_changes_a_weight_gets_a_line_and_the_node(night: Night) -> None:
     night.turn()
-    night.table.cluster.admin_sets_weight("n4", 50)
+    night.table.cluster.admin_sets_weight("n4", 4_294_967_280)
     report = night.turn()
     assert ("ces", "active", "FillFirst", "n4", "refused", None, None) in rows(report)
     (line,) = [row for row in rows(report) if row[2] == "HandsOff"]
-    assert (line[3], line[5], line[6]) == ("n4", "Weight 11", "Weight 50")
-    assert night.table.cluster.weight_of("n4") == 50
+    assert (line[3], line[5], line[6]) == ("n4", "Weight 11", "Weight 4294967280")
+    assert night.table.cluster.weight_of("n4") == 4_294_967_280
     assert [row[-1] for row in book(night.table) if row[3] == "n4"] == [1]
     assert "n4" not in dict(night.table.undo.weights)
 
