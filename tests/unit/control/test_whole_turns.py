@@ -13,8 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.actions import Result
-from helios.control import TurnReport
+from helios.actions import Lever, Result
+from helios.control import TurnReport, release
+from helios.control.resolution import Resolution
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     SHADOW,
@@ -326,3 +327,50 @@ def test_conditions_that_fail_are_the_reason_of_a_still_turn(day: Day) -> None:
     assert (report.acted, report.seen, report.leads) == (0, True, True)
     assert report.still[0].endswith("no clock")
     assert rows(report) == [("helios", "off", "Turn", "venus", "nothing was done", None, None, None)]
+
+
+def test_a_shadow_that_is_not_due_keeps_what_it_would_have_set(day: Day) -> None:
+    day.shadow.every = timedelta(hours=1)
+    day.turn()
+    assert rows(day.turn()) == []
+    assert day.table.standing("shadow") == {"j2": 1200.0}
+
+
+def test_what_a_shadow_no_longer_asks_for_and_what_no_shadow_has_are_told_apart(day: Day) -> None:
+    day.turn()
+    day.shadow.actions = []
+    (ends,) = day.turn().decisions["reason"]
+    assert "no longer asks" in ends
+
+
+def test_a_value_of_the_hook_that_nobody_asks_for_is_taken_back_with_a_reason() -> None:
+    table = Table()
+    table.submit("j1", "j2", urgency=0.5)
+    report = table.turn(seat(Says(order(j1=0.5))))
+    assert [row[:5] for row in rows(report)] == [
+        ("helios", "active", "Turn", "venus", "meant"),
+        ("helios", "active", "Restore", "j2", "done"),
+    ]
+    assert report.acted == 1
+
+
+def test_a_release_reports_what_it_saw_and_did_in_the_mode_of_a_pause(day: Day) -> None:
+    day.turn()
+    day.table.cluster.unhold("j3")
+    cluster, ledger = day.table.cluster, day.table.ledger
+    report = release(cluster=cluster, ledger=ledger, now=cluster.now, holder=day.table.holder, reason="enough")
+    assert (report.pending, report.running, report.gpus_pending, report.gpus_running) == (7, 1, 10, 4)
+    assert (report.acted, report.seen, report.recorded, report.clean) == (3, True, True, True)
+    assert report.taken_at == cluster.now
+    assert [row[:2] for row in rows(report)] == [("helios", "paused")] * 4
+    assert (set(report.decisions["reason"]), book(day.table)) == ({"enough"}, set())
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_soft_limit_is_the_same_up_to_a_step_of_minutes_above_and_never_below(read: int) -> None:
+    resolution = Resolution.of(settings().slurm)
+    asked = 1200.0
+    step = resolution.soft_limit_s
+    assert resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + read * (step - 1))
+    assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + step)
+    assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked - 1)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from helios.actions import Result
+from helios.actions import NodeAction, NodeOutcome, RestoreNodes, Result
 from helios.control.nodes import NodeTurnReport, Undo
+from helios.control.nodes.modes import node_door_for
+from helios.control.nodes.standings import same_list
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
+from helios.testing import Crash, FakeNodes, a_node
 from tests.unit.control.nodes.table import (
+    ACTIVE,
     HOUR,
+    OFF,
     SHADOW,
     NodeTable,
     Says,
@@ -346,3 +352,101 @@ def test_a_pool_of_its_own_has_a_tally_of_its_own() -> None:
     report = table.after_two_looks().says(*down("n1"))
     assert report.tallies["total"].sum() == 5
     assert report.slept == ("n1",)
+
+
+def test_a_service_that_is_gone_has_its_nodes_taken_back_under_the_name_of_helios(night: Night) -> None:
+    night.turn()
+    night.table.cluster.tick(HOUR)
+    report = night.table.turn(seat(night.shadow, name="other", mode=SHADOW))
+    assert [row[:5] for row in rows(report)] == [
+        ("helios", "active", "Turn", "venus", "meant"),
+        ("helios", "active", "RestoreNodes", "n1", "done"),
+        ("helios", "active", "RestoreNodes", "n2", "done"),
+        ("helios", "active", "RestoreNodes", "n4", "done"),
+        ("helios", "active", "RestoreNodes", "n5", "done"),
+    ]
+    assert "5" in report.decisions["reason"][0]  # n3 too: it had its weight already
+    assert all("ces" in reason for reason in report.decisions["reason"][1:])
+    assert book(night.table) == {OF_THE_SHADOW}
+
+
+def test_what_was_entered_and_never_done_stays_in_the_book_while_it_may_fall_yet() -> None:
+    table = NodeTable().after_two_looks()
+    table.cluster.crash_after(writes=0)
+    with pytest.raises(Crash):
+        table.says(*down("n1"))
+    table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
+    table.turn()
+    assert table.standing() == {"n1": "asleep"}
+    table.turn(after=timedelta(minutes=11))
+    assert table.standing() == {}
+    assert table.lines(action="Woken") == []
+
+
+def test_an_audit_that_fails_after_acting_is_noted_with_its_reason(night: Night) -> None:
+    record, calls = night.table.ledger.record, []
+
+    def fails(**arguments: Any) -> None:
+        calls.append(arguments)
+        if len(night.table.cluster.steered):
+            raise WarehouseUnavailable("disk full")
+        record(**arguments)
+
+    night.table.ledger.record = fails  # type: ignore[method-assign]
+    report = night.turn()
+    assert (report.recorded, report.slept) == (False, ("n1", "n2"))
+    assert [note for note in report.notes if note.endswith("disk full")]
+
+
+def test_a_drained_sleeper_is_not_woken_though_nobody_said_to_keep_off() -> None:
+    nodes = [*some_nodes(3), a_node(name="n9", power="asleep", flags="DRAIN+POWERED_DOWN")]
+    table = NodeTable(cluster=FakeNodes(nodes=nodes, lax=True)).after_two_looks()
+    table.cluster.steered.clear()
+    report = table.says(*up("n9"))
+    assert (report.woken, table.cluster.steered) == ((), [])
+    assert "DRAIN" in table.why_refused("n9")
+
+
+def test_lists_that_keep_so_many_of_some_nodes_are_told_apart_by_node_and_number() -> None:
+    assert same_list("SuspendExcNodes n[1-4]:2,n9", "n9,n[1-4]:2")
+    assert not same_list("n[1-4]:2", "n[1-4]:3")
+    assert not same_list("n[1-4]:2", "n[1-3]:2")
+    assert not same_list("n[1-4]:2", "n[1-4]")
+
+
+def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
+    cluster = FakeNodes(nodes=[*some_nodes(2), a_node(name="m1", partitions="debug")], lax=True)
+    door = node_door_for(canary("debug"), cluster, look=cluster.snapshot, stands={})
+    assert door is not None
+    said = door.steer([*down("n1", "m1"), fill(["n2"], ["m1"]), keep("n1", "m1")])
+    by_node = {(outcome.action, outcome.node): outcome.result for outcome in said}
+    assert by_node["PowerDown", "n1"] is by_node["FillFirst", "n2"] is Result.REFUSED
+    assert by_node["PowerDown", "m1"] is Result.DONE
+    assert [seen.node for seen in cluster.power_downs] == ["m1"]
+    assert node_door_for(ACTIVE, cluster, look=cluster.snapshot, stands={}) is cluster
+    assert node_door_for(OFF, cluster, look=cluster.snapshot, stands={}) is None
+
+
+def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
+    nodes = some_nodes(4)
+    table = NodeTable(cluster=FakeNodes(nodes=nodes), settings=node_settings(most_in_transition=1.0)).after_two_looks()
+    table.says(*down("n1", "n2"))
+    table.cluster.tick(HOUR)
+    steer, calls = table.cluster.steer, []
+
+    def one_at_a_time(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        calls.append(actions)
+        (action,) = actions
+        assert isinstance(action, RestoreNodes)
+        first, *others = action.own
+        done = steer([replace(action, own=(first,))])
+        waits = [replace(done[0], node=node, result=Result.POSTPONED, remark="later") for node, _ in others]
+        return [*done, *waits]
+
+    table.cluster.steer = one_at_a_time  # type: ignore[method-assign]
+    report = table.release()
+    assert (len(calls), report.woken, report.clean) == (2, ("n1", "n2"), True)
+    assert [row[2:5] for row in rows(report)][:-1] == [
+        ("RestoreNodes", "n1", "done"),
+        ("RestoreNodes", "n2", "done"),
+    ]
