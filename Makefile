@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest nightly slurm bench fuzz reference clean
+.PHONY: help try test format lint types imports pytest nightly slurm bench fuzz mutants reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -64,8 +64,15 @@ bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its
 fuzz: $(VENV)/.tools ## Feed every reader with 100,000 mutated files, other ones each day; what it finds is kept in tests/fuzz/found
 	nice $(BIN)/python -m tests.fuzz all --inputs 100000 --seed $$(date +%Y%m%d)
 
+PACKAGE ?= control warehouse slurm
+SAMPLE  ?= 100
+SEED    ?= 1
+mutants: $(VENV)/.tools ## Change the code in small ways and print what no test notices: PACKAGE=control SAMPLE=300 SEED=2
+	@$(BIN)/python -m pip install --quiet --group mutants
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.mutants $(PACKAGE) --sample $(SAMPLE) --seed $(SEED)
+
 clean: ## Remove the environment and everything made
-	rm -rf $(VENV) build dist helios-try .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist helios-try .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
 
 reference: $(VENV)/.tools ## Write docs/reference/ from the code
 	$(BIN)/python docs/generate.py

@@ -98,7 +98,7 @@ class NodeWish:
     def change(self) -> NodeChange:
         """The change that fulfils it; of the keep-awake list there is none."""
         if self.lever is NodeLever.WEIGHT:
-            return NodeChange(node=self.node, weight=int(self.wanted))
+            return NodeChange(node=self.node, weight=_weight(self.wanted))
         return NodeChange(node=self.node, state=self.wanted)
 
     def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:

@@ -170,7 +170,7 @@ def _weights(seen: Watched, look: Look) -> Watched:
         elif stands:
             continue  # after a release too: whoever released may not have had the privilege
         elif row.confirmed and not row.admins:
-            lines.append(_theirs(row, read=f"Weight {node.weight:g}"))
+            lines.append(_theirs(row, read=f"Weight {node.weight:.0f}"))
             real[row.key] = replace(row, admins=True)
     forgotten = (
         [f"the cluster forgot {lost} weights (a reconfiguration, a restart): they are set again"] if lost else []
