@@ -33,7 +33,7 @@ def submitted(rig: Rig, names: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.skip(
-    reason="not seen to pass yet: with all names slurmdbd stored none of the jobs, with fewer it was not run"
+    reason="never seen to pass: with all names slurmdbd stored no job, with fewer it was not run"
 )
 def test_no_name_of_a_job_forges_a_row_of_the_history(rig: Rig, tmp_path: Path) -> None:
     began = datetime.now(UTC) - timedelta(minutes=1)
