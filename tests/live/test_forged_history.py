@@ -32,9 +32,7 @@ def submitted(rig: Rig, names: list[str]) -> dict[str, str]:
     return users | {rig.submit(seconds=0, gpus=0, user="bob"): "bob"}
 
 
-@pytest.mark.skip(
-    reason="never seen to pass: with all names slurmdbd stored no job, with fewer it was not run"
-)
+@pytest.mark.skip(reason="never seen to pass: with all names slurmdbd stored no job, with fewer it was not run")
 def test_no_name_of_a_job_forges_a_row_of_the_history(rig: Rig, tmp_path: Path) -> None:
     began = datetime.now(UTC) - timedelta(minutes=1)
     users = submitted(rig, CAN_BE_STORED)
