@@ -20,7 +20,7 @@ from tests.unit.ingest.crafted import NAMES
 CAN_BE_SAID = [name for name in NAMES if name.strip() and not re.search(r"[\0\ud800-\udfff]", name)]
 """A command line takes no NUL, and without a name a job gets that of its script."""
 CAN_BE_STORED = [name for name in CAN_BE_SAID if re.fullmatch(r"[^\\'`\u0080-\uffff]{1,400}", name)]
-"""With all of them not one job came into the accounting of 22.05.8: some name keeps slurmdbd from storing any."""
+"""With all of them not one job came into the accounting of 22.05.8: why is not known."""
 
 
 def submitted(rig: Rig, names: list[str]) -> dict[str, str]:
