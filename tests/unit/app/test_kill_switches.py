@@ -87,6 +87,25 @@ def test_a_release_removes_jobs_marks_though_the_hooks_table_cannot_be_removed(t
     assert jobs_set(town) == 0
 
 
+def test_what_slurm_hides_is_an_error_that_names_it_and_is_taken_back_when_asked_for(town: Town) -> None:
+    job = town.cluster.queue[0]
+    town.cluster.hold(job)
+    with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
+        desk(town).everything_back("enough")
+    assert jobs_set(town) == 1
+    _, _, told = desk(town).everything_back("enough", hidden=True)
+    assert "nothing is left" in told
+    assert jobs_set(town) == 0
+
+
+def test_a_mark_without_a_record_is_an_error_that_names_it_and_is_left(town: Town) -> None:
+    job = town.cluster.submit()
+    town.cluster.admin_sets_site_factor(job, 537)
+    with pytest.raises(HeliosError, match=f"bear Helios' mark and are in no record: {job}; not touched"):
+        desk(town).everything_back("enough")
+    assert town.cluster.site_factor_of(job) == 537
+
+
 def test_a_release_needs_no_service_with_options_that_can_be_used(town: Town) -> None:
     desk(town, services={"qssf": {"no_such_option": 1}}).release("enough")
     assert jobs_set(town) == 0
