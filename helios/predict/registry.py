@@ -311,7 +311,8 @@ def _whole(number: Any) -> int:
 def _share(number: Any) -> float:
     if type(number) not in {int, float} or not 0.0 <= number <= 1.0:
         raise ValueError(f"a trust of {number!r:.40} is not from 0 to 1")
-    return number  # as it is: the name of the model is made of how it is written
+    share: float = number  # as it is: the name of the model is made of how it is written
+    return share
 
 
 def _sha256(artifact: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ class ModelShelf:
             query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
             in_charge, _ = _in_charge(connection, cluster_id)
-        texts = {name: [_mapping(text) for text in found[name]] for name in ("scores", "manifest")}
+        texts: dict[str, Any] = {name: [_mapping(text) for text in found[name]] for name in ("scores", "manifest")}
         return found.assign(**texts, in_charge=(found["model_id"] == (in_charge or "")).to_numpy(dtype=bool))
 
     def forget_models(self, cluster: str, *, keep: int) -> int:
