@@ -309,7 +309,7 @@ def _whole(number: Any) -> int:
 
 
 def _share(number: Any) -> float:
-    if type(number) not in {int, float} or not 0.0 <= number <= 1.0:
+    if not isinstance(number, (int, float)) or isinstance(number, bool) or not 0.0 <= number <= 1.0:
         raise ValueError(f"a trust of {number!r:.40} is not from 0 to 1")
     share: float = number  # as it is: the name of the model is made of how it is written
     return share

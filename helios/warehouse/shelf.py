@@ -75,7 +75,8 @@ class ModelShelf:
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
             in_charge, _ = _in_charge(connection, cluster_id)
         texts: dict[str, Any] = {name: [_mapping(text) for text in found[name]] for name in ("scores", "manifest")}
-        return found.assign(**texts, in_charge=(found["model_id"] == (in_charge or "")).to_numpy(dtype=bool))
+        is_in_charge = (found["model_id"] == (in_charge or "")).to_numpy(dtype=bool)
+        return found.assign(scores=texts["scores"], manifest=texts["manifest"], in_charge=is_in_charge)
 
     def forget_models(self, cluster: str, *, keep: int) -> int:
         """Delete all but the ``keep`` models trained last, the one in charge and the one before it.
