@@ -7,8 +7,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
-
 from helios.app.reading import Accounting, read_history
 from helios.slurm import accounting
 from helios.slurm.commands import CommandsBackend
@@ -19,24 +17,24 @@ from tests.unit.ingest.crafted import NAMES
 
 CAN_BE_SAID = [name for name in NAMES if name.strip() and not re.search(r"[\0\ud800-\udfff]", name)]
 """A command line takes no NUL, and without a name a job gets that of its script."""
-CAN_BE_STORED = [name for name in CAN_BE_SAID if re.fullmatch(r"[^\\'`\u0080-\uffff]{1,400}", name)]
-"""With all of them not one job came into the accounting of 22.05.8: why is not known."""
 
 
 def submitted(rig: Rig, names: list[str]) -> dict[str, str]:
-    """Submit one job of alice for each name, and one of bob that ends; return the user of each."""
-    users = {}
+    """Submit one pending job of alice for each name, and one of bob that ends; return the user of each.
+
+    They wait for GPUs: a job that was never eligible, as a held one, is not in the accounting (22.05.8).
+    """
+    users = dict.fromkeys(rig.fill(), "alice")
     for name in names:
         with contextlib.suppress(AssertionError):  # Slurm itself refuses some
-            users[rig.submit("--hold", gpus=0, name=name)] = "alice"
+            users[rig.submit(name=name)] = "alice"
     return users | {rig.submit(seconds=0, gpus=0, user="bob"): "bob"}
 
 
-@pytest.mark.skip(reason="never seen to pass: with all names slurmdbd stored no job, with fewer it was not run")
 def test_no_name_of_a_job_forges_a_row_of_the_history(rig: Rig, tmp_path: Path) -> None:
     began = datetime.now(UTC) - timedelta(minutes=1)
-    users = submitted(rig, CAN_BE_STORED)
-    assert len(users) > 60
+    users = submitted(rig, CAN_BE_SAID)
+    assert len(users) > 90
     (bobs,) = (job for job, user in users.items() if user == "bob")
     rig.until(lambda: bobs not in rig.lines("squeue", "-h", "-o", "%A"))
     rig.empty()
@@ -76,7 +74,6 @@ def test_no_name_of_a_job_forges_a_row_of_the_history(rig: Rig, tmp_path: Path) 
     assert not set(read.index) - set(rows) - set(users), "a job that nobody submitted"
     assert read.loc[list(rows), "user"].tolist() == [user for user, *_ in rows.values()] == [users[job] for job in rows]
     assert read.loc[list(rows), "ended_at"].notna().all()
-    assert read.loc[[job for job in rows if job != bobs], "started_at"].isna().all()
 
 
 def test_no_name_of_a_job_forges_a_row_of_the_queue(rig: Rig) -> None:
