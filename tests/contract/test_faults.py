@@ -99,8 +99,18 @@ def standing(*jobs: str) -> pd.DataFrame:
     return STANDINGS.conform(pd.DataFrame({"job_id": list(jobs), "submitted_at": NOW} | one))
 
 
-# Numbers that a database gives; PostgreSQL leaves out those of what was undone.
-NUMBERS = {"name_id", "load_id", "reject_id", "decision_id", "mode_id", "turn_id", "promotion_id", "loaded_at"}
+# Numbers and times that a database gives; PostgreSQL leaves out numbers of what was undone.
+NUMBERS = {
+    "expires_at",
+    "name_id",
+    "load_id",
+    "reject_id",
+    "decision_id",
+    "mode_id",
+    "turn_id",
+    "promotion_id",
+    "loaded_at",
+}
 
 
 def content(url: str) -> dict[str, list[tuple[Any, ...]]]:
