@@ -363,7 +363,8 @@ def test_a_cluster_that_is_not_known_is_answered_with_those_that_are(warehouse: 
 def test_a_row_without_its_key_is_refused_and_named(warehouse: Warehouse, missing: str) -> None:
     frame = nodes_frame({}) if missing == "name" else events_frame({})
     broken = frame.assign(**{missing: pd.Series([None], dtype=frame[missing].dtype)})
-    with pytest.raises(FrameInvalid, match=missing):
+    kind = NODES.name if missing == "name" else NODE_EVENTS.name
+    with pytest.raises(FrameInvalid, match=f"a {kind} frame .*{missing}"):
         (warehouse.add_nodes if missing == "name" else warehouse.add_node_events)("venus", broken)
 
 
@@ -396,3 +397,12 @@ def test_a_decision_on_models_is_kept_whole(warehouse: Warehouse) -> None:
         [Step.ROLLED_BACK, None, "a", "b", "bob", "bad"],
     ]
     assert rows["promoted_at"].tolist() == [pd.Timestamp(NOON), pd.Timestamp(NOON + HOUR)]
+
+
+def test_nodes_are_read_by_name_and_partition_and_numbered_anew(warehouse: Warehouse) -> None:
+    rows = [("n2", "gpu"), ("n1", None), ("n1", "cpu")]
+    warehouse.add_nodes("venus", nodes_frame(*({"name": name, "partition": partition} for name, partition in rows)))
+    found = warehouse.nodes("venus")
+    told = found.astype(object).where(found.notna(), None)[["name", "partition"]].to_numpy().tolist()
+    assert told == [["n1", "cpu"], ["n1", None], ["n2", "gpu"]]
+    assert found.index.tolist() == [0, 1, 2]
