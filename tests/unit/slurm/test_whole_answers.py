@@ -778,3 +778,11 @@ def test_sleeps_and_wakes_are_their_own_actions() -> None:
     assert only(cluster.steer([PowerUp(node="n1", reason="x")])).result is Result.UNCHANGED
     assert only(cluster.steer([PowerDown(node="n1", reason="x")])).result is Result.DONE
     assert only(cluster.steer([PowerDown(node="n1", reason="x")])).result is Result.UNCHANGED
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"SuspendProgram": "(null)"}, {"SuspendTime": "NONE"}, {"SuspendTime": "INFINITE"}, {"SuspendTime": ""}],
+)
+def test_power_saving_is_off_without_its_program_or_its_time(examined: Examined, changed: dict[str, str]) -> None:
+    assert examined(**changed)["power"].fact == "power saving is off"

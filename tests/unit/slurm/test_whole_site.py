@@ -294,3 +294,10 @@ def test_a_comment_a_quoted_value_and_a_line_that_goes_on_at_the_end() -> None:
     assert (site.name, site.priority.age, site.priority.qos) == ("x y", 4, 2)
     with pytest.raises(ConfigurationInvalid, match=r"slurm.conf, line 2: priorityweightage=4 +NodeName"):
         read_site(text)
+
+
+@pytest.mark.parametrize("nothing", ["", "NO", "none", "ALL", "0", "unlimited", "(null)", "N/A", "off"])
+def test_a_word_that_means_nothing_is_not_said_to_be_left_out(nothing: str) -> None:
+    for words in (f"PartitionName=more Nodes=n1 MaxNodes={nothing}", f"NodeName=n3 CPUs=1 Extra={nothing}"):
+        assert read_site(f"{NODES}{words}\n").notes == ()
+    assert len(read_site(f"{NODES}PartitionName=more Nodes=n1 MaxNodes=1{nothing}\n").notes) == 1
