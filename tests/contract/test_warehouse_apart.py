@@ -406,3 +406,10 @@ def test_nodes_are_read_by_name_and_partition_and_numbered_anew(warehouse: Wareh
     told = found.astype(object).where(found.notna(), None)[["name", "partition"]].to_numpy().tolist()
     assert told == [["n1", "cpu"], ["n1", None], ["n2", "gpu"]]
     assert found.index.tolist() == [0, 1, 2]
+
+
+def test_rejects_of_a_load_are_told_most_frequent_first_then_by_reason(warehouse: Warehouse) -> None:
+    reasons = ["odd", "even", "all wrong", "odd"]
+    report = load(warehouse, a_batch(rejects=tuple((line, why, "x") for line, why in enumerate(reasons, start=1))))
+    assert list(report.rejects.items()) == [("odd", 2), ("all wrong", 1), ("even", 1)]
+    assert warehouse.reject_counts("venus")["reason"].tolist() == ["odd", "all wrong", "even"]

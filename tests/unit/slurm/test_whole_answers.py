@@ -28,6 +28,7 @@ from helios.model import NodePower
 from helios.slurm import translate, values
 from helios.slurm.accounting import Accounting
 from helios.slurm.commands import CommandsBackend
+from helios.slurm.partitions import partition_names
 from helios.slurm.power import Exclusions, Surroundings, hands_off, in_hand, joined, kept_awake, power, same_list, warm
 from helios.slurm.power_settings import powering, programs, racks_of_topology, seconds
 from helios.slurm.preflight import Finding, Level, controllers_time, examine
@@ -940,3 +941,11 @@ def test_the_value_of_before_is_told_where_nothing_was_written_or_read_back() ->
         (Result.UNCHANGED, "Weight 10"),
         (Result.POSTPONED, "Weight 10"),
     ]
+
+
+def test_partitions_are_asked_for_hidden_ones_included(program: Program) -> None:
+    folder = program(
+        "scontrol", 'echo "$*" > "$0.asked"; echo "PartitionName=gpu Nodes=n1"; echo "PartitionName=big X"'
+    )
+    assert set(partition_names(Shell(folder=str(folder)))) == {"gpu", "big"}
+    assert (folder / "scontrol.asked").read_text() == "--all --oneliner show partition\n"
