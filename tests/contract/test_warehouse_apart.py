@@ -338,9 +338,9 @@ def test_a_zone_is_learned_once_and_never_changed(warehouse: Warehouse) -> None:
 
 
 def test_sizes_of_clusters_count_jobs_of_gpus_and_first_and_last(warehouse: Warehouse) -> None:
-    warehouse.remember("earth", "x", "empty", at=NOON)
     jobs = [a_job(job_id="1", gpus=0, submitted_at=NOON), a_job(job_id="2", gpus=3, submitted_at=NOON + HOUR)]
     load(warehouse, a_batch(*jobs, a_job(job_id="3", gpus=1, submitted_at=NOON + MINUTE)))
+    warehouse.remember("earth", "x", "empty", at=NOON)
     earth, venus = warehouse.clusters().to_dict("records")
     assert (earth["name"], earth["jobs"], earth["gpu_jobs"], earth["timezone"]) == ("earth", 0, 0, None)
     assert pd.isna(earth["first_submitted_at"]) and pd.isna(earth["last_submitted_at"])

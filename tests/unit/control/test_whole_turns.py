@@ -82,6 +82,8 @@ def day() -> Day:
 
 def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(day: Day) -> None:
     report = day.turn()
+    plain = report.decisions["outcome"][~report.decisions["outcome"].str.startswith("refused")]
+    assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("qssf", "active", "Reorder", "j3", "refused", None, None, "m1"),
         ("qssf", "active", "Turn", "venus", "meant", None, None, None),

@@ -94,6 +94,8 @@ OF_THE_SHADOW = ("other", "shadow", "power", "n9", "asleep", "", "asleep", 0)
 
 def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(night: Night) -> None:
     report = night.turn()
+    plain = report.decisions["outcome"][~report.decisions["outcome"].str.startswith("refused")]
+    assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("ces", "active", "PowerDown", "n99", "refused", None, None),
         ("packing", "canary", "KeepAwake", "", "refused", None, None),
