@@ -338,9 +338,9 @@ def test_a_zone_is_learned_once_and_never_changed(warehouse: Warehouse) -> None:
 
 
 def test_sizes_of_clusters_count_jobs_of_gpus_and_first_and_last(warehouse: Warehouse) -> None:
-    warehouse.remember("earth", "x", "empty", at=NOON)
     jobs = [a_job(job_id="1", gpus=0, submitted_at=NOON), a_job(job_id="2", gpus=3, submitted_at=NOON + HOUR)]
     load(warehouse, a_batch(*jobs, a_job(job_id="3", gpus=1, submitted_at=NOON + MINUTE)))
+    warehouse.remember("earth", "x", "empty", at=NOON)
     earth, venus = warehouse.clusters().to_dict("records")
     assert (earth["name"], earth["jobs"], earth["gpu_jobs"], earth["timezone"]) == ("earth", 0, 0, None)
     assert pd.isna(earth["first_submitted_at"]) and pd.isna(earth["last_submitted_at"])
@@ -363,7 +363,8 @@ def test_a_cluster_that_is_not_known_is_answered_with_those_that_are(warehouse: 
 def test_a_row_without_its_key_is_refused_and_named(warehouse: Warehouse, missing: str) -> None:
     frame = nodes_frame({}) if missing == "name" else events_frame({})
     broken = frame.assign(**{missing: pd.Series([None], dtype=frame[missing].dtype)})
-    with pytest.raises(FrameInvalid, match=missing):
+    kind = NODES.name if missing == "name" else NODE_EVENTS.name
+    with pytest.raises(FrameInvalid, match=f"a {kind} frame .*{missing}"):
         (warehouse.add_nodes if missing == "name" else warehouse.add_node_events)("venus", broken)
 
 
@@ -396,3 +397,19 @@ def test_a_decision_on_models_is_kept_whole(warehouse: Warehouse) -> None:
         [Step.ROLLED_BACK, None, "a", "b", "bob", "bad"],
     ]
     assert rows["promoted_at"].tolist() == [pd.Timestamp(NOON), pd.Timestamp(NOON + HOUR)]
+
+
+def test_nodes_are_read_by_name_and_partition_and_numbered_anew(warehouse: Warehouse) -> None:
+    rows = [("n2", "gpu"), ("n1", None), ("n1", "cpu")]
+    warehouse.add_nodes("venus", nodes_frame(*({"name": name, "partition": partition} for name, partition in rows)))
+    found = warehouse.nodes("venus")
+    told = found.astype(object).where(found.notna(), None)[["name", "partition"]].to_numpy().tolist()
+    assert told == [["n1", "cpu"], ["n1", None], ["n2", "gpu"]]
+    assert found.index.tolist() == [0, 1, 2]
+
+
+def test_rejects_of_a_load_are_told_most_frequent_first_then_by_reason(warehouse: Warehouse) -> None:
+    reasons = ["odd", "even", "all wrong", "odd"]
+    report = load(warehouse, a_batch(rejects=tuple((line, why, "x") for line, why in enumerate(reasons, start=1))))
+    assert list(report.rejects.items()) == [("odd", 2), ("all wrong", 1), ("even", 1)]
+    assert warehouse.reject_counts("venus")["reason"].tolist() == ["odd", "all wrong", "even"]

@@ -82,6 +82,8 @@ def day() -> Day:
 
 def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(day: Day) -> None:
     report = day.turn()
+    plain = report.decisions["outcome"][~report.decisions["outcome"].str.startswith("refused")]
+    assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("qssf", "active", "Reorder", "j3", "refused", None, None, "m1"),
         ("qssf", "active", "Turn", "venus", "meant", None, None, None),
@@ -374,3 +376,10 @@ def test_a_soft_limit_is_the_same_up_to_a_step_of_minutes_above_and_never_below(
     assert resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + read * (step - 1))
     assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + step)
     assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked - 1)
+
+
+@pytest.mark.parametrize("percent", [1, 100])
+def test_a_canary_may_be_any_share_from_one_to_all(percent: int) -> None:
+    assert canary(percent=percent).percent == percent
+    with pytest.raises(ValueError, match=r"\d"):
+        canary(percent=percent - 1 if percent == 1 else percent + 1)

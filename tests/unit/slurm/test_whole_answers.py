@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +27,8 @@ from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailabl
 from helios.model import NodePower
 from helios.slurm import translate, values
 from helios.slurm.accounting import Accounting
+from helios.slurm.commands import CommandsBackend
+from helios.slurm.partitions import partition_names
 from helios.slurm.power import Exclusions, Surroundings, hands_off, in_hand, joined, kept_awake, power, same_list, warm
 from helios.slurm.power_settings import powering, programs, racks_of_topology, seconds
 from helios.slurm.preflight import Finding, Level, controllers_time, examine
@@ -778,3 +782,170 @@ def test_sleeps_and_wakes_are_their_own_actions() -> None:
     assert only(cluster.steer([PowerUp(node="n1", reason="x")])).result is Result.UNCHANGED
     assert only(cluster.steer([PowerDown(node="n1", reason="x")])).result is Result.DONE
     assert only(cluster.steer([PowerDown(node="n1", reason="x")])).result is Result.UNCHANGED
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"SuspendProgram": "(null)"}, {"SuspendTime": "NONE"}, {"SuspendTime": "INFINITE"}, {"SuspendTime": ""}],
+)
+def test_power_saving_is_off_without_its_program_or_its_time(examined: Examined, changed: dict[str, str]) -> None:
+    assert examined(**changed)["power"].fact == "power saving is off"
+
+
+# What Slurm's commands print.
+
+SQUEUE = """
+import json, re, sys
+words = next(word for word in sys.argv if word.startswith("--Format="))
+fields = re.findall(r"([A-Z][A-Za-z]+|tres-[a-z-]+):([^,]*),?", words.removeprefix("--Format="))
+for job in json.loads(JOBS):
+    print("".join(job.get(name, "N/A") + end for name, end in fields))
+"""
+RUNNING = {
+    "JobID": "12",
+    "ArrayJobID": "10",
+    "ArrayTaskID": "2",
+    "HetJobID": "0",
+    "RestartCnt": "3",
+    "UserName": "alice",
+    "GroupName": "staff",
+    "Account": "lab",
+    "QOS": "high",
+    "Partition": "gpu",
+    "State": "RUNNING",
+    "Reason": "None",
+    "SubmitTime": "1795255200",
+    "EligibleTime": "1795255201",
+    "StartTime": "1795255202",
+    "TimeLimit": "1:00:00",
+    "MinTime": "30:00",
+    "NumNodes": "9",
+    "NumCPUs": "9",
+    "NumTasks": "2",
+    "tres-alloc": "cpu=8,mem=16G,node=2,gres/gpu=4,gres/gpu:a100=4",
+    "NodeList": "n[1-2]",
+    "PriorityLong": "77",
+    "Reservation": "maint",
+    "Nice": "-5",
+    "Name": "train",
+}
+PENDING = {
+    "JobID": "20",
+    "ArrayJobID": "20",
+    "ArrayTaskID": "0-3",
+    "HetJobID": "7",
+    "HetJobOffset": "1",
+    "State": "PENDING",
+    "StartTime": "1795255300",
+    "NumNodes": "2-4",
+    "NumCPUs": "6",
+    "NumTasks": "3",
+    "tres-per-task": "gres/gpu:v100:2",
+    "PriorityLong": "0",
+    "Nice": "odd",
+}
+
+
+def test_a_job_that_squeue_prints_is_read_with_every_field(program: Program) -> None:
+    folder = program("squeue", f'exec {sys.executable} $0.py "$@"')
+    (folder / "squeue.py").write_text(SQUEUE.replace("JOBS", repr(json.dumps([RUNNING, PENDING]))))
+    program("scontrol", "true")
+    runs, waits = CommandsBackend(commands_folder=str(folder)).queue()
+    assert dict(runs) == {
+        "job_id": "12",
+        "restart": 3,
+        "array_job_id": "10",
+        "array_tasks": "2",
+        "tasks": 1,
+        "het_job_id": None,
+        "het_job_offset": None,
+        "name": "train",
+        "user": "alice",
+        "group": "staff",
+        "account": "lab",
+        "qos": "high",
+        "partition": "gpu",
+        "state": "RUNNING",
+        "reason": None,
+        "submitted": START,
+        "eligible": START + 1,
+        "started": START + 2,
+        "planned_start": None,
+        "time_limit_s": 3600.0,
+        "time_min_s": 1800.0,
+        "nodes": 2,
+        "cpus": 8,
+        "gpus": 4,
+        "gpu_type": "a100",
+        "memory_mib": 16_384.0,
+        "node_list": "n[1-2]",
+        "priority": 77,
+        "reservation": "maint",
+        "cron": False,
+        "nice": -5,
+    }
+    assert {name: value for name, value in waits.items() if value is not None} == {
+        "job_id": "20",
+        "restart": 0,
+        "array_job_id": "20",
+        "array_tasks": "0-3",
+        "tasks": 4,
+        "het_job_id": "7",
+        "het_job_offset": 1,
+        "name": "N/A",
+        "state": "PENDING",
+        "submitted": 0,
+        "planned_start": START + 100,
+        "nodes": 2,
+        "cpus": 6,
+        "gpus": 6,
+        "gpu_type": "v100",
+        "priority": 0,
+        "cron": False,
+        "nice": 0,
+    }
+
+
+def test_a_node_that_scontrol_prints_is_read_with_every_field(program: Program) -> None:
+    words = (
+        "NodeName=n1 Arch=x86_64 CPUAlloc=4 CPUTot=64 ActiveFeatures=ib,nvlink Gres=gpu:a100:8(S:0-1) "
+        "RealMemory=512000 State=IDLE+DRAIN* Weight=5 Partitions=gpu,big LastBusyTime=1795255200 "
+        "AllocTRES=cpu=4,gres/gpu=2 Reason=bad disk [root@1795255200]"
+    )
+    folder = program("scontrol", f"echo '{words}'; echo 'NodeName=n2 State=MIXED LastBusyTime=1795255200'")
+    first, second = CommandsBackend(commands_folder=str(folder)).nodes()
+    assert dict(first) == {
+        "name": "n1",
+        "partitions": "gpu,big",
+        "state": "IDLE",
+        "flags": "DRAIN+NOT_RESPONDING",
+        "cpus": 64,
+        "cpus_held": 4,
+        "gpus": 8,
+        "gpus_held": 2,
+        "gpu_type": "a100",
+        "memory_mib": 512_000.0,
+        "weight": 5,
+        "features": "ib,nvlink",
+        "idle_since": START,
+        "reason": "bad disk [root@1795255200]",
+    }
+    assert {name: value for name, value in second.items() if value} == {"name": "n2", "state": "MIXED"}
+
+
+def test_the_value_of_before_is_told_where_nothing_was_written_or_read_back() -> None:
+    slurm = SleepySlurm(a_raw_node("n1", weight=10), a_raw_node("n2", weight=10))
+    fill = FillFirst(tiers=(("n1",), ("n2",)), reason="pack")
+    spent = nodes_of(slurm, writes_per_turn=0).steer([fill])
+    assert [(outcome.result, outcome.before) for outcome in spent] == [
+        (Result.UNCHANGED, "Weight 10"),
+        (Result.POSTPONED, "Weight 10"),
+    ]
+
+
+def test_partitions_are_asked_for_hidden_ones_included(program: Program) -> None:
+    folder = program(
+        "scontrol", 'echo "$*" > "$0.asked"; echo "PartitionName=gpu Nodes=n1"; echo "PartitionName=big X"'
+    )
+    assert set(partition_names(Shell(folder=str(folder)))) == {"gpu", "big"}
+    assert (folder / "scontrol.asked").read_text() == "--all --oneliner show partition\n"

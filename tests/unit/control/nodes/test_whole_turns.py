@@ -94,6 +94,8 @@ OF_THE_SHADOW = ("other", "shadow", "power", "n9", "asleep", "", "asleep", 0)
 
 def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(night: Night) -> None:
     report = night.turn()
+    plain = report.decisions["outcome"][~report.decisions["outcome"].str.startswith("refused")]
+    assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("ces", "active", "PowerDown", "n99", "refused", None, None),
         ("packing", "canary", "KeepAwake", "", "refused", None, None),
@@ -450,3 +452,29 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
         ("RestoreNodes", "n1", "done"),
         ("RestoreNodes", "n2", "done"),
     ]
+
+
+def test_an_order_of_one_node_is_an_order() -> None:
+    table = NodeTable().after_two_looks()
+    report = table.says(fill(["n1"]), fill(["n2"], ["n3"]))
+    assert report.counts["ces"].get(Result.REFUSED, 0) == 0
+    assert dict(table.undo.weights).keys() >= {"n2", "n3"}
+    one = NodeTable().after_two_looks().says(fill(["n1"]))
+    assert (one.still, one.counts) == ((), {"ces": {Result.UNCHANGED: 1}})
+
+
+def test_changes_of_nodes_beyond_the_budget_wait_and_the_note_says_for_what() -> None:
+    table = NodeTable(settings=node_settings(slurm={"writes_per_turn": 1})).after_two_looks()
+    report = table.says(*down("n1", "n2"))
+    assert (report.slept, report.counts) == (("n1",), {"ces": {Result.DONE: 1, Result.POSTPONED: 1}})
+    (note,) = report.notes
+    assert note.startswith("1 changes wait: ") and "None" not in note
+    assert not note.endswith(": ")
+
+
+def test_a_shadow_that_would_keep_nobody_awake_would_change_nothing() -> None:
+    table = NodeTable(settings=node_settings(mechanism="keep_awake")).after_two_looks()
+    report = table.turn(seat(Says(keep()), name="packing", mode=SHADOW))
+    assert report.counts == {"packing": {Result.UNCHANGED: 1}}
+    later = table.turn(seat(Says(keep("n1")), name="packing", mode=SHADOW))
+    assert [(row[:5]) for row in rows(later)] == [("packing", "shadow", "KeepAwake", "", "would")]
