@@ -60,7 +60,7 @@ def goes_on(town: Town) -> None:
     assert report.still == ()
     assert town.cluster.queue == ["short", "long"]
     assert in_the_book(town) == touched(town) == {"long", "short"}
-    assert report.counts["qssf"].get(Result.REFUSED, 0) == 0  # what Helios itself set is not taken for an admin's
+    assert report.counts.get("qssf", {}).get(Result.REFUSED, 0) == 0
 
 
 @pytest.mark.parametrize("some", HOW_MANY)

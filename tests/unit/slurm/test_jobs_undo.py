@@ -16,7 +16,12 @@ from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
 from helios.slurm.undo import UndoNotWritten
 from tests.unit.slurm.slurm import START, a_raw_job
 
-NOW = int(datetime.now(UTC).timestamp())
+HOUR_S = 3600
+
+
+def now_s() -> int:
+    """Return the time, s since the epoch, as of now: what is published is published then."""
+    return int(datetime.now(UTC).timestamp())
 
 
 def a_value(job_id: str = "1", value: int = 4037, *, submitted: int = START, lever: Lever = Lever.ORDER) -> Written:
@@ -122,19 +127,19 @@ def published(folder: Path, *rows: HookRow) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "proved"),
+    ("job", "since_s", "proved"),
     [
-        ({}, True),
-        ({"user": "bob"}, False),
-        ({"partition": "cpu"}, False),
-        ({"submitted": NOW - 3600}, False),
+        ({}, 0, True),
+        ({"user": "bob"}, 0, False),
+        ({"partition": "cpu"}, 0, False),
+        ({}, -HOUR_S, False),
     ],
 )
 def test_a_place_of_the_hook_is_proved_by_user_partition_and_time(
-    tmp_path: Path, job: dict[str, object], proved: bool
+    tmp_path: Path, job: dict[str, object], since_s: int, proved: bool
 ) -> None:
     published(tmp_path, ROW)
-    assert proves(tmp_path, **({"user": "ann+o@lab", "submitted": NOW} | job)) is proved
+    assert proves(tmp_path, **({"user": "ann+o@lab", "submitted": now_s() + since_s} | job)) is proved
 
 
 @pytest.mark.parametrize(("limit_s", "proved"), [(3600.0, True), (7200.0, False), ("UNLIMITED", False)])
@@ -144,21 +149,21 @@ def test_a_soft_limit_of_the_hook_is_proved_by_the_time_limit_too(
     published(tmp_path, ROW)
     undo = JobsUndo(tmp_path)
     undo.refresh()
-    job = a_raw_job("1", user="ann+o@lab", submitted=NOW, time_limit_s=limit_s)
+    job = a_raw_job("1", user="ann+o@lab", submitted=now_s(), time_limit_s=limit_s)
     assert undo.proves(Lever.SOFT_LIMIT, job, 17) is proved
 
 
 def test_what_is_published_no_longer_is_remembered_for_jobs_from_then(tmp_path: Path) -> None:
     published(tmp_path, ROW)
     published(tmp_path)
-    assert proves(tmp_path, user="ann+o@lab", submitted=NOW)
-    assert not proves(tmp_path, user="ann+o@lab", submitted=NOW + 3600)
+    assert proves(tmp_path, user="ann+o@lab", submitted=now_s())
+    assert not proves(tmp_path, user="ann+o@lab", submitted=now_s() + HOUR_S)
 
 
 def test_a_table_that_is_removed_proves_nothing_of_later_jobs(tmp_path: Path) -> None:
     published(tmp_path, ROW)
     retract(tmp_path / TABLE)
-    assert not proves(tmp_path, user="ann+o@lab", submitted=NOW + 3600)
+    assert not proves(tmp_path, user="ann+o@lab", submitted=now_s() + HOUR_S)
 
 
 def test_what_was_published_long_ago_is_forgotten(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ import pytest
 from helios.actions import (
     FillFirst,
     KeepAwake,
+    Lever,
     NodeAction,
     NodeLever,
     NodeOutcome,
@@ -28,6 +30,7 @@ from helios.model import NodePower
 from helios.slurm import translate, values
 from helios.slurm.accounting import Accounting
 from helios.slurm.commands import CommandsBackend
+from helios.slurm.jobs_undo import JobsUndo, Written
 from helios.slurm.partitions import partition_names
 from helios.slurm.power import Exclusions, Surroundings, hands_off, in_hand, joined, kept_awake, power, same_list, warm
 from helios.slurm.power_settings import powering, programs, racks_of_topology, seconds
@@ -82,7 +85,12 @@ def test_a_pending_job_is_read_with_every_column() -> None:
         memory_mib=5.5,
         priority=77,
     )
-    queue = translate.pending([job], {"7": SiteFactor(value=5037)}, most=10_000, release=NEW)
+    undo = JobsUndo()
+    undo.add(
+        Written(lever=lever, job_id="7", submitted=START, value=value)
+        for lever, value in ((Lever.ORDER, 5037), (Lever.SOFT_LIMIT, 7))
+    )
+    queue = translate.pending([job], {"7": SiteFactor(value=5037)}, most=10_000, release=NEW, undo=undo)
     assert whole(queue) == {
         "job_id": "7",
         "restart": 2,
@@ -210,7 +218,10 @@ def test_why_a_job_is_left_alone_names_what_was_found(
 
 
 def test_a_time_min_bears_the_mark_from_the_first_release_with_soft_limits_on() -> None:
-    marked = {release: translate.is_our_time_min(7, release=release) for release in ((23, 2), (23, 11), (26, 5))}
+    job, undo = a_raw_job("7", time_min_s=420.0), JobsUndo()
+    undo.add([Written(lever=Lever.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
+    releases = ((23, 2), (23, 11), (26, 5))
+    marked = {release: translate.is_our_time_min(job, undo, release=release) for release in releases}
     assert marked == {(23, 2): False, (23, 11): True, (26, 5): True}
     assert [translate.minutes(length) for length in (None, "UNLIMITED", 0.0, 89.0, 91.0)] == [0, 0, 0, 1, 2]
 
@@ -312,12 +323,13 @@ def test_a_window_of_jobs_is_asked_for_with_these_words_and_no_others(program: P
     folder = program("sacct", f'printf "%s\\n" "$@" > {tmp_path}/asked')
     Accounting(shell=Shell(folder=str(folder))).sacct_window(NOW, NOW + timedelta(days=31), path=tmp_path / "w.txt")
     *words, fields = (tmp_path / "asked").read_text().splitlines()
+    assert re.fullmatch(r"--delimiter=\|[0-9a-f]{24}\|", words.pop(5))
     assert words == [
         "--allusers",
         "--duplicates",
         "--allocations",
-        "--parsable2",
         "--noconvert",
+        "--parsable",
         "--starttime=2026-11-21T10:00:00",
         "--endtime=2026-12-22T10:00:00",
     ]
@@ -635,6 +647,7 @@ def test_of_writes_beyond_the_budget_wakes_come_before_lists_sleeps_and_weights(
 GOOD = {
     "SLURM_VERSION": "25.11.2",
     "ClusterName": "venus",
+    "JobSubmitPlugins": "lua",
     "PriorityType": "priority/multifactor",
     "PriorityWeightPartition": "100000",
     "PriorityWeightAge": "7",
@@ -699,6 +712,7 @@ def test_every_finding_of_a_well_set_cluster_says_what_was_found(examined: Exami
         "power rates": ["SuspendRate is 60", "ResumeRate is 300"],
         "administrator": ["helios"],
         "node weights": ["1, 5"],
+        "priority hook": ["JobSubmitPlugins is lua"],
     }
     assert found.keys() == facts.keys()
     missing = {name: word for name, words in facts.items() for word in words if word not in found[name].fact}
