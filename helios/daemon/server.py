@@ -90,6 +90,8 @@ class Server:
 class _Server(ThreadingHTTPServer):
     """Answers each connection in a thread, few at once and none for long."""
 
+    request_queue_size = 128  # with socketserver's 5, a flood costs a scraper seconds before it is heard
+
     def __init__(self, address: tuple[str, int], answers: type[BaseHTTPRequestHandler]) -> None:
         self._ends_s: dict[socket.socket, float] = {}
         self._lock = Lock()
