@@ -160,8 +160,9 @@ def what_the_audit_holds(folder: Path) -> None:
     with Town(folder).warehouse() as warehouse:
         rows = warehouse.decisions("dev")
     outcome = rows["outcome"].astype("str").str.split(":").str[0]
-    for kind, number in rows.groupby([rows["action"], rows["mode"], outcome]).size().nlargest(8).items():
-        print(f"{number:>9,} {' '.join(map(str, kind))}")
+    kinds = rows["action"].astype("str") + " " + rows["mode"].astype("str") + " " + outcome
+    for kind, number in kinds.value_counts().head(8).items():
+        print(f"{number:>9,} {kind}")
 
 
 if __name__ == "__main__":
