@@ -68,7 +68,7 @@ def _next_steps() -> list[str]:
         "TZ=UTC sacct --allusers --duplicates --allocations --parsable "
         '--delimiter="$(cat /proc/sys/kernel/random/uuid)" -S 2026-09-01 -E 2026-10-01 '
         "--format=JobIDRaw,Cluster,User,Account,QOS,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,Timelimit,"
-        "NNodes,ReqCPUS,ReqTRES,AllocTRES,JobName > september.txt",
+        "NNodes,ReqCPUS,ReqTRES,AllocTRES,NodeList,JobName > september.txt",
         "helios trace load september.txt",
         "helios model evaluate",
         "helios whatif --nodes PARTITION=N --gpus-per-node 8 --report whatif.html",
