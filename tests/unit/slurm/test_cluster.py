@@ -440,3 +440,28 @@ def test_closing_the_cluster_closes_the_way_in() -> None:
     slurm = MemorySlurm()
     a_cluster(slurm).close()
     assert slurm.closed
+
+
+def test_a_bound_on_how_many_tasks_run_at_once_is_not_written_with_the_tasks() -> None:
+    slurm = MemorySlurm(a_raw_job("5", array_job_id="5", array_tasks="0-9%2", tasks=10))
+    assert only(a_cluster(slurm).apply([an_order(j5=0.5)])).result is Result.DONE
+    assert [(change.job_id, change.tasks) for change in slurm.changes] == [("5", "0-9")]
+
+
+def test_what_could_not_be_read_back_is_told_with_what_was_before() -> None:
+    slurm = MemorySlurm(a_raw_job("1"))
+    slurm.site["1"] = 1037
+    cluster = a_cluster(slurm, undo=having((Lever.ORDER, "1", 1037)))
+    slurm.between.append(lambda: setattr(slurm, "down_after", 0))
+    outcome = only(cluster.apply([an_order(j1=0.5)]))
+    assert (outcome.result, outcome.before, outcome.after) == (Result.FAILED, "SiteFactor 1037", "")
+
+
+def test_of_more_changes_than_may_be_written_the_largest_of_each_kind_come_first() -> None:
+    slurm = MemorySlurm(*(a_raw_job(job, time_limit_s=6000.0) for job in "1234"), version="25.11.2")
+    slurm.settings["SchedulerParameters"] = "time_min_as_soft_limit"
+    # Of a limit of 100 minutes: 0.93 and 0.13 of it; of the bound of the SiteFactor: 0.5 and 0.1.
+    asked = [a_limit("1", minutes=7), a_limit("2", minutes=87), an_order(j3=0.5, j4=0.1)]
+    outcomes = a_cluster(slurm, writes_per_turn=2).apply(asked)
+    assert {outcome.job_id for outcome in outcomes if outcome.result is Result.DONE} == {"1", "3"}
+    assert {outcome.remark for outcome in outcomes if outcome.result is not Result.DONE} == {SPENT}

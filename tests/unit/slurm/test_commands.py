@@ -233,3 +233,9 @@ def test_a_task_that_left_its_array_is_a_record_of_its_own_where_squeue_cannot_s
 def test_tasks_are_named_as_slurm_names_them(tasks: list[int], text: str) -> None:
     assert values.joined(tasks) == text
     assert values.tasks(text) == len(set(tasks))
+
+
+def test_a_change_that_no_scontrol_could_be_started_for_is_answered_and_nothing_is_raised(tmp_path: Path) -> None:
+    backend = CommandsBackend(commands_folder=str(tmp_path))
+    (said,) = backend.change([Change(job_id="1", site_factor=137)])
+    assert said
