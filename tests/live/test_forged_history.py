@@ -71,7 +71,8 @@ def test_no_name_of_a_job_forges_a_row_of_the_history(rig: Rig, tmp_path: Path) 
     read = jobs.set_index(jobs["job_id"].astype(str))
     assert set(read.index) >= set(rows)
     assert read.index.is_unique
-    assert not set(read.index) - set(rows) - set(users), "a job that nobody submitted"
+    submitted_ever = {line.split("|")[0] for line in rig.lines(*asked)}  # without a name nothing is forged
+    assert set(read.index) <= submitted_ever
     assert read.loc[list(rows), "user"].tolist() == [user for user, *_ in rows.values()] == [users[job] for job in rows]
     assert read.loc[list(rows), "ended_at"].notna().all()
 
