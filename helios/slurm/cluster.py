@@ -301,12 +301,10 @@ def _entry(lever: Lever, job: RawJob, value: int) -> Written:
 
 def _changed_unasked(wishes: Iterable[Wish[int]], before: Look, after: Look) -> Iterator[Outcome]:
     """Return tasks that left an array which was written, and that read otherwise since: nobody had asked for it."""
-    wishes = list(wishes)
-    asked = {(wish.lever, wish.job_id) for wish in wishes}
-    arrays = {(wish.lever, wish.job_id): wish for wish in wishes}
+    asked = {(wish.lever, wish.job_id): wish for wish in wishes}
     for job_id, job in before.jobs.items():
         for lever in Lever:
-            wish = arrays.get((lever, job["array_job_id"] or ""))
+            wish = asked.get((lever, job["array_job_id"] or ""))
             if wish is None or (lever, job_id) in asked or job_id not in after.jobs:
                 continue
             was, now = before.value(lever, job_id), after.value(lever, job_id)

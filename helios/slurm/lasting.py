@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from pathlib import Path
 
-from helios.private_files import hand_over, make_folder
+from helios.private_files import make_folder, write_private
 
 
 def put(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -22,12 +20,8 @@ def put(path: Path, text: str, *, mode: int = 0o644) -> None:
         It could not be written; what was there stands.
     """
     make_folder(path.parent)
-    fresh = _written_beside(path, text, mode)
-    try:
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink()
-        raise
+    allowed = mode & (0o600 | path.parent.stat().st_mode & 0o044)
+    write_private(path, text.encode("ascii"), mode=allowed, lasting=True)
     make_lasting(path.parent)
 
 
@@ -38,20 +32,3 @@ def make_lasting(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _written_beside(path: Path, text: str, mode: int) -> Path:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    fresh = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="ascii", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(handle, mode & (0o600 | path.parent.stat().st_mode & 0o044))
-            hand_over(handle, path)
-            os.fsync(handle)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        raise
-    return fresh
