@@ -102,6 +102,21 @@ def test_of_many_connections_few_are_kept_and_all_are_closed_in_the_end(monkeypa
         assert ask(f"{url}/healthz")[0] == 200
 
 
+def test_connections_beyond_the_bound_are_closed_while_those_within_it_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "CONNECTION_S", 600.0)  # no machine is so slow that their time ends here
+    with served({}) as url, ExitStack() as clients:
+        port = int(url.rpartition(":")[2])
+        connections = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
+        kept, more = connections[:MOST_CONNECTIONS], connections[MOST_CONNECTIONS:]
+        for client in kept:
+            client.setblocking(False)
+        assert until_closed(more[0])
+        with pytest.raises(BlockingIOError):
+            kept[0].recv(1)  # nothing yet, and not its end
+
+
 def test_who_sends_a_little_now_and_then_is_left_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTION_S", 0.2)
     with served({}) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
