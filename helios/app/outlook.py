@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -186,20 +188,25 @@ def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
         return None, f"{reason.fact.rstrip('.')}. {UNTRUSTED}"
 
 
-def worth_storing(pending: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
+def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:
+    """Return what tells each job apart: its id and when it was submitted, in us since the epoch."""
+    submitted = jobs["submitted_at"].to_numpy(dtype="datetime64[us]").astype(np.int64)
+    return list(zip(jobs["job_id"], submitted.tolist(), strict=True))
+
+
+def worth_storing(pending: pd.DataFrame, stored: Mapping[tuple[str, int], float]) -> pd.DataFrame:
     """Return the jobs of ``pending`` that have a prediction and whose stored one, if any, differs noticeably.
 
     Parameters
     ----------
     pending : DataFrame
         Columns of ``QUEUE`` with predictions.
-    stored : DataFrame
-        What is stored for them: ``job_id``, ``submitted_at`` and ``p50_s``, the newest of a job last.
+    stored : mapping
+        The median that is stored of each job of :func:`job_keys`, s.
     """
     predicted = pending[pending["p50_s"].notna()]
-    newest = stored.drop_duplicates(["job_id", "submitted_at"], keep="last")[["job_id", "submitted_at", "p50_s"]]
-    before = predicted[["job_id", "submitted_at"]].merge(newest, how="left", on=["job_id", "submitted_at"])["p50_s"]
-    ratio = (predicted["p50_s"].to_numpy() + 1) / (before.to_numpy() + 1)
+    before = np.array([stored.get(job, math.nan) for job in job_keys(predicted)])
+    ratio = (predicted["p50_s"].to_numpy() + 1) / (before + 1)
     same = (ratio < WORTH_STORING) & (ratio > 1 / WORTH_STORING)  # a job that has none compares as not the same
     worth: pd.DataFrame = predicted[~same]
     return worth

@@ -11,16 +11,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from helios.actions import Lever
 from helios.app.between_turns import Keeping, between_turns, modes_or_off, tallies_of
 from helios.app.clockwork import Breaker, TurnSummary
 from helios.app.ledgers import Draft, ledger_of, opened
 from helios.app.modes import RELEASED, RELEASED_FILE, Pause, modes_in_force, paused
-from helios.app.outlook import Outlook, worth_storing
+from helios.app.outlook import Outlook, job_keys, worth_storing
 from helios.app.reading import read_until
 from helios.app.site import Site
 from helios.app.staff import services_of
@@ -39,12 +37,11 @@ from helios.control import (
     take_turn,
 )
 from helios.errors import HeliosError
-from helios.model import PREDICTIONS, TIME, TURNS, Mode, Snapshot
+from helios.model import PREDICTIONS, TURNS, Mode, Snapshot
 from helios.ports import Cluster, Ledger, Office
 from helios.warehouse import Warehouse
 
 MEMORY = "turn"
-_STORED = {"job_id": "str", "submitted_at": TIME, "p50_s": "float64"}
 """What must be known of stored predictions to see whether a new one is worth storing."""
 
 
@@ -88,7 +85,7 @@ class Turns:
             released_file=RELEASED_FILE,
         )
         self._predicted: pd.DataFrame | None = None
-        self._stored = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in _STORED.items()})
+        self._stored: dict[tuple[str, int], float] = {}
 
     def modes(self) -> dict[str, ServiceMode]:
         """Return the mode of each service as it was set last."""
@@ -303,22 +300,20 @@ class Turns:
         if self._predicted is None or self._predicted.empty:
             return
         # A job that never starts keeps its submission in the queue for years: only what is new is looked up.
-        unknown = self._predicted[~_among(self._predicted, self._stored)]
-        found = warehouse.predictions_of(self.site.name, unknown["submitted_at"])[list(_STORED)]
-        stored = pd.concat([self._stored, found], ignore_index=True)
-        fresh = worth_storing(self._predicted, stored)
+        jobs = job_keys(self._predicted)
+        unknown = [job not in self._stored for job in jobs]
+        if any(unknown):
+            found = warehouse.predictions_of(self.site.name, self._predicted.loc[unknown, "submitted_at"])
+            self._remember(found)  # by the time they were made: the newest of a job last
+        fresh = worth_storing(self._predicted, self._stored)
         if len(fresh):
             names = ["job_id", "submitted_at", "restart", *PREDICTIONS.names]
             warehouse.add_predictions(self.site.name, fresh[names], made_at=made_at)
-        kept = pd.concat([stored, fresh[list(_STORED)]], ignore_index=True)
-        kept = kept.drop_duplicates(["job_id", "submitted_at"], keep="last")
-        self._stored = kept[_among(kept, self._predicted)].reset_index(drop=True)
+            self._remember(fresh)
+        self._stored = {job: self._stored[job] for job in jobs if job in self._stored}
 
-
-def _among(jobs: pd.DataFrame, others: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which of ``jobs`` are named by ``others``, by id and submission."""
-    keys, known = (pd.MultiIndex.from_frame(frame[["job_id", "submitted_at"]]) for frame in (jobs, others))
-    return np.asarray(keys.isin(known))
+    def _remember(self, predictions: pd.DataFrame) -> None:
+        self._stored |= dict(zip(job_keys(predictions), predictions["p50_s"].tolist(), strict=True))
 
 
 def holder_of(settings: Settings) -> str:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ _FORMS = "Give sqlite:///PATH or postgresql://USER@HOST/DATABASE as database.url
 _SECRETS = ("password", "sslpassword", "passfile")
 
 
+@lru_cache(maxsize=8)
 def engine_for(url: str) -> Engine:
-    """Return an engine for ``url``; nothing is opened yet.
+    """Return the engine of ``url``, the same whenever it is asked for; nothing is opened yet.
+
+    One engine is kept since SQLAlchemy keeps compiled statements with it; a turn opens the warehouse several times.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.outlook import Outlook, worth_storing
+from helios.app.outlook import Outlook, job_keys, worth_storing
 from helios.model import QUEUE
 from helios.predict import to_record, train
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
@@ -159,13 +159,13 @@ def queue(*p50_s: float) -> pd.DataFrame:
 
 
 def test_a_prediction_is_stored_once_and_again_when_it_has_moved() -> None:
-    stored = queue(100.0, 100.0, 100.0)[["job_id", "submitted_at", "p50_s"]]
+    stored = dict.fromkeys(job_keys(queue(100.0, 100.0, 100.0)), 100.0)
     worth = worth_storing(queue(101.0, 300.0, 30.0, 5.0), stored)
     assert list(worth["job_id"]) == ["1", "2", "3"]
 
 
 def test_a_job_without_prediction_is_not_stored() -> None:
-    assert worth_storing(queue(float("nan")), queue()[["job_id", "submitted_at", "p50_s"]]).empty
+    assert worth_storing(queue(float("nan")), {}).empty
 
 
 def test_the_longest_backlog_of_the_history_is_seen_with_it(url: str) -> None:
