@@ -119,7 +119,7 @@ def test_a_new_database_is_its_owner_s_alone_with_all_files_beside_it(tmp_path: 
 
 
 def test_a_database_that_others_can_read_is_closed_to_them_when_its_owner_opens_it(tmp_path: Path) -> None:
-    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as other:
+    with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}?timeout=1") as other:  # an engine of its own
         other.try_to_write()
         for file in tmp_path.iterdir():
             file.chmod(0o644)
