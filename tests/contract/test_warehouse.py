@@ -45,7 +45,7 @@ from helios.model import (
     in_submission_order,
 )
 from helios.ports import LONGEST_LEASE, Office
-from helios.warehouse import LoadReport, Warehouse, acting, migrate
+from helios.warehouse import LoadReport, Warehouse, acting, engine, migrate
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
@@ -879,6 +879,27 @@ def test_a_holder_whose_clock_is_ahead_keeps_the_lease_while_it_renews(warehouse
     for minutes in range(0, 60, 5):
         assert ledger.acquire(holder="b", now=NOON + minutes * MINUTE, lasts=MINUTE) is None
         assert ledger.acquire(holder="a", now=NOON + year + minutes * MINUTE, lasts=MINUTE) == token
+
+
+def test_a_second_load_waits_for_the_first_and_gives_up(
+    warehouse: Warehouse, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 1)
+    named: dict[str, Any] = {"cluster": "venus", "path": "p", "format": "sacct", "timezone": None}
+
+    def batches() -> Iterator[Batch]:
+        yield a_batch(a_job())
+        if database.startswith("postgresql"):  # a second load that does not ask for it would wait for the first's rows
+            with create_engine(engine_for(database).url).connect() as connection:
+                assert (
+                    connection.execute(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")).scalar() == 1
+                )
+        # Spelled in another way, so that SQLite's bound is that of this test.
+        other = database if "?" in database else f"{database}?timeout=1"
+        with Warehouse.open(other) as second, pytest.raises(WarehouseUnavailable):
+            second.load([a_batch(a_job(job_id="2"))], sha256="2", **named)
+
+    assert warehouse.load(batches(), sha256="1", **named).jobs_new == 1
 
 
 @pytest.mark.usefixtures("one_clock")

@@ -72,3 +72,18 @@ def test_a_way_that_was_asked_for_is_not_replaced_by_another(slurm: Path) -> Non
     commands = opening.way_in(settings(slurm), environment=environment())
     assert "/no/python" not in commands.notes[0]
     assert "commands" in commands.notes[0]
+
+
+def test_pyslurm_is_given_the_time_and_the_surroundings_of_the_settings(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+
+    def backend(**words: Any) -> None:
+        told.update(words)
+        raise ClusterUnavailable("not here")
+
+    monkeypatch.setattr("helios.slurm.binding.PyslurmBackend", backend)
+    with pytest.raises(ClusterUnavailable):
+        opening.way_in(settings(slurm, backend="pyslurm"), environment=environment())
+    assert told == {"python": "/no/python", "timeout_s": 9.0, "environment": environment()}

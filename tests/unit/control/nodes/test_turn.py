@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeLever, NodeOutcome, PowerUp, Result
+from helios.actions import NodeAction, NodeLever, NodeOutcome, PowerUp, RestoreNodes, Result
 from helios.control import ServiceMode
 from helios.control.nodes import Undo
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
@@ -377,6 +377,16 @@ def test_a_shadow_says_nothing_of_a_node_that_keeps_its_weight() -> None:
     assert {line["target"] for line in table.lines(action="FillFirst")} == {"n3"}
 
 
+def test_a_weight_that_a_shadow_gives_back_would_go() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing", mode=SHADOW)
+    back = RestoreNodes(lever=NodeLever.WEIGHT, own=(("n3", "10"),), reason="no longer of use")
+    table.says(back, name="packing", mode=SHADOW)
+    (line,) = table.lines(action="RestoreNodes", target="n3")
+    assert (line["outcome"], line["reason"]) == ("would", "service packing gave it back")
+    assert "n3" not in table.standing("shadow", lever="weight")
+
+
 def test_weights_of_a_service_switched_off_are_given_back() -> None:
     table = NodeTable().after_two_looks()
     table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
@@ -431,6 +441,12 @@ def test_nodes_that_slurms_timer_is_about_to_put_to_sleep_take_their_place() -> 
     table.cluster.suspend_time_s = 86_400 + 600.0
     table.says(keep("n1"))
     assert table.cluster.keep_awake == "n[1,3-9]"
+
+
+def test_slurms_timer_takes_no_place_where_helios_puts_nodes_to_sleep() -> None:
+    cluster = FakeNodes(nodes=some_nodes(), suspend_time_s=86_400 + 600.0)  # every node is idle for a day already
+    table = NodeTable(cluster=cluster, settings=node_settings(most_in_transition=0.2)).after_two_looks()
+    assert table.says(*down("n1", "n2", "n3")).slept == ("n1", "n2")
 
 
 def test_a_list_shrinks_no_further_than_a_pool_can_spare() -> None:
