@@ -68,12 +68,14 @@ def record(url: str) -> None:
 def the_first_schema(url: str) -> None:
     first = ScriptDirectory(migrations_folder()).get_revision("0001")
     assert first is not None
-    with engine_for(url).execution_options(helios_writes=True).begin() as connection:
+    engine = engine_for(url)
+    with engine.execution_options(helios_writes=True).begin() as connection:
         with Operations.context(MigrationContext.configure(connection)):
             first.module.upgrade()
         connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
         connection.execute(text("INSERT INTO alembic_version VALUES ('0001')"))
         connection.execute(text("INSERT INTO clusters (name) VALUES ('kept')"))
+    engine.dispose()
 
 
 def upgrade(url: str) -> None:
