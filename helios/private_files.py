@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -118,6 +119,28 @@ def is_wide(path: Path) -> bool:
         return bool(path.stat().st_mode & WIDE) and bool(path.parent.stat().st_mode & stat.S_IXOTH)
     except OSError:
         return False
+
+
+def closed_to(user: str, path: Path) -> Path | None:
+    """Return the outermost of ``path`` and its folders that an account of this machine may not read or enter.
+
+    None: it may read ``path``, or it cannot be told, as of an account of another machine or of a path with an access
+    list of its own.
+    """
+    try:
+        account = pwd.getpwnam(user)
+        groups = set(os.getgrouplist(user, account.pw_gid))
+        for place in (*reversed(path.absolute().parents), path):
+            if account.pw_uid == 0 or "system.posix_acl_access" in os.listxattr(place):
+                return None
+            found, needed = place.stat(), stat.S_IRUSR if place == path else stat.S_IXUSR
+            if found.st_uid != account.pw_uid:
+                needed >>= 3 if found.st_gid in groups else 6
+            if not found.st_mode & needed:
+                return place
+    except (KeyError, OSError):
+        return None
+    return None
 
 
 def _owner_for_root(path: Path) -> tuple[int, int] | None:

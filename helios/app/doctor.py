@@ -186,6 +186,9 @@ def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
 
 
 def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
+    if not name:  # the history check says what to do
+        yield Finding(check="model", verdict=Level.WARN, fact="which cluster is meant is not known")
+        return
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             record = warehouse.model(name)

@@ -20,10 +20,11 @@ from helios.errors import HeliosError
 from helios.ports import NodeCluster, Office
 from helios.slurm import accounting, values
 from helios.slurm.backend import Backend
+from helios.slurm.hook import TABLE
 from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.look import look_at
 from helios.slurm.opening import open_cluster, open_nodes, way_in
-from helios.slurm.preflight import Finding, controllers_time, examine
+from helios.slurm.preflight import Check, Finding, controllers_time, examine, hook_table_check
 from helios.slurm.preflight_power import power_checks
 from helios.slurm.shell import Shell
 
@@ -76,13 +77,18 @@ def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
 def preflight(settings: Settings) -> list[Finding]:
     """Return what the cluster's own settings mean for Helios; one that is silent is a finding too."""
     way, power = way_in(settings.slurm.model_copy(update={"backend": "commands"})), settings.power
+    more: list[Check] = []
+    if settings.hook.publish:
+        more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
+    if Office.NODES in offices_of(settings):
+        more.extend(power_checks(power.mechanism, tiers=power.tiers))
     return examine(
         shell=way.shell,
         configuration=way.backend.configuration,
         user=getpass.getuser(),
         site_factor_most=settings.slurm.site_factor_most,
         clock_skew_s=settings.control.clock_skew_s,
-        more=power_checks(power.mechanism, tiers=power.tiers) if Office.NODES in offices_of(settings) else (),
+        more=more,
     )
 
 

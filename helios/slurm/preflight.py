@@ -14,6 +14,7 @@ from pathlib import Path
 
 from helios.asked_of_jobs import SOFT_LIMIT_FLAG
 from helios.errors import HeliosError
+from helios.private_files import closed_to
 from helios.slurm import values
 from helios.slurm.accounting import Accounting
 from helios.slurm.shell import Shell, lines
@@ -279,6 +280,22 @@ def _priority_hook(ground: Ground) -> Iterator[Finding]:
     yield Finding(
         check=HOOK, verdict=Level.WARN, fact=f"{fact}: new jobs have no place until the next turn", remedy=remedy
     )
+
+
+def hook_table_check(table: Path) -> Check:
+    """Return the check that slurmctld can read the hook's ``table``, for ``examine(more=...)``."""
+
+    def check(ground: Ground) -> Iterator[Finding]:
+        user = slurm_user(ground)
+        place = closed_to(user, table)
+        if place is None:
+            return
+        fact = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
+        let_in = f"usermod --append --groups {place.group()} {user}"
+        remedy = f"Let it into the group, then start slurmctld again: {let_in}"
+        yield Finding(check=HOOK, verdict=Level.WARN, fact=fact, remedy=remedy)
+
+    return check
 
 
 def _names_hook(script: Path) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from helios.private_files import make_folder, open_private, tighten, write_private
+from helios.private_files import closed_to, make_folder, open_private, tighten, write_private
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -109,3 +110,32 @@ def test_root_changes_nothing_that_lay_in_a_service_s_folder(tmp_path: Path) -> 
     (tmp_path / "planted").touch(0o666)
     tighten(tmp_path / "planted")
     assert mode(tmp_path / "planted") == 0o666
+
+
+def test_what_keeps_an_account_from_a_file_is_named_from_the_outside() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        outer, folder = Path(made), Path(made) / "hook"
+        folder.mkdir()
+        table = folder / "table"
+        table.touch()
+        for place, mode in ((outer, 0o711), (folder, 0o755), (table, 0o644)):
+            place.chmod(mode)
+        assert closed_to("nobody", table) is None
+        for place, mode in ((table, 0o640), (folder, 0o750), (outer, 0o750)):
+            place.chmod(mode)
+            assert closed_to("nobody", table) == place
+        assert closed_to("root", table) is None
+        assert closed_to("nobody-of-that-name", table) is None
+        assert closed_to("nobody", folder / "not-there") == outer
+
+
+def test_a_group_that_is_let_in_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        table = Path(made) / "table"
+        table.touch()
+        for place, mode in ((Path(made), 0o750), (table, 0o640)):
+            place.chmod(mode)
+        monkeypatch.setattr("os.getgrouplist", lambda user, group: [group, table.stat().st_gid])
+        assert closed_to("nobody", table) is None
+        table.chmod(0o604)  # as Slurm sees it, too: the group's bits count, not everybody's
+        assert closed_to("nobody", table) == table

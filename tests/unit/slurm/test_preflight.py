@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from helios.errors import ClusterUnavailable
-from helios.slurm.preflight import Finding, Level, examine
+from helios.slurm import preflight
+from helios.slurm.preflight import Finding, Ground, Level, examine, hook_table_check
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 
@@ -91,6 +92,18 @@ def test_a_script_of_the_site_that_does_not_call_the_hook_is_found(examined: Exa
     assert str(script) in examined(**asked)["priority hook"].fact
     script.write_text('pcall(dofile, "/etc/slurm/helios_hook.lua")')
     assert examined(**asked)["priority hook"].verdict is Level.OK
+
+
+def test_a_table_that_slurmctld_may_not_read_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ground = Ground(configuration=GOOD | {"SlurmUser": "slurm(64030)"}, shell=Shell(), user="x", site_factor_most=1)
+    asked = []
+    monkeypatch.setattr(preflight, "closed_to", lambda user, path: asked.append((user, path)) or tmp_path)
+    (found,) = hook_table_check(tmp_path / "hook" / "table")(ground)
+    assert asked == [("slurm", tmp_path / "hook" / "table")]
+    assert (found.check, found.verdict) == ("priority hook", Level.WARN)
+    assert found.remedy.endswith(f"usermod --append --groups {tmp_path.group()} slurm")
+    monkeypatch.setattr(preflight, "closed_to", lambda user, path: None)
+    assert list(hook_table_check(tmp_path)(ground)) == []
 
 
 def test_a_silent_controller_is_the_only_finding() -> None:
