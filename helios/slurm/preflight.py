@@ -291,8 +291,7 @@ def hook_table_check(table: Path) -> Check:
         if place is None:
             return
         fact = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
-        let_in = f"usermod --append --groups {place.group()} {user}"
-        remedy = f"Let it into the group, then start slurmctld again: {let_in}"
+        remedy = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
         yield Finding(check=HOOK, verdict=Level.WARN, fact=fact, remedy=remedy)
 
     return check
