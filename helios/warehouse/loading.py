@@ -134,7 +134,7 @@ def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: Tr
         new = bulk.insert(connection, schema.jobs, rows)
         updated = 0
         if new < len(rows):
-            known = _best_known(rows)
+            known = _best_known(rows, live=trace.live)
             updated = revise(connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
         _keep_rejects(connection, bulk, load_id, batch.rejects)
         tally.see(batch, new=new, updated=updated)
@@ -168,13 +168,26 @@ def _begin(connection: Connection, cluster_id: int, trace: TraceFile) -> int:
     return int(made.inserted_primary_key[0])
 
 
-def _best_known(rows: pa.Table) -> pa.Table:
-    """Return the row of each job that knows most of its run."""
-    keys = rows.select(list(schema.JOB_KEY)).to_pandas()
+def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
+    """Return one row for each job, the one that knows most of its run.
+
+    What that row does not know comes from the job's other rows, as it would have if they had been loaded before; not
+    from a ``live`` accounting, where it is not so.
+    """
+    key = list(schema.JOB_KEY)
+    keys = rows.select(key).to_pandas()
     ended = rows["ended_at"].is_valid().to_numpy() | rows["run_time_s"].is_valid().to_numpy()
     keys["knows"] = 2 * ended.astype("int8") + rows["started_at"].is_valid().to_numpy()
     ranked = keys.sort_values("knows", ascending=False, kind="stable")
-    return rows.take(ranked.drop_duplicates(list(schema.JOB_KEY)).index.sort_values().to_numpy())
+    best = ranked.drop_duplicates(key).index.sort_values().to_numpy()
+    if live or len(best) == len(keys):
+        return rows.take(best)
+    several = ranked.duplicated(key, keep=False)
+    single = ranked.index[~several].sort_values().to_numpy()
+    # Arrow's types hold whole microseconds exactly, also in a column with missing values.
+    repeated = rows.take(ranked.index[several].to_numpy()).to_pandas(types_mapper=pd.ArrowDtype)
+    merged = repeated.groupby(key, sort=False).first().reset_index()
+    return pa.concat_tables([rows.take(single), pa.Table.from_pandas(merged, schema=rows.schema, preserve_index=False)])
 
 
 def _keep_rejects(connection: Connection, bulk: Bulk, load_id: int, rejects: pd.DataFrame) -> None:

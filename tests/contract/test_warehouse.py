@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -287,10 +287,11 @@ def test_any_sequence_of_loads_ends_as_a_dictionary_would(
     for number, rows in enumerate(loads):
         before = len(known)
         of_this_load: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for row in rows:
-            remember(of_this_load, row, wins=lambda before, now: before < now)
+        for row in sorted(rows, key=knowledge, reverse=True):  # what the best one does not know, the others tell
+            first = of_this_load.setdefault(key_of(row), dict(row))
+            first["user"] = first["user"] or row["user"]
         for row in of_this_load.values():
-            remember(known, row, wins=lambda before, now: before <= now)
+            remember(known, row)
         report = load(warehouse, a_batch(*rows), content=str(number), cluster=cluster)
         assert report.jobs_new == len(known) - before
         assert report.jobs_new + report.jobs_updated + report.jobs_unchanged == report.rows_read == len(rows)
@@ -299,19 +300,28 @@ def test_any_sequence_of_loads_ends_as_a_dictionary_would(
     assert_frame_equal(as_read(warehouse.jobs(cluster))[told], as_read(expected)[told])
 
 
-def remember(
-    known: dict[tuple[Any, ...], dict[str, Any]], row: dict[str, Any], *, wins: Callable[[int, int], bool]
-) -> None:
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["job_id"], row["submitted_at"], row["restart"]
+
+
+def knowledge(row: dict[str, Any]) -> int:
+    return 2 if row["ended_at"] is not None else int(row["started_at"] is not None)
+
+
+def remember(known: dict[tuple[Any, ...], dict[str, Any]], row: dict[str, Any]) -> None:
     """The rule of updates, one row at a time and without SQL."""
+    before = known.setdefault(key_of(row), row)
+    if knowledge(before) <= knowledge(row):
+        known[key_of(row)] = row | {"user": before["user"] if row["user"] is None else row["user"]}
 
-    def knowledge(job: dict[str, Any]) -> int:
-        return 2 if job["ended_at"] is not None else int(job["started_at"] is not None)
 
-    key = (row["job_id"], row["submitted_at"], row["restart"])
-    if key not in known:
-        known[key] = row
-    elif wins(knowledge(known[key]), knowledge(row)):
-        known[key] = row | {"user": known[key]["user"] if row["user"] is None else row["user"]}
+def test_a_row_of_a_known_job_is_filled_by_the_other_rows_of_its_load(warehouse: Warehouse) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", user=None, **UNENDED)))
+    rows = a_batch(a_job(job_id="1", user="bob", **PENDING), a_job(job_id="1", user=None, **UNENDED))
+    load(warehouse, rows, content="second")
+    assert stored_user(warehouse, "1") == "bob"
+    load_live(warehouse, a_job(job_id="1", user="eve", **PENDING), a_job(job_id="1", user=None), content="live")
+    assert pd.isna(warehouse.jobs("venus").iloc[0]["user"])  # what a live accounting does not know is not so
 
 
 MIDNIGHT = NOON - timedelta(hours=12)  # a minute before the first job of ``a_job``
