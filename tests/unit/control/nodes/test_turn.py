@@ -91,6 +91,22 @@ def test_what_is_meant_is_in_the_book_and_the_undo_file_before_anything_is_done(
     assert seen == [(Undo(asleep=("n1", "n2")), {"n1": "asleep", "n2": "asleep"})]
 
 
+def test_a_wake_is_in_the_book_before_it_is_told() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"))
+    table.says(after=5 * MINUTE)
+    seen: list[dict[str, str]] = []
+    steer = table.cluster.steer
+
+    def watched(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        seen.append(table.standing())
+        return steer(actions)
+
+    table.cluster.steer = watched  # type: ignore[method-assign]
+    table.turn(seat(Says(), name="other"))  # the service that had put it to sleep is gone
+    assert seen == [{"n1": "awake"}]
+
+
 def test_an_undo_file_that_cannot_be_written_keeps_helios_still() -> None:
     table = NodeTable().after_two_looks()
     table.undo_fails = FileUnreadable("the disk is full")
@@ -134,6 +150,8 @@ def test_why_there_is_no_forecast_is_written_down_once_with_what_to_do() -> None
         [reason for reason in report.decisions["reason"] if "no forecast:" in reason] for report in (first, again)
     ]
     assert reasons == [["there is no forecast: three days only Load more."], []]
+    (line,) = table.lines(reason="there is no forecast: three days only Load more.")
+    assert (line["service"], line["mode"]) == ("helios", "off")  # no service's
     assert any("Load more." in note for note in again.notes)
 
 
@@ -309,6 +327,12 @@ def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
     assert report.tallies.set_index("pool").loc["cpu", "wanted"] == 4
 
 
+def test_a_service_that_only_orders_the_filling_does_not_say_how_many_nodes_are_wanted() -> None:
+    table = NodeTable().after_two_looks()
+    fills, saves = seat(Says(fill(["n4"], ["n5"])), name="packing"), seat(Says(*down("n1", "n2")), name="ces")
+    assert table.turn(fills, saves).tallies["wanted"].tolist() == [8]
+
+
 def test_a_failing_service_is_written_down_and_skipped() -> None:
     table = NodeTable().after_two_looks()
     broken = Says()
@@ -414,6 +438,23 @@ def by_list(*, suspend_time_s: float = 1e6, **columns: Any) -> NodeTable:
     cluster = FakeNodes(nodes=some_nodes(), keep_awake="n9", suspend_time_s=suspend_time_s)
     settings = node_settings(mechanism="keep_awake", **columns)
     return NodeTable(cluster=cluster, settings=settings).after_two_looks()
+
+
+def test_the_writes_of_a_turn_are_shared_by_the_services_in_their_order() -> None:
+    table = NodeTable(settings=node_settings(slurm={"writes_per_turn": 3})).after_two_looks()
+    report = table.turn(
+        seat(Says(*down("n1", "n2")), name="ces"), seat(Says(fill([], ["n4", "n5", "n6"])), name="packing")
+    )
+    assert report.slept == ("n1", "n2")
+    assert len(report.weighed) == 1
+    assert report.counts["packing"][Result.POSTPONED] == 2
+
+
+def test_an_order_of_filling_is_sent_with_its_reason() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(fill(["n1"], ["n2"]), name="packing")
+    ((sent,),) = [actions for actions in table.cluster.steered if actions]
+    assert sent.reason.startswith("fullest first")
 
 
 def test_the_keep_awake_list_holds_the_sites_own_beside_what_is_asked() -> None:

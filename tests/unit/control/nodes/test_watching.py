@@ -73,6 +73,23 @@ def test_an_admin_who_wakes_a_node_soon_after_has_it_left_awake_for_a_day() -> N
     assert table.says(*down("n1")).slept == ("n1",)
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_wake_of_a_node_that_is_gone_or_put_to_sleep_again_is_nobodys_concern(gone: bool) -> None:
+    table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=300.0)).after_two_looks()
+    table.says(*down("n1"))
+    table.says(*up("n1"), after=2 * HOUR)
+    assert set(table.memory.wakes) == {"n1"}
+    if gone:
+        table.cluster = FakeNodes(nodes=some_nodes()[1:], now=table.cluster.now)
+    else:
+        table.cluster.tick(20 * MINUTE)
+        table.cluster.admin_powers_down("n1")
+    table.says()
+    assert table.memory.wakes == {}
+    assert table.memory.failures == ()
+    assert not table.lines(action="FailedWake")
+
+
 def test_an_admin_who_wakes_a_node_that_has_paid_takes_it_only() -> None:
     table = NodeTable(settings=node_settings(payback_s=600)).after_two_looks()
     table.says(*down("n1"))
