@@ -234,7 +234,7 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
         state, reasons = str(told["state"]), [*told["reasons"], *((told["turn"] or {}).get("still") or ())]
         note = str(told.get("note") or "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         fact, remedy = "none has left word in the state folder", "Start it: systemctl start helios"
         yield Finding(check="daemon", verdict=Level.WARN, fact=fact, remedy=remedy)
         return

@@ -193,7 +193,7 @@ def _text_of(file: Path) -> str:
 def _read(text: str, *, where: str) -> Pause:
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = {}
     said = said if isinstance(said, Mapping) else {}
     return Pause(where=where, **{name: str(said.get(name, "")) for name in ("by", "since", "reason")})

@@ -16,6 +16,9 @@ from helios.errors import MemoryDamaged
 EARLY = 0.1
 """Part of its interval by which a service may be asked early: turns do not come to the second."""
 
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading JSON raises that is damaged or was written by somebody else: 1e999 for a count, 10^4 brackets."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMemory:
@@ -86,7 +89,7 @@ class TurnMemory:
                 still=tuple(plain["still"]),
                 said={service: frozenset(digests) for service, digests in plain["said"].items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as reason:
+        except UNREADABLE as reason:
             raise MemoryDamaged(
                 f"what control remembers of its last turn cannot be read: {reason}",
                 remedy="Helios keeps still. To start without a memory: helios pause, then helios resume.",

@@ -22,7 +22,8 @@ from helios.model import JobState
 # What sacct, pandas and people print for "not known"; never applied to names of jobs, users or accounts.
 UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
+# One way only to match digits: of two, a field of 10^5 digits and a letter took a minute.
+_NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.ASCII)
 _COUNT_UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
 _DURATION = re.compile(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(?:\.(\d{1,9}))?", re.ASCII)

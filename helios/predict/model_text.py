@@ -30,6 +30,8 @@ _OBJECTIVE = re.compile(r"quantile|regression|regression_l1")
 _INT = r"-?[0-9]{1,10}"
 _FLOAT = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 _INTS, _FLOATS, _THRESHOLDS = (re.compile(rf"(?:{one}(?: {one})*)?") for one in (_INT, _FLOAT, rf"(?:{_FLOAT}|-?inf)"))
+_RANGE = re.compile(rf"none|\[(?:{_FLOAT}|-?inf):(?:{_FLOAT}|-?inf)\]")
+"""What LightGBM says of a feature: that it is not used, or from where to where it goes."""
 _END = "end of trees\n"
 
 _HEADER = (
@@ -126,8 +128,11 @@ def _header(text: str, features: Sequence[str] | None) -> tuple[str, int, list[i
         raise ValueError(f"its version is {told['version']!r:.40}")
     n_features = 1 + _number(told["max_feature_idx"], "max_feature_idx", most=1_000_000)
     names = told["feature_names"].split(" ")
-    if len(names) != n_features or len(told["feature_infos"].split(" ")) != n_features:
+    ranges = told["feature_infos"].split(" ")
+    if len(names) != n_features or len(ranges) != n_features:
         raise ValueError(f"it does not name the {n_features} features that it says it has")
+    if wrong := [text for text in ranges if not _RANGE.fullmatch(text)]:
+        raise ValueError(f"its feature_infos has {wrong[0]!r:.40}, which is no range")
     if features is not None and names != list(features):
         raise ValueError("its trees take other features than the model says")
     sizes = _array(told["tree_sizes"], _INTS, "tree_sizes", "the header").tolist()

@@ -78,7 +78,7 @@ class Line:
         found: dict[str, float] = {}
         for word in filter(None, self.text(key).split(",")):
             name, _, value = word.partition("=")
-            weight = re.fullmatch(r"(\d*\.?\d+)([KMGTP]?)", value.strip(), re.IGNORECASE)
+            weight = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)([KMGTP]?)", value.strip(), re.IGNORECASE)
             if weight is None:
                 raise self.wrong(key, "is not a list of weights", "Write CPU=1.0,Mem=0.25G,GRES/gpu=3.0.")
             found[name.strip().lower()] = float(weight[1]) / _MIB.get(weight[2].upper(), 1.0)

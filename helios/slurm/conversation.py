@@ -109,7 +109,7 @@ class Worker:
         line = self._line(time.monotonic() + within_s, within_s)
         try:
             answer = json.loads(line)
-        except ValueError as reason:
+        except (ValueError, RecursionError) as reason:
             raise AnswerNotUnderstood(f"The pyslurm worker said what is not JSON: {line[:80]!r}") from reason
         if not isinstance(answer, dict):
             raise AnswerNotUnderstood(f"The pyslurm worker said what is no answer: {line[:80]!r}")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from helios.config import Power
-from helios.control.memory import TurnMemory
+from helios.control.memory import UNREADABLE, TurnMemory
 from helios.errors import MemoryDamaged
 
 DAY = timedelta(days=1)
@@ -160,7 +160,7 @@ class NodeMemory:
                 protected_at=_moment(plain["protected_at"]),
                 keep_off=_moments(plain["keep_off"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as reason:
+        except UNREADABLE as reason:
             raise MemoryDamaged(
                 f"what control remembers of the nodes cannot be read: {reason}",
                 remedy="Helios keeps still. To start without a memory: helios pause, then helios resume.",

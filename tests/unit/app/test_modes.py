@@ -68,7 +68,7 @@ def test_a_pause_is_seen_on_another_machine(url: str, tmp_path: Path) -> None:
     assert paused(url, "dev", tmp_path / "there") is not None
 
 
-@pytest.mark.parametrize("content", [b"", b"stop!", b"\xff\xfe", b"[1]", b'"text"'])
+@pytest.mark.parametrize("content", [b"", b"stop!", b"\xff\xfe", b"[1]", b'"text"', b"[" * 200_000])
 def test_whatever_the_file_holds_it_is_a_pause(url: str, tmp_path: Path, content: bytes) -> None:
     (tmp_path / PAUSE_FILE).write_bytes(content)
     assert paused(url, "dev", tmp_path) is not None

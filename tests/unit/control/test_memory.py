@@ -30,7 +30,13 @@ def test_a_memory_survives_its_text(memory: TurnMemory) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "null", "[]", FULL.to_json()[:-10], FULL.to_json().replace("2026-01-05", "yesterday")]
+    "text",
+    [
+        *("", "{}", "null", "[]", "[" * 200_000, FULL.to_json()[:-10]),
+        FULL.to_json().replace("2026-01-05", "yesterday"),
+        FULL.to_json().replace('"bad_in_row": 1', '"bad_in_row": 1e999'),
+    ],
+    ids=range(8),
 )
 def test_a_damaged_memory_is_said_to_be_damaged(text: str) -> None:
     with pytest.raises(MemoryDamaged, match="cannot be read"):
