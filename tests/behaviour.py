@@ -102,6 +102,8 @@ class Command:
         Variables besides, as ``NAME=VALUE NAME=VALUE``.
     files : tuple of str
         Files written in the folder, whose text is kept too.
+    after : str
+        Names of commands on whose effects it stands, besides those of ``SET_UP``.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Command:
     live: bool = False
     environment: str = ""
     files: tuple[str, ...] = ()
+    after: str = ""
 
 
 VENUS, KTH = "traces/helios_venus_users_may-jun2020.csv.gz", "traces/KTH-SP2-1996-2.1-cln.swf.gz"
@@ -135,7 +138,7 @@ COMMANDS = (
     Command(name="trace-load-again", words=f"trace load {VENUS} --timezone Asia/Shanghai --cluster venus --json"),
     Command(name="trace-load-swf", words=f"trace load {KTH} --cluster kth --json"),
     Command(name="trace-load-odd-rows", words="trace load recorded/odd.txt --cluster odd --json"),
-    Command(name="trace-rejects", words="trace rejects --cluster odd --limit 20 --json"),
+    Command(name="trace-rejects", after="trace-load-odd-rows", words="trace rejects --cluster odd --limit 20 --json"),
     Command(name="trace-describe", words="trace describe --cluster venus --json"),
     Command(name="trace-describe-file", words=f"trace describe --trace {CEDAR} --json"),
     Command(name="model-list", words="model list --cluster venus --json"),
@@ -144,8 +147,8 @@ COMMANDS = (
     Command(name="model-drift", words="model drift --cluster venus --as-of 2020-06-16 --days 3 --json"),
     Command(name="model-nightly", words="model nightly --cluster venus --as-of 2020-06-16 --days 3 --dry-run --json"),
     Command(name="model-promote", words="model promote {second_model} --cluster venus --why fresher --json"),
-    Command(name="model-rollback", words="model rollback --cluster venus --why worse --json"),
-    Command(name="model-explain", words="model explain 1403 --cluster venus --json"),
+    Command(name="model-rollback", after="model-promote", words="model rollback --cluster venus --why worse --json"),
+    Command(name="model-explain", words="model explain 11586 --cluster venus --json"),
     Command(
         name="model-evaluate",
         words="model evaluate --cluster venus --train-until 2020-06-12 --nodes 60 --gpu-only --json",
@@ -160,14 +163,16 @@ COMMANDS = (
     Command(name="whatif-repeat", words=f"whatif {ON_VENUS} --policy fifo,qssf --backfill easy --repeat 4 --json"),
     Command(
         name="whatif-cpus",
+        after="trace-load-swf",
         words="whatif --cluster kth --nodes 100 --gpus-per-node 1 --from 1997-01-06 --to 1997-02-06 --json",
     ),
     Command(
         name="whatif-sweep",
-        words="whatif --sweep recorded/sweep.toml --out {folder}/cells --csv {folder}/cells.csv --workers 1 --json",
+        words="whatif --sweep recorded/sweep.toml --cluster venus --oversized skip --out {folder}/cells "
+        "--csv {folder}/cells.csv --workers 1 --json",
         files=("cells.csv",),
     ),
-    Command(name="whatif-explain", words=f"whatif explain {{waiting_job}} {ON_VENUS} --policy qssf --json"),
+    Command(name="whatif-explain", words=f"whatif explain 11586 {ON_VENUS} --policy qssf --json"),
     Command(name="whatif-published", words=f"whatif published --trace {PHILLY} --draws 1 --by-partition --json"),
     Command(
         name="whatif-slurm",
@@ -219,17 +224,29 @@ COMMANDS = (
     Command(name="slurm-sync", words="trace sync --from {yesterday} --json", live=True),
     Command(name="slurm-doctor", words="doctor --json", live=True),
     Command(name="slurm-mode", words="mode qssf shadow --json", live=True),
-    Command(name="slurm-turn-shadow", words="turn --apply --json", live=True),
-    Command(name="slurm-turn-active", words="turn --as active --json", live=True),
-    Command(name="slurm-why", words="why 17 --json", live=True),
+    Command(name="slurm-turn-shadow", after="slurm-history slurm-sync", words="turn --apply --json", live=True),
+    Command(name="slurm-turn-active", after="slurm-history slurm-sync", words="turn --as active --json", live=True),
+    Command(name="slurm-why", after="slurm-history slurm-sync", words="why 17 --json", live=True),
     Command(name="slurm-power-status", words="power status --json", live=True),
     Command(name="slurm-power-turn", words="power turn --as active --json", live=True),
     Command(name="slurm-power-clear", words="power clear --json", live=True),
-    Command(name="slurm-hook-publish", words="hook publish", live=True, environment="HELIOS_HOOK_PUBLISH=true"),
-    Command(name="slurm-hook-show", words="hook show --json", live=True, environment="HELIOS_HOOK_PUBLISH=true"),
-    Command(name="slurm-hook-retract", words="hook retract", live=True),
+    Command(
+        name="slurm-hook-publish",
+        after="slurm-history slurm-sync",
+        words="hook publish",
+        live=True,
+        environment="HELIOS_HOOK_PUBLISH=true",
+    ),
+    Command(
+        name="slurm-hook-show",
+        after="slurm-hook-publish",
+        words="hook show --json",
+        live=True,
+        environment="HELIOS_HOOK_PUBLISH=true",
+    ),
+    Command(name="slurm-hook-retract", after="slurm-hook-publish", words="hook retract", live=True),
     Command(name="slurm-pause", words="pause --reason trial --json", code=1, live=True),
-    Command(name="slurm-resume", words="resume", live=True),
+    Command(name="slurm-resume", after="slurm-pause", words="resume", live=True),
 )
 LEFT_OUT = {
     "daemon": "it runs until it is told to stop; what its turns do is in the cycles",
@@ -257,6 +274,7 @@ class Site:
         self._environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | {
             "PATH": str(folder / "bin"),
             "HOME": str(folder / "home"),
+            "LOGNAME": "operator",
             "TZ": "UTC",
             "LC_ALL": "C.UTF-8",
             "OMP_NUM_THREADS": "1",  # sums of floats depend on the number of threads
@@ -371,13 +389,19 @@ SACCT_FIELDS = (
     "JobIDRaw|JobID|Partition|QOS|Account|User|Submit|Eligible|Start|End|State|NNodes|ReqCPUS|ReqTRES|Timelimit"
 )
 SWEEP = """
-policies = ["fifo", "qssf"]
+policies = ["fifo", "qssf", "balanced"]
 backfills = ["none", "easy"]
 estimates = ["limit"]
-run_times = ["true"]
 
-[[clusters]]
-nodes = "60"
+[[windows]]
+from = "2020-06-12"
+to = "2020-06-13"
+
+[settings]
+nodes = ["60", "80"]
+
+[options.balanced]
+share = [0.7, 1.0]
 """
 
 
@@ -441,19 +465,23 @@ def stand_in_for_slurm(folder: Path) -> None:
 
 def record_commands(folder: Path, traces: Path, only: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each golden file of the commands."""
-    chosen = [command for command in COMMANDS if not only or command.name in only or "commands" in only]
+    asked = {command.name for command in COMMANDS} if not only or "commands" in only else set(only)
+    for command in reversed(COMMANDS):
+        asked |= set(command.after.split()) if command.name in asked else set()
+    chosen = [command for command in COMMANDS if command.name in asked]
     if not chosen:
         return
     history, slurm = (Site(folder / name, traces=traces, live=name == "slurm") for name in ("history", "slurm"))
     known = {"yesterday": f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}"}
-    for command in SET_UP if any(not command.live for command in chosen) else ():
+    on_history = any(not command.live for command in chosen)
+    for command in SET_UP if on_history else ():
         answer = history.type(command, known)
         place = {"model-train": "first_model", "model-train-later": "second_model"}.get(command.name)
         if place:
             known[place] = answer["printed"]["model_id"]
         yield f"commands/{command.name}.json", pretty(history.normalized(answer))
-    add_operations(history.url)
-    known["waiting_job"] = WAITING_JOB
+    if on_history:
+        add_operations(history.url)
     for command in chosen:
         site = slurm if command.live else history
         answer = site.normalized(site.type(command, known))
@@ -461,9 +489,6 @@ def record_commands(folder: Path, traces: Path, only: frozenset[str]) -> Iterato
             print(f"{command.name}: exit {answer['exit']}, not {command.code}: {answer['said'][-3:]}")
         answer["command"] = answer["command"].replace(known["yesterday"], "YESTERDAY")
         yield f"commands/{command.name}.json", pretty(answer)
-
-
-WAITING_JOB = "1403"
 
 
 def add_operations(url: str) -> None:
@@ -591,18 +616,17 @@ def _shape(*partitions: tuple[str, int, int]) -> ClusterShape:
     )
 
 
-class ByGpus:
-    """A predictor that goes by the number of GPUs and by how many jobs have ended."""
+class Irregular:
+    """A predictor that goes by a job's position and by how many jobs have ended."""
 
-    def __init__(self, jobs: Workload) -> None:
-        self._gpus = jobs.gpus.astype(np.float64)
+    def __init__(self) -> None:
         self._ended = 0
 
     def ended(self, jobs: Any, ended_s: Any) -> None:
         self._ended += len(jobs)
 
     def submitted(self, jobs: Any, now_s: int) -> Any:
-        return np.outer(600.0 * self._gpus[jobs] + self._ended % 97, [0.3, 1.0, 3.0])
+        return np.outer(300.0 * (1 + jobs * 7_919 % 13) + self._ended % 97, [0.3, 1.0, 3.0])
 
     def waiting(self, jobs: Any, now_s: int, **running: Any) -> Any:
         return 1.5 * self.submitted(jobs, now_s)
@@ -635,33 +659,31 @@ def replays(shape: ClusterShape, jobs: Workload) -> Iterator[tuple[str, Json]]:
                         ),
                     ),
                 )
-    for name, options in _options(jobs).items():
+    known = {"run_time_s": true.astype(np.float64), "estimate_s": true}
+    for name, options in OPTIONS.items():
         for backfill in Backfill:
             if "reservation" in options and backfill is not Backfill.NODES:
                 continue
-            given = {"run_time_s": true.astype(np.float64), "estimate_s": true}
-            chosen = options if "predictor" in options else given | options
-            if "predictor" in options:
-                chosen = chosen | {"predictor": ByGpus(jobs)}
-            done = replay(jobs, shape, backfill=backfill, order=POLICIES[_QSSF], **chosen)
+            told = {"predictor": Irregular()} if "predictor" in options else known
+            done = replay(jobs, shape, backfill=backfill, order=POLICIES[_QSSF], **(options | told))
             yield f"qssf {backfill}, {name}", _digests(jobs, done)
 
 
 _QSSF = next(policy for policy in POLICIES if policy == "qssf")
 
 
-def _options(jobs: Workload) -> dict[str, dict[str, Any]]:
-    return {
-        "constant guard": {"guard": Guard.constant(3_600)},
-        "guard by the backlog": {"guard": Backlog(least_s=600)},
-        "closed reservation": {"reservation": Reservation(closed=True), "guard": Guard.constant(3_600)},
-        "reservation with idle GPUs": {"reservation": Reservation(idle_gpus=2)},
-        "spread": {"placement": Placement.SPREAD},
-        "random": {"placement": Placement.RANDOM, "seed": 5},
-        "weighted, nodes counted": {"placement": Placement.WEIGHTED, "count_nodes": True},
-        "predicted": {"predictor": None},
-        "predicted again": {"predictor": None, "predict_again_s": 600, "plan_quantile": None},
-    }
+# Of a replay; a new predictor is made for each.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "constant guard": {"guard": Guard.constant(3_600)},
+    "guard by the backlog": {"guard": Backlog(least_s=600)},
+    "closed reservation": {"reservation": Reservation(closed=True), "guard": Guard.constant(3_600)},
+    "reservation with idle GPUs": {"reservation": Reservation(idle_gpus=2)},
+    "spread": {"placement": Placement.SPREAD},
+    "random": {"placement": Placement.RANDOM, "seed": 5},
+    "weighted, nodes counted": {"placement": Placement.WEIGHTED, "count_nodes": True},
+    "predicted": {"predictor": Irregular},
+    "predicted again": {"predictor": Irregular, "predict_again_s": 600, "plan_quantile": None},
+}
 
 
 def published_replays(shape: ClusterShape, jobs: Workload) -> Iterator[tuple[str, Json]]:
