@@ -118,7 +118,7 @@ class Command:
 VENUS, KTH = "traces/helios_venus_users_may-jun2020.csv.gz", "traces/KTH-SP2-1996-2.1-cln.swf.gz"
 PHILLY, SACCT = "traces/philly_vc_aug-oct2017.csv.gz", "traces/sacct_raw_phillips_dec2016.txt.gz"
 SERIES, CEDAR = "traces/philly_nodes_oct-nov2017.csv.gz", "traces/sacct_cedar_may-jun2021.txt.gz"
-ON_VENUS = "--cluster venus --nodes 60 --oversized skip --from 2020-06-12 --to 2020-06-13"
+ON_VENUS = "--cluster venus --nodes 14 --oversized skip --from 2020-06-12 --to 2020-06-13"
 DAY = "--cluster frost -S 2021-03-02 -E 2021-03-03 --json"
 SITE_FILES = "--slurm-conf recorded/slurm.conf --qos recorded/qos.txt --assoc recorded/assoc.txt"
 
@@ -151,7 +151,7 @@ COMMANDS = (
     Command(name="model-explain", words="model explain 11586 --cluster venus --json"),
     Command(
         name="model-evaluate",
-        words="model evaluate --cluster venus --train-until 2020-06-12 --nodes 60 --gpu-only --json",
+        words="model evaluate --cluster venus --train-until 2020-06-14 --nodes 40 --gpu-only --json",
     ),
     Command(name="model-evaluate-file", words=f"model evaluate --trace {SACCT} --test-fraction 0.2 --no-value --json"),
     Command(name="whatif", words=f"whatif {ON_VENUS} --json"),
@@ -160,7 +160,7 @@ COMMANDS = (
         words=f"whatif {ON_VENUS} --warm-up 1d --policy fifo,balanced --backfill nodes,skip --estimates predicted,3600 "
         "--predict-again 1h --set balanced.share=0.8 --set fifo.patience=6h --json",
     ),
-    Command(name="whatif-repeat", words=f"whatif {ON_VENUS} --policy fifo,qssf --backfill easy --repeat 4 --json"),
+    Command(name="whatif-repeat", words=f"whatif {ON_VENUS} --policy fifo,qssf --backfill easy --repeat 5 --json"),
     Command(
         name="whatif-cpus",
         after="trace-load-swf",
@@ -271,6 +271,7 @@ class Site:
         write_inputs(folder / "work" / "recorded")
         if live:
             stand_in_for_slurm(folder / "bin")
+            (folder / "work" / "helios.toml").write_text(LIVE_SETTINGS, encoding="utf-8")
         self._environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | {
             "PATH": str(folder / "bin"),
             "HOME": str(folder / "home"),
@@ -334,15 +335,15 @@ MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\+00:0
 
 VARYING = (
     (r"\(Python [\d.]+\)", "(Python VERSION)", "the interpreter is not Helios"),
-    (r"\b[0-9a-f]{32}\b", "RANDOM", "words that end a record are new for each call"),
+    (r"\bwaited [\d.]+ (s|min|h|days?)\b", "waited SOME TIME", "a job of the recorded answers has waited until now"),
 )
 """Pattern, replacement and reason of what varies in texts."""
 
 VARYING_KEYS = {
-    "seconds": "how long the run took",
+    "expires_at": "some hours from now",
     "waited_s": "a job of the recorded answers has waited until now",
 }
-"""Keys of JSON answers whose numbers vary, and why."""
+"""Keys of JSON answers whose values vary, and why."""
 
 
 def _without_what_varies(
@@ -356,9 +357,7 @@ def _without_what_varies(
         return [_without_what_varies(item, replacements) for item in value]
     if isinstance(value, dict):
         return {
-            key: "VARIES"
-            if key in VARYING_KEYS and isinstance(item, float)
-            else _without_what_varies(item, replacements)
+            key: "VARIES" if key in VARYING_KEYS and item is not None else _without_what_varies(item, replacements)
             for key, item in value.items()
         }
     return value
@@ -428,6 +427,15 @@ def _as_sacct(job: Mapping[Any, Any]) -> str:
     return "|".join(map(str, fields))
 
 
+# The recorded jobs wait ever longer, so that in the end all of them would be promoted.
+LIVE_SETTINGS = """
+[services.qssf]
+promote_after_s = 1e10
+
+[services.soft_limits]
+
+[services.ces]
+"""
 SLURM = ("squeue", "scontrol", "sprio", "sacct", "sacctmgr", "sdiag", "sinfo", "sshare")
 STAND_IN = """#!{python} -S
 import re, sys, time
@@ -486,7 +494,7 @@ def record_commands(folder: Path, traces: Path, only: frozenset[str]) -> Iterato
         site = slurm if command.live else history
         answer = site.normalized(site.type(command, known))
         if command.code != answer["exit"]:
-            print(f"{command.name}: exit {answer['exit']}, not {command.code}: {answer['said'][-3:]}")
+            print(f"{command.name}: exit {answer['exit']}, not {command.code}: {answer['said'][-3:]}", flush=True)
         answer["command"] = answer["command"].replace(known["yesterday"], "YESTERDAY")
         yield f"commands/{command.name}.json", pretty(answer)
 
