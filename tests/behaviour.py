@@ -335,6 +335,7 @@ MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\+00:0
 
 VARYING = (
     (r"\(Python [\d.]+\)", "(Python VERSION)", "the interpreter is not Helios"),
+    (r"clock differs by \d+ s", "clock differs by SOME SECONDS", "the answer of sdiag takes its time"),
     (r"\bwaited [\d.]+ (s|min|h|days?)\b", "waited SOME TIME", "a job of the recorded answers has waited until now"),
 )
 """Pattern, replacement and reason of what varies in texts."""
