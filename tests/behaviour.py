@@ -335,6 +335,7 @@ MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\+00:0
 
 VARYING = (
     (r"\(Python [\d.]+\)", "(Python VERSION)", "the interpreter is not Helios"),
+    (r"\b[0-9a-f]{20}\b", "KEY", "the key of a cell of a sweep is a hash of the code that replays, too"),
     (r"clock differs by \d+ s", "clock differs by SOME SECONDS", "the answer of sdiag takes its time"),
     (r"\bwaited [\d.]+ (s|min|h|days?)\b", "waited SOME TIME", "a job of the recorded answers has waited until now"),
 )
@@ -398,7 +399,7 @@ from = "2020-06-12"
 to = "2020-06-13"
 
 [settings]
-nodes = ["60", "80"]
+nodes = ["14", "20"]
 
 [options.balanced]
 share = [0.7, 1.0]
