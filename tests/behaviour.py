@@ -103,7 +103,8 @@ class Command:
     files : tuple of str
         Files written in the folder, whose text is kept too.
     after : str
-        Names of commands on whose effects it stands, besides those of ``SET_UP``.
+        Names of commands on whose effects it stands, or ``set-up``, where it stands on those of ``SET_UP`` without
+        naming the cluster venus.
     """
 
     name: str
@@ -122,7 +123,7 @@ ON_VENUS = "--cluster venus --nodes 14 --oversized skip --from 2020-06-12 --to 2
 DAY = "--cluster frost -S 2021-03-02 -E 2021-03-03 --json"
 SITE_FILES = "--slurm-conf recorded/slurm.conf --qos recorded/qos.txt --assoc recorded/assoc.txt"
 
-# Run first and always, in this order: the others stand on what these load and learn.
+# Run first, in this order: commands about the cluster venus stand on what these load and learn.
 SET_UP = (
     Command(name="db-upgrade", words="db upgrade --json"),
     Command(name="trace-load-venus", words=f"trace load {VENUS} --timezone Asia/Shanghai --cluster venus --json"),
@@ -134,7 +135,7 @@ COMMANDS = (
     Command(name="config-show", words="config show --json"),
     Command(name="db-status", words="db status --json"),
     Command(name="service-list", words="service list --json"),
-    Command(name="trace-list", words="trace list --json"),
+    Command(name="trace-list", after="set-up", words="trace list --json"),
     Command(name="trace-load-again", words=f"trace load {VENUS} --timezone Asia/Shanghai --cluster venus --json"),
     Command(name="trace-load-swf", words=f"trace load {KTH} --cluster kth --json"),
     Command(name="trace-load-odd-rows", words="trace load recorded/odd.txt --cluster odd --json"),
@@ -215,10 +216,10 @@ COMMANDS = (
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
         files=("frost-2021-03-02.txt",),
     ),
-    Command(name="mode", words="mode --cluster venus --json"),
-    Command(name="mode-set", words="mode qssf shadow --cluster venus --reason trial --json"),
+    Command(name="mode", words="mode --cluster frost --json"),
+    Command(name="mode-set", words="mode qssf shadow --cluster frost --reason trial --json"),
     Command(name="hook-show-none", words="hook show --json", code=1),
-    Command(name="doctor-without-slurm", words="doctor --cluster venus --json", code=1),
+    Command(name="doctor-without-slurm", words="doctor --cluster frost --json", code=1),
     Command(name="try", words="try --days 3 --seed 1 --folder {folder}/try --json"),
     Command(name="slurm-history", words=f"trace load {SACCT} --timezone UTC --cluster chroot --json", live=True),
     Command(name="slurm-sync", words="trace sync --from {yesterday} --json", live=True),
@@ -483,8 +484,9 @@ def record_commands(folder: Path, traces: Path, only: frozenset[str]) -> Iterato
         return
     history, slurm = (Site(folder / name, traces=traces, live=name == "slurm") for name in ("history", "slurm"))
     known = {"yesterday": f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}"}
+    on_venus = any("venus" in command.words or command.after == "set-up" for command in chosen)
     on_history = any(not command.live for command in chosen)
-    for command in SET_UP if on_history else ():
+    for command in SET_UP if on_venus else SET_UP[:1] if on_history else ():
         answer = history.type(command, known)
         place = {"model-train": "first_model", "model-train-later": "second_model"}.get(command.name)
         if place:
@@ -534,9 +536,9 @@ def add_operations(url: str) -> None:
     decisions = [
         {
             "decided_at": job["submitted_at"] + pd.Timedelta(minutes=1),
-            "service": ("qssf", "soft_limits")[n % 5 == 0],
+            "service": ("qssf", "soft_limits")[n % 7 == 3],
             "mode": "shadow" if n % 3 else "active",
-            "action": ("Reorder", "SoftLimit")[n % 5 == 0],
+            "action": ("Reorder", "SoftLimit")[n % 7 == 3],
             "target": job["job_id"],
             "reason": f"predicted {n} min",
             "after": f"urgency 0.{n % 10}",
@@ -555,7 +557,11 @@ def add_operations(url: str) -> None:
         for day in range(3)
         for node in ("n3", "n4")
     ]
-    nodes = [{"name": f"n{number}", "partition": "gpu", "gpus": 8} for number in range(1, 5)]
+    nodes = [
+        {"name": f"n{number}", "partition": partition, "gpus": 8}
+        for partition in ("gpu", "debug")
+        for number in range(1, 5)
+    ]
     end = (began + pd.Timedelta(days=4)).to_pydatetime()
     with Warehouse.open(url) as warehouse:
         warehouse.load([a_batch(*jobs)], cluster="frost", path="made", sha256="0", format="sacct", timezone="UTC")
