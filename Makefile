@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest nightly slurm bench fuzz mutants reference clean
+.PHONY: help try test format lint types imports pytest nightly behaviour slurm bench fuzz mutants reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -51,6 +51,9 @@ pytest: $(VENV)/.tools slurm
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: a fault at every statement, ...
 	$(BIN)/pytest --numprocesses $(WORKERS) -m nightly
+
+behaviour: $(VENV)/.tools ## Compare what Helios does with golden files, after a restructuring
+	$(BIN)/python -m tests.behaviour compare
 
 slurm: ## Install Slurm for the live tests, where that is possible (root, Debian or Ubuntu)
 	@command -v slurmctld >/dev/null && command -v mariadbd >/dev/null && command -v debootstrap >/dev/null && exit 0; \
