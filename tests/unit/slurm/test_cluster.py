@@ -347,6 +347,15 @@ def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path
     assert (slurm.site["1"], slurm.jobs["2"]["time_min_s"]) == (0, None)
 
 
+def test_what_only_the_book_knows_of_a_hidden_job_goes_into_the_file(tmp_path: Path) -> None:
+    slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
+    slurm.site["1"] = 5037
+    cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
+    cluster.know(pd.DataFrame([a_standing("1", Lever.ORDER, 0.5)]), keep=True)
+    cluster.snapshot()
+    assert (tmp_path / JOBS_FILE).read_text() == f"site_factor\t1\t{START}\t5037\n"
+
+
 def a_standing(job_id: str, lever: Lever, value: float) -> dict[str, object]:
     submitted = pd.Timestamp(START, unit="s", tz="UTC").as_unit("us")
     row = {"lever": lever.value, "job_id": job_id, "submitted_at": submitted, "value": value}

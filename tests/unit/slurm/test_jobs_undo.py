@@ -118,6 +118,16 @@ def test_what_was_seen_to_be_gone_is_not_last_but_may_come_back(tmp_path: Path) 
     assert proves(tmp_path)
 
 
+def test_the_book_proves_what_it_names_and_the_one_before_it_no_longer(tmp_path: Path) -> None:
+    undo = JobsUndo(tmp_path)
+    undo.know([a_value("1"), a_value("2", 37)])
+    assert undo.proves(Lever.ORDER, a_raw_job("1"), 4037)
+    assert not undo.proves(Lever.ORDER, a_raw_job("1", submitted=START + 1), 4037)
+    assert not undo.has(Lever.ORDER, a_raw_job("1"), 4037)  # it is in no file yet
+    undo.know([a_value("2", 37)])
+    assert not undo.proves(Lever.ORDER, a_raw_job("1"), 4037)
+
+
 ROW = HookRow(user="ann+o@lab", partition="gpu", gpus=1, limit_min=60, site_factor=4037, time_min=17)
 
 
