@@ -210,7 +210,7 @@ COMMANDS = (
     Command(name="report-decisions", words=f"report decisions {DAY}"),
     Command(name="report-services", words=f"report services {DAY}"),
     Command(name="report-energy", words=f"report energy {DAY} --by partition"),
-    Command(name="report-shadow", words="report shadow --cluster frost --day 2021-03-02 --gpus-per-node 8 --json"),
+    Command(name="report-shadow", words="report shadow --cluster frost --day 2021-03-02 --nodes gpu=1,debug=1 --json"),
     Command(
         name="report-nightly",
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
