@@ -210,7 +210,7 @@ COMMANDS = (
     Command(name="report-decisions", words=f"report decisions {DAY}"),
     Command(name="report-services", words=f"report services {DAY}"),
     Command(name="report-energy", words=f"report energy {DAY} --by partition"),
-    Command(name="report-shadow", words="report shadow --cluster frost --day 2021-03-02 --gpus-per-node 8 --json"),
+    Command(name="report-shadow", words="report shadow --cluster frost --day 2021-03-02 --nodes gpu=1,debug=1 --json"),
     Command(
         name="report-nightly",
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
@@ -223,7 +223,7 @@ COMMANDS = (
     Command(name="try", words="try --days 3 --seed 1 --folder {folder}/try --json"),
     Command(name="slurm-history", words=f"trace load {SACCT} --timezone UTC --cluster chroot --json", live=True),
     Command(name="slurm-sync", words="trace sync --from {yesterday} --json", live=True),
-    Command(name="slurm-doctor", words="doctor --json", live=True),
+    Command(name="slurm-doctor", words="doctor --json", code=1, live=True),
     Command(name="slurm-mode", words="mode qssf shadow --json", live=True),
     Command(name="slurm-turn-shadow", after="slurm-history slurm-sync", words="turn --apply --json", live=True),
     Command(name="slurm-turn-active", after="slurm-history slurm-sync", words="turn --as active --json", live=True),
