@@ -44,13 +44,11 @@ types: $(VENV)/.tools
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
-# Three on two processors: the tests of live clusters wait most of their time.
-WORKERS ?= 3
 pytest: $(VENV)/.tools slurm
-	$(BIN)/pytest --numprocesses $(WORKERS)
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: a fault at every statement, ...
-	$(BIN)/pytest --numprocesses $(WORKERS) -m nightly
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m nightly
 
 behaviour: $(VENV)/.tools ## Compare what Helios does with golden files, after a restructuring
 	$(BIN)/python -m tests.behaviour compare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.replayed import Stretch, helped, replay, waits
-from tests.live.rig import Rig, roomy_folder, skip_without_slurm
+from tests.live.rig import Rig, missing, roomy_folder
 from tests.traces import needs_traces
 
 # benchmarks/live_chance.py: of 40 pairs of clusters, submitted to up to 4 s late, none had more than 0.41 of the mean,
@@ -26,7 +27,8 @@ def stretch() -> Stretch:
 @pytest.fixture
 def pair(stretch: Stretch) -> Iterator[tuple[Rig, Rig]]:
     """Two clusters alike, of their own: both are loaded for minutes."""
-    skip_without_slurm()
+    if why := missing():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     settings = {"USERS": " ".join(stretch.users)}
     rigs: list[Rig] = []
     try:

@@ -15,7 +15,6 @@ from helios.slurm.opening import open_nodes
 from helios.slurm.undo import NodesUndo, read_undo, write_undo
 from tests.live.rig import Rig
 from tests.live.test_release_script import SCRIPT, SETPRIV, Ran, path
-from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["path"]  # a fixture: a PATH without Python
 
@@ -33,7 +32,7 @@ def release(rig: Rig, path: Path, undo: Path, *options: str, user: str | None = 
         env={"PATH": str(path), "SLURM_CONF": rig.environment["SLURM_CONF"]},
         capture_output=True,
         text=True,
-        timeout=TEST_TIMEOUT_S,
+        timeout=120,
     )
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 

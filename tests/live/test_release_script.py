@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,8 +16,6 @@ from helios.actions import Lever
 from helios.slurm.hook import HookRow
 from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
-from tests.live.rig import roomy_folder
-from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["hooked", "hooked_cluster"]
 
@@ -37,7 +36,8 @@ class Ran:
 @pytest.fixture
 def path() -> Iterator[Path]:
     """A PATH on which there is no Python, and that every user can read."""
-    folder = roomy_folder()
+    folder = Path(tempfile.mkdtemp(prefix="helios-path-"))
+    folder.chmod(0o755)
     for tool in (*TOOLS, *SLURMS):
         found = shutil.which(tool)
         assert found, tool
@@ -57,7 +57,7 @@ def release(
         env={"PATH": str(path), "SLURM_CONF": hooked.rig.environment["SLURM_CONF"]} | dict(more or {}),
         capture_output=True,
         text=True,
-        timeout=TEST_TIMEOUT_S,
+        timeout=120,
     )
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 

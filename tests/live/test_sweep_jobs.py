@@ -14,7 +14,6 @@ from helios.app.whatif import Question
 from helios.ingest import write_helios_csv
 from tests.live.rig import Rig
 from tests.unit.app.test_draws import a_site
-from tests.waiting import TEST_TIMEOUT_S
 
 pytest.importorskip("dask_jobqueue", reason="the extra [jobqueue] is not installed")
 PLAN = """
@@ -45,7 +44,7 @@ def swept(rig: Rig, folder: Path, *, queue: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=TEST_TIMEOUT_S,
+        timeout=240,
     )
 
 

@@ -17,6 +17,7 @@ from helios.predict.learner import Lesson
 from tests.unit.app.test_draws import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+pytestmark = pytest.mark.xdist_group("dask")
 NAMES = ("python", "distributed", "lightgbm", "helios-slurm")
 
 

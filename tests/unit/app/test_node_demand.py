@@ -14,7 +14,6 @@ from helios.config import Settings
 from helios.model import JOBS, STEP_S, Snapshot
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 from tests.builders import a_job
-from tests.waiting import TEST_TIMEOUT_S
 
 NODES = [
     *(a_node(name=f"g{place}", partitions="gpu", gpu_type="a100") for place in range(1, 5)),
@@ -125,7 +124,7 @@ def test_a_daemon_does_not_wait_for_what_learns_and_has_it_soon(remembered: Reme
     impatient = Remembered(remembered.jobs, patient=False)
     assert impatient(at(NOON)).demand is None
     assert impatient._learning is not None
-    impatient._learning.result(timeout=TEST_TIMEOUT_S)
+    impatient._learning.result(timeout=120)
     assert impatient(at(NOON + timedelta(seconds=30))).demand is not None
 
 
@@ -162,7 +161,7 @@ def test_forecasters_that_still_learn_are_named(remembered: Remembered) -> None:
     impatient(at(NOON))
     assert "still learn" in impatient.why_not
     assert impatient._learning is not None
-    impatient._learning.result(timeout=TEST_TIMEOUT_S)
+    impatient._learning.result(timeout=120)
     impatient(at(NOON + timedelta(seconds=30)))
     assert impatient.why_not == ""
 
@@ -184,7 +183,7 @@ def test_a_learner_that_dies_is_heard_of_and_another_one_learns(
     later = at(NOON + timedelta(seconds=STEP_S))
     assert impatient(later).demand is None
     assert impatient._learning is not None
-    impatient._learning.result(timeout=TEST_TIMEOUT_S)
+    impatient._learning.result(timeout=120)
     assert impatient(later).demand is not None
 
 

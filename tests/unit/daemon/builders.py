@@ -8,9 +8,10 @@ from typing import Any
 
 from helios.app.clockwork import Chores, TurnSummary
 from helios.daemon.times import Times
-from tests.waiting import TEST_TIMEOUT_S
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+PATIENCE_S = 30.0
+"""How long a test waits for a thread that does its work in milliseconds."""
 
 
 def a_turn(**changes: Any) -> TurnSummary:
@@ -76,14 +77,14 @@ class Blocked:
 
     def __call__(self) -> None:
         self.entered.set()
-        assert self._go.wait(TEST_TIMEOUT_S)
+        assert self._go.wait(PATIENCE_S)
         self.left.set()
 
     def let_go(self) -> None:
         self._go.set()
 
 
-def eventually(holds: Callable[[], bool], *, within_s: float = TEST_TIMEOUT_S) -> bool:
+def eventually(holds: Callable[[], bool], *, within_s: float = PATIENCE_S) -> bool:
     """Ask again and again until it holds; False: it did not in time."""
     pause = threading.Event()
     for _ in range(int(within_s / 0.01)):

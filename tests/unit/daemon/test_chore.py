@@ -9,8 +9,7 @@ from helios.daemon.door import Door
 from helios.daemon.health import Health
 from helios.daemon.metrics import Metrics
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
-from tests.unit.daemon.builders import Blocked, HandSet
-from tests.waiting import TEST_TIMEOUT_S
+from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet
 
 INTERVAL_S = 60.0
 
@@ -172,11 +171,11 @@ def test_two_chores_behind_one_door_never_work_at_the_same_time() -> None:
     second = Bench(entering(lambda: second_ran.append(blocked.left.is_set())), door=door)
     threads = [threading.Thread(target=first.chore.tick), threading.Thread(target=second.chore.tick)]
     threads[0].start()
-    assert blocked.entered.wait(TEST_TIMEOUT_S)
+    assert blocked.entered.wait(PATIENCE_S)
     threads[1].start()
     blocked.let_go()
     for thread in threads:
-        thread.join(TEST_TIMEOUT_S)
+        thread.join(PATIENCE_S)
     assert second_ran == [True]
 
 
@@ -185,12 +184,12 @@ def test_nobody_enters_a_door_that_was_shut_while_waiting() -> None:
     first, second = Bench(entering(blocked), door=door), Bench(door=door)
     threads = [threading.Thread(target=first.chore.tick), threading.Thread(target=second.chore.tick)]
     threads[0].start()
-    assert blocked.entered.wait(TEST_TIMEOUT_S)
+    assert blocked.entered.wait(PATIENCE_S)
     threads[1].start()
     assert not door.shut(within_s=0.01)
     blocked.let_go()
     for thread in threads:
-        thread.join(TEST_TIMEOUT_S)
+        thread.join(PATIENCE_S)
     assert second.runs == 0
 
 

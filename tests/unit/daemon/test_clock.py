@@ -17,8 +17,7 @@ from helios.daemon.metrics import Metrics
 from helios.daemon.times import Times
 from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import Mode
-from tests.unit.daemon.builders import Blocked, HandSet, ToyChores, a_turn, eventually
-from tests.waiting import TEST_TIMEOUT_S
+from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
 
 OFTEN_S = 0.03
 
@@ -82,7 +81,7 @@ def test_after_a_stop_nothing_is_called_any_more() -> None:
     toys = ToyChores()
     with started(toys) as ticking:
         assert eventually(lambda: toys.count("turn") >= 2)
-    ticking.clock.writing.shut(within_s=TEST_TIMEOUT_S)
+    ticking.clock.writing.shut(within_s=PATIENCE_S)
     before = toys.count("turn")
     ticking.clock.turns["turn"].tick()
     assert toys.count("turn") == before
@@ -100,7 +99,7 @@ def test_a_slow_turn_is_never_doubled_and_the_reading_goes_on_beside_it() -> Non
     slow = Blocked()
     toys = ToyChores(does={"turn": slow})
     with started(toys) as ticking:
-        assert slow.entered.wait(TEST_TIMEOUT_S)
+        assert slow.entered.wait(PATIENCE_S)
         readings = toys.count("ingest")
         assert eventually(lambda: ticking.left_out("turn") >= 3 and toys.count("ingest") >= readings + 3)
         assert toys.count("turn") == 1
@@ -159,7 +158,7 @@ def test_the_hook_waits_for_a_turn_and_a_wait_too_long_is_said(caplog: pytest.Lo
     slow = Blocked()
     toys = ToyChores(does={"turn": slow})
     with started(toys, turn_s=0.1) as ticking:
-        assert slow.entered.wait(TEST_TIMEOUT_S)
+        assert slow.entered.wait(PATIENCE_S)
         assert eventually(lambda: ticking.left_out("turn") >= 15)
         assert toys.count("hook") == 0
         slow.let_go()
@@ -182,7 +181,7 @@ def test_a_stop_at_the_moment_the_hook_is_called_leaves_no_broken_thread(monkeyp
     monkeypatch.setattr(ThreadPoolExecutor, "submit_job", stopped_meanwhile)
     ticking.clock.start()
     assert eventually(lambda: stopped == [True])
-    stopping.join(TEST_TIMEOUT_S)
+    stopping.join(PATIENCE_S)
     assert broken == []
 
 
@@ -192,12 +191,12 @@ def test_a_long_night_holds_up_no_reading() -> None:
     with started(toys) as ticking:
         training = threading.Thread(target=ticking.clock.nightly.tick)
         training.start()
-        assert night.entered.wait(TEST_TIMEOUT_S)
+        assert night.entered.wait(PATIENCE_S)
         readings = toys.count("ingest")
         assert eventually(lambda: toys.count("ingest") > readings)
         assert not ticking.clock.readers_left(within_s=0.01)
         night.let_go()
-        training.join(TEST_TIMEOUT_S)
+        training.join(PATIENCE_S)
 
 
 def test_the_night_is_local() -> None:

@@ -18,8 +18,7 @@ from helios.daemon import life
 from helios.daemon.server import MOST_CONNECTIONS
 from helios.daemon.times import Times
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
-from tests.unit.daemon.builders import Blocked, HandSet, ToyChores, a_turn, eventually
-from tests.waiting import TEST_TIMEOUT_S
+from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
 
 
 class Manager:
@@ -33,7 +32,7 @@ class Manager:
 
     def hears(self, word: str) -> bool:
         """Wait until a word is said that begins so."""
-        self._ear.settimeout(TEST_TIMEOUT_S)
+        self._ear.settimeout(PATIENCE_S)
         while not any(said.startswith(word) for said in self.words):
             try:
                 self.words.append(self._ear.recv(4096).decode())
@@ -102,7 +101,7 @@ def test_a_stop_waits_for_the_turn_that_runs(tmp_path: Path) -> None:
     toys = ToyChores(does={"turn": slow, "release": lambda: toys.called.append(f"turn was over: {slow.left.is_set()}")})
     living = a_daemon(toys, tmp_path)
     living.start()
-    assert slow.entered.wait(TEST_TIMEOUT_S)
+    assert slow.entered.wait(PATIENCE_S)
     threading.Timer(0.05, slow.let_go).start()
     assert living.stop(why="SIGTERM").code == 0
     assert toys.called[-1] == "turn was over: True"
@@ -116,7 +115,7 @@ def test_a_turn_that_never_ends_is_left_and_nothing_is_written_beside_it(
     toys = ToyChores(does={"turn": slow})
     living = a_daemon(toys, tmp_path)
     living.start()
-    assert slow.entered.wait(TEST_TIMEOUT_S)
+    assert slow.entered.wait(PATIENCE_S)
     ending = living.stop(why="SIGTERM")
     slow.let_go()
     assert (ending.code, ending.stuck) == (1, True)
@@ -132,7 +131,7 @@ def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
     toys = ToyChores(does={"hook": slow})
     living = a_daemon(toys, tmp_path)
     living.start()
-    assert slow.entered.wait(TEST_TIMEOUT_S)
+    assert slow.entered.wait(PATIENCE_S)
     ending = living.stop(why="SIGTERM")
     slow.let_go()
     assert (ending.code, ending.stuck) == (1, True)
@@ -147,7 +146,7 @@ def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
     toys = ToyChores(does={"ingest": slow})
     living = a_daemon(toys, tmp_path)
     living.start()
-    assert slow.entered.wait(TEST_TIMEOUT_S)
+    assert slow.entered.wait(PATIENCE_S)
     ending = living.stop(why="SIGTERM")
     slow.let_go()
     assert (ending.code, ending.stuck) == (0, True)
@@ -255,7 +254,7 @@ def test_health_is_served_where_the_settings_say(tmp_path: Path) -> None:
 
     def answers() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{living.port}/healthz", timeout=TEST_TIMEOUT_S) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{living.port}/healthz", timeout=5) as answer:
                 return bool(json.load(answer)["healthy"])
         except urllib.error.HTTPError:
             return False
@@ -337,7 +336,7 @@ def test_hangup_changes_nothing_and_sigterm_ends(
     typing.start()
     with caplog.at_level(logging.INFO):
         ending = life.run(toys.chores(), settings=settings(tmp_path), nightly=False, environment=manager.environment)
-    typing.join(TEST_TIMEOUT_S)
+    typing.join(PATIENCE_S)
     assert ending.code == 0
     assert toys.called[-1] == "release SIGTERM"
     assert any("SIGHUP changes nothing" in record.getMessage() for record in caplog.records)

@@ -13,8 +13,7 @@ from helios.daemon import server
 from helios.daemon.metrics import Metrics
 from helios.daemon.server import MOST_CONNECTIONS, AddressTaken, Server, address_of
 from helios.errors import ConfigurationInvalid
-from tests.unit.daemon.builders import HandSet, a_turn, eventually
-from tests.waiting import TEST_TIMEOUT_S
+from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_turn, eventually
 
 
 @contextmanager
@@ -30,7 +29,7 @@ def served(health: dict[str, Any], *, host: str = "127.0.0.1") -> Iterator[str]:
 
 def ask(url: str) -> tuple[int, str, str]:
     try:
-        with urllib.request.urlopen(url, timeout=TEST_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as refusal:
         return refusal.code, refusal.headers["Content-Type"], refusal.read().decode()
@@ -83,7 +82,7 @@ def test_an_address_that_this_machine_does_not_have_is_a_mistake_in_the_settings
 
 
 def until_closed(client: socket.socket) -> bool:
-    client.settimeout(TEST_TIMEOUT_S)
+    client.settimeout(PATIENCE_S)
     try:
         return client.recv(1) == b""
     except ConnectionError:

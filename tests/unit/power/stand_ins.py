@@ -7,8 +7,6 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.waiting import TEST_TIMEOUT_S
-
 POWER = Path(__file__).parents[3] / "deploy" / "slurm" / "power"
 PASSWORD = r'p"w\ #1'
 """With all that a file format could stumble on."""
@@ -195,5 +193,5 @@ class MachineRoom:
     def run(self, *words: str, program: str = "power.sh") -> Ran:
         """Run one of the programs to its end, and to that of all that holds its output."""
         started = self.start(*words, program=program)
-        said, _ = started.communicate(timeout=TEST_TIMEOUT_S)
+        said, _ = started.communicate(timeout=60)
         return Ran(status=started.returncode, said=said)
