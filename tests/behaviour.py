@@ -479,6 +479,8 @@ def record_commands(folder: Path, traces: Path, only: frozenset[str]) -> Iterato
     asked = {command.name for command in COMMANDS} if not only or "commands" in only else set(only)
     for command in reversed(COMMANDS):
         asked |= set(command.after.split()) if command.name in asked else set()
+    if any(command.live and command.name in asked for command in COMMANDS):  # each stands on what those before it did
+        asked |= {command.name for command in COMMANDS if command.live}
     chosen = [command for command in COMMANDS if command.name in asked]
     if not chosen:
         return
