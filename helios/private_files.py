@@ -94,6 +94,33 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
         with suppress(OSError):
             beside.unlink()
         raise
+    if lasting:
+        fsync_directory(path.parent)
+
+
+def atomic_write(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a file of ASCII text as :func:`write_private` does, onto the disk.
+
+    The folder is made if missing, closed to other accounts. Whoever may read the folder may read the file, since it may
+    be read as another user: a site opens the folder, or lets that user into the group.
+
+    Raises
+    ------
+    OSError
+        It could not be written; what was there stands.
+    """
+    make_folder(path.parent)
+    allowed = mode & (0o600 | path.parent.stat().st_mode & 0o044)
+    write_private(path, text.encode("ascii"), mode=allowed, lasting=True)
+
+
+def fsync_directory(folder: Path) -> None:
+    """Have the names in a folder on the disk, so that renamed files survive a crash."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def hand_over(handle: int, path: Path) -> None:

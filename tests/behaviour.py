@@ -66,6 +66,7 @@ from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
 from tests.traces import TRACES
 from tests.unit.app.sites import Town
+from tests.unit.control.table import Says
 
 REPOSITORY = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "behaviour"
@@ -683,11 +684,8 @@ def replays(shape: ClusterShape, jobs: Workload) -> Iterator[tuple[str, Json]]:
             if "reservation" in options and backfill is not Backfill.NODES:
                 continue
             told = {"predictor": Irregular()} if "predictor" in options else known
-            done = replay(jobs, shape, backfill=backfill, order=POLICIES[_QSSF], **(options | told))
+            done = replay(jobs, shape, backfill=backfill, order=POLICIES["qssf"], **(options | told))
             yield f"qssf {backfill}, {name}", _digests(jobs, done)
-
-
-_QSSF = next(policy for policy in POLICIES if policy == "qssf")
 
 
 # Of a replay; a new predictor is made for each.
@@ -776,24 +774,11 @@ def record_cycles(folder: Path, _: Path, only: frozenset[str]) -> Iterator[tuple
             yield f"cycles/{name}.jsonl", "".join(f"{_line(line)}\n" for line in story())
 
 
-class Says:
-    """A service that answers as it is told, or raises what it is given."""
-
-    def __init__(self) -> None:
-        self.actions: Sequence[Any] = ()
-        self.raises: Exception | None = None
-        self.every = MINUTE
-
-    def decide(self, snapshot: Any) -> Iterable[Any]:
-        if self.raises is not None:
-            raise self.raises
-        return list(self.actions)
-
-
 class World:
     """What both kinds of worlds share: a seeded chance, services, and the conditions of a turn."""
 
     services: tuple[str, ...]
+    cluster: Any
 
     def __init__(self, seed: int, *, office: Office) -> None:
         self.seed = seed
@@ -806,6 +791,40 @@ class World:
         self.pause_asked = ""
         self.controller = 1
         self.events: list[str] = []
+
+    def story(self) -> Iterator[Json]:
+        """Take the turns and yield a line for each, and one for what stands at the end."""
+        for turn in range(TURNS):
+            self.events = []
+            self.cluster.tick(timedelta(seconds=self.step_s()))
+            self.now = self.cluster.now
+            self.people()
+            self.admins()
+            self.disturb()
+            self.propose()
+            yield {"world": self.seed, "turn": turn, "events": self.events, **self.take_turn()}
+        self.ledger.fail_next(times=0)
+        yield {"world": self.seed, "standings": _rows(self.ledger.standings()), **self.left()}
+
+    # What each kind of world has of its own: how long until the next turn, who does what, and what is left in the end.
+
+    def step_s(self) -> int:
+        raise NotImplementedError
+
+    def people(self) -> None:
+        raise NotImplementedError
+
+    def admins(self) -> None:
+        raise NotImplementedError
+
+    def propose(self) -> None:
+        raise NotImplementedError
+
+    def take_turn(self) -> dict[str, Json]:
+        raise NotImplementedError
+
+    def left(self) -> dict[str, Json]:
+        raise NotImplementedError
 
     def happens(self, chance: float) -> bool:
         return bool(self.rng.random() < chance)
@@ -896,21 +915,13 @@ class JobWorld(World):
         self.running: list[str] = []
         self.submitted = 0
 
-    def story(self) -> Iterator[Json]:
-        """Take the turns and yield a line for each, and one for what stands at the end."""
-        for turn in range(TURNS):
-            self.events = []
-            self.cluster.tick(timedelta(seconds=self.number(20, 200)))
-            self.now = self.cluster.now
-            self.people()
-            self.admins()
-            self.disturb()
-            self.propose()
-            yield {"world": self.seed, "turn": turn, "events": self.events, **self.take_turn()}
-        self.ledger.fail_next(times=0)
+    def step_s(self) -> int:
+        return self.number(20, 200)
+
+    def left(self) -> dict[str, Json]:
         self.cluster.fail_next(times=0)
         queue = [[job, self.cluster.site_factor_of(job), self.cluster.time_min_of(job)] for job in self.cluster.queue]
-        yield {"world": self.seed, "standings": _rows(self.ledger.standings()), "queue": queue}
+        return {"queue": queue}
 
     def take_turn(self) -> dict[str, Json]:
         common = {"cluster": self.cluster, "ledger": self.ledger, "now": self.now, "holder": "helios-1"}
@@ -1063,26 +1074,12 @@ class NodeWorld(World):
         self.jobs: list[str] = []
         self.submitted = 0
 
-    def story(self) -> Iterator[Json]:
-        """Take the turns and yield a line for each, and one for what stands at the end."""
-        for turn in range(TURNS):
-            self.events = []
-            self.cluster.tick(timedelta(seconds=self.one_of((30, 60, 120, 120, 900))))
-            self.now = self.cluster.now
-            self.people()
-            self.admins()
-            self.disturb()
-            self.propose()
-            yield {"world": self.seed, "turn": turn, "events": self.events, **self.take_turn()}
-        self.ledger.fail_next(times=0)
+    def step_s(self) -> int:
+        return int(self.one_of((30, 60, 120, 120, 900)))
+
+    def left(self) -> dict[str, Json]:
         nodes = [[name, str(self.cluster.power_of(name)), self.cluster.weight_of(name)] for name in self.names]
-        yield {
-            "world": self.seed,
-            "standings": _rows(self.ledger.standings()),
-            "nodes": nodes,
-            "keep_awake": self.cluster.keep_awake,
-            "undo": repr(self.undo),
-        }
+        return {"nodes": nodes, "keep_awake": self.cluster.keep_awake, "undo": repr(self.undo)}
 
     def take_turn(self) -> dict[str, Json]:
         common = {

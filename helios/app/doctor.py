@@ -21,6 +21,7 @@ from helios.app.turn_lock import TurnUnderWay, alone
 from helios.app.turns import MEMORY, holder_of
 from helios.config import Settings
 from helios.control import BreakerState, TurnMemory
+from helios.control.memory import UNREADABLE
 from helios.control.nodes import NodeMemory
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import Mode, ModelRecord
@@ -234,7 +235,7 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
         state, reasons = str(told["state"]), [*told["reasons"], *((told["turn"] or {}).get("still") or ())]
         note = str(told.get("note") or "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, *UNREADABLE):
         fact, remedy = "none has left word in the state folder", "Start it: systemctl start helios"
         yield Finding(check="daemon", verdict=Level.WARN, fact=fact, remedy=remedy)
         return

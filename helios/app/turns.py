@@ -42,7 +42,6 @@ from helios.ports import Cluster, Ledger, Office
 from helios.warehouse import Warehouse
 
 MEMORY = "turn"
-"""What must be known of stored predictions to see whether a new one is worth storing."""
 
 
 def now_utc() -> datetime:

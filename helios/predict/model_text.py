@@ -29,8 +29,9 @@ _DECISIONS = (0, 2, 8, 10)
 _OBJECTIVE = re.compile(r"quantile|regression|regression_l1")
 _INT = r"-?[0-9]{1,10}"
 _FLOAT = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
-_INTS, _FLOATS, _THRESHOLDS = (re.compile(rf"(?:{one}(?: {one})*)?") for one in (_INT, _FLOAT, rf"(?:{_FLOAT}|-?inf)"))
-_RANGE = re.compile(rf"none|\[(?:{_FLOAT}|-?inf):(?:{_FLOAT}|-?inf)\]")
+_BOUND = rf"(?:{_FLOAT}|-?inf)"
+_INTS, _FLOATS, _THRESHOLDS = (re.compile(rf"(?:{one}(?: {one})*)?") for one in (_INT, _FLOAT, _BOUND))
+_RANGE = re.compile(rf"none|\[{_BOUND}:{_BOUND}\]")
 """What LightGBM says of a feature: that it is not used, or from where to where it goes."""
 _END = "end of trees\n"
 

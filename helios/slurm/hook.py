@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from helios.actions import Lever
 from helios.errors import HookTableInvalid
 from helios.marks import MARK, MINUTE_MARK, is_ours
+from helios.private_files import atomic_write, fsync_directory
 from helios.slurm.backend import RawJob
-from helios.slurm.lasting import make_lasting, put
 
 TABLE = Path("hook") / "table"
 """Where the table lies, below ``control.state_folder``."""
@@ -181,7 +181,7 @@ def publish(path: Path, text: str) -> None:
     """
     try:
         _remember(path, text)
-        put(path, text)
+        atomic_write(path, text)
     except OSError as reason:
         raise HookTableInvalid(
             f"the hook's table cannot be published at {path}: {reason}",
@@ -199,7 +199,7 @@ def retract(path: Path) -> bool:
     """
     try:
         path.unlink()
-        make_lasting(path.parent)
+        fsync_directory(path.parent)
         with suppress(OSError):  # it then takes more for the hook's than it need
             _remember(path, "")
     except FileNotFoundError:
@@ -279,7 +279,7 @@ def _remember(table: Path, text: str) -> None:
         lines = (
             f"{since} {'-' if until is None else until} {' '.join(what)}\n" for what, (since, until) in after.items()
         )
-        put(path, "".join(lines), mode=0o640)
+        atomic_write(path, "".join(lines), mode=0o640)
 
 
 def _what(text: str) -> Iterable[_What]:

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helios.actions import Lever
-from helios.private_files import hand_over, make_folder
+from helios.private_files import atomic_write, fsync_directory, hand_over, make_folder
 from helios.slurm.backend import RawJob
 from helios.slurm.hook import PUBLISHED, Published, read_published
-from helios.slurm.lasting import make_lasting, put
 from helios.slurm.undo import UndoNotWritten
 
 JOBS_FILE = "jobs.undo"
@@ -208,7 +207,7 @@ class JobsUndo:
             for value in values
         ]
         assert self._path is not None
-        put(self._path, "".join(lines), mode=MODE)
+        atomic_write(self._path, "".join(lines), mode=MODE)
         self._lines = self._kept = len(lines)
 
 
@@ -243,4 +242,4 @@ def _append(path: Path, text: str) -> None:
     finally:
         os.close(handle)
     if is_new:
-        make_lasting(path.parent)
+        fsync_directory(path.parent)

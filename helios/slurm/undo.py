@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helios.errors import FileUnreadable, HeliosError
+from helios.private_files import atomic_write
 from helios.slurm import values
-from helios.slurm.lasting import put
 
 UNDO_FILE = "nodes.undo"
 """Its name within ``[control] state_folder``."""
@@ -69,7 +69,7 @@ def write_undo(
     if _parsed(text) is None:
         raise UndoNotWritten(f"A node's name or the keep-awake list cannot be written to {path}: {text!r:.200}")
     try:
-        put(path, text)
+        atomic_write(path, text)
     except OSError as reason:
         raise UndoNotWritten(
             f"{path} cannot be written: {reason.strerror}", remedy="Give Helios its [control] state_folder."
