@@ -26,7 +26,7 @@ SLEEPY = {
     "PartitionName=debug Nodes=n[6-7] MaxTime=7-0 DefMemPerCPU=1000 PriorityJobFactor=1\n"
     "PartitionName=login Nodes=n8 MaxTime=7-0 DefMemPerCPU=1000 PriorityJobFactor=1",
     "SUSPEND_TIMEOUT": "2",
-    "RESUME_TIMEOUT": "20",
+    "RESUME_TIMEOUT": "40",
     "SUSPEND_EXC_NODES": "n7",
     "SUSPEND_EXC_PARTS": "login",
 }
@@ -177,7 +177,9 @@ class Rig:
         try:
             self.until(lambda: self._wake_what_sleeps() == {"IDLE"})
         except AssertionError as reason:
-            raise AssertionError(f"{reason}; {self.nodes()}\n{self.log('slurmctld')}") from reason
+            late = [node for node, state in self.nodes().items() if state != "IDLE"]
+            logs = [self.log(name) for name in ("slurmctld", "power", *(f"slurmd.{node}" for node in late))]
+            raise AssertionError("\n".join((f"{reason}; {self.nodes()}", *logs))) from reason
 
     def _wake_what_sleeps(self) -> set[str]:
         """Do what can be done now about every node that is not idle, and return the states that were seen."""

@@ -107,7 +107,7 @@ class TestCommands(NodesContract):
         )
         # A reconfiguration while a node falls asleep may leave it POWERING_UP for ever (seen on 22.05.8).
         sleepy.until(lambda: settled(nodes))
-        sleepy.run("scontrol", "reconfigure")
+        reconfigure(sleepy)
 
 
 def settled(nodes: SlurmNodes) -> bool:
