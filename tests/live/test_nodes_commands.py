@@ -128,7 +128,7 @@ def test_the_nodes_are_read_with_power_hands_and_racks(sleepy: Rig, nodes: Slurm
     assert frame.loc[["n1", "n5", "n8"], "rack"].tolist() == ["leaf1", "mine", "leaf2"]
     assert snapshot.power is not None
     assert (snapshot.power.can_sleep, snapshot.power.can_keep_awake) == (True, False)
-    assert (snapshot.power.suspend_timeout_s, snapshot.power.resume_timeout_s) == (2, 20)
+    assert (snapshot.power.suspend_timeout_s, snapshot.power.resume_timeout_s) == (2, 40)
 
 
 def test_a_node_sleeps_and_wakes_as_it_is_told(sleepy: Rig, nodes: SlurmNodes) -> None:
