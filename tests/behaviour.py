@@ -339,7 +339,11 @@ VARYING = (
     (r"\(Python [\d.]+\)", "(Python VERSION)", "the interpreter is not Helios"),
     (r"\b[0-9a-f]{20}\b", "KEY", "the key of a cell of a sweep is a hash of the code that replays, too"),
     (r"clock differs by \d+ s", "clock differs by SOME SECONDS", "the answer of sdiag takes its time"),
-    (r"(?<!who had )\bwaited [\d.]+ (s|min|h|days?)\b", "waited SOME TIME", "a job of the recorded answers has waited until now"),
+    (
+        r"(?<!who had )\bwaited [\d.]+ (s|min|h|days?)\b",
+        "waited SOME TIME",
+        "a job of the recorded answers has waited until now",
+    ),
 )
 """Pattern, replacement and reason of what varies in texts."""
 
