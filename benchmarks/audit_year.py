@@ -20,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.app.explain_job import LOOK_BACK, explain
 from helios.app.nightly import forget_what_is_old
-from helios.app.why import LOOK_BACK, explain
 from tests.unit.app.sites import Town
 
 TURNS_A_DAY = 1_440

@@ -31,16 +31,15 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.history import read_file
-from helios.app.machine import parse_nodes
-from helios.app.rehearsal import PREDICT_AGAIN_S, reckoning_of
-from helios.app.timeline import Seat, play
+from helios.app.replay_cluster import parse_nodes
+from helios.app.service_replay import PREDICT_AGAIN_S, Seat, play, reckoning_of
 from helios.app.whatif import Question, Stage, set_the_stage
 from helios.config import Control
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order
 from helios.predict import OnlinePredictor, train
-from helios.services.orders import balanced, shortest_service_first
 from helios.services.qssf import Qssf
+from helios.services.queue_orders import balanced, shortest_service_first
 from helios.simulate import ORDERS, Backfill, Backlog, Guard, Reservation, SimCluster, Workload, replay
 
 DAY_S, WEEK_S = 86_400, 7 * 86_400

@@ -17,10 +17,10 @@ import pandas as pd
 from helios.ingest import open_trace
 from helios.model import JOBS, in_submission_order
 from helios.predict import HistoryPredictor, JobTable
-from helios.predict.again import known_of
 from helios.predict.duration import train_on
 from helios.predict.evaluation import calibrated_quantiles, figures_of, judged_of
-from helios.predict.judging import Figures
+from helios.predict.job_table import known_of
+from helios.predict.scores import Figures
 
 LAST_ENDED = 500
 

@@ -20,12 +20,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.energy.series import SeriesQuestion, energy_on_series
+from helios.app.energy.whatif_series import SeriesQuestion, energy_on_series
 from helios.config import Energy
 from helios.ingest.node_series import read_series, summed
 from helios.predict.demand import Calendar
-from helios.services.ces import CesOptions
-from helios.services.ces.tuning import DAY, Goal, Known, tuned
+from helios.services.energy_saving import CesOptions
+from helios.services.energy_saving.tuning import DAY, Goal, Known, tuned
 
 VARIANTS = {
     "as it is": CesOptions(),

@@ -18,10 +18,9 @@ from distributed import Client, LocalCluster
 
 from benchmarks.features import a_table
 from helios.predict import causal_features
-from helios.predict.dask_learner import DaskLearner
-from helios.predict.duration import QUANTILES
-from helios.predict.history import FEATURES
-from helios.predict.learner import Learner, Lesson, learn_here
+from helios.predict.causal_stats import FEATURES
+from helios.predict.dask_training import DaskLearner
+from helios.predict.duration import QUANTILES, Learner, Lesson, learn_here
 
 WORKERS = 2
 

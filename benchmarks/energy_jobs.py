@@ -19,13 +19,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.energy.jobs import POLICIES, JobsQuestion, energy_on_jobs
+from helios.app.energy.whatif_jobs import POLICIES, JobsQuestion, energy_on_jobs
 from helios.app.history import History, read_file
 from helios.app.whatif import Question, set_the_stage
 from helios.config import Settings
 from helios.predict.demand import Calendar
 from helios.simulate import Backfill, Placement, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from tests.traces import TRACES
 
 ZONE = ZoneInfo("Asia/Shanghai")

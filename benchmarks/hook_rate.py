@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.slurm.hook import HookRow, publish, render
+from helios.slurm.hook_table import HookRow, publish, render
 from tests.live.rig import Rig
 
 SCRIPT = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"

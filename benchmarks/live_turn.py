@@ -15,11 +15,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from helios.app.expectation import learn
 from helios.app.history import recall
-from helios.app.live import open_site
-from helios.app.reading import JOBS as JOBS_READ
-from helios.app.turns import Turns
+from helios.app.job_controller import Turns
+from helios.app.live_cluster import open_site
+from helios.app.sync import JOBS as JOBS_READ
+from helios.app.training import learn
 from helios.config import Settings
 from helios.control import ServiceMode, TurnReport
 from helios.ingest import synthetic_trace

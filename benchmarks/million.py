@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.replay import PLAIN_JOBS, a_cluster, a_trace, given, pending, plain
 from helios.app.history import ingest, recall
-from helios.app.plans import Plan, Policy, RunTimes
+from helios.app.scenarios import Plan, Policy, RunTimes
 from helios.app.whatif import Question, whatif
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.model import JOBS
 from helios.predict import train
 from helios.simulate import Backfill
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183

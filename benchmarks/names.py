@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from helios.model import JOBS
 from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict.evaluation import spearman
-from helios.predict.names import Families
+from helios.predict.job_names import Families
 
 TASKS = {"train": 9.5, "pretrain": 10.8, "finetune": 8.5, "eval": 6.5, "debug": 4.5, "preprocess": 7.0}
 MODELS = {

@@ -25,17 +25,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios import marks
-from helios.app.claims import Claims
-from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
+from helios import ownership
+from helios.app.replay_guards import Claims
+from helios.app.slurm_workload import SlurmJobs, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
-from helios.model.site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
+from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
-from helios.simulate.glance import moment
-from helios.simulate.rows import Predictions
-from helios.simulate.slurmlike import SlurmLatency
-from helios.simulate.slurmlike.door import SlurmDoor
+from helios.simulate.slurm import SlurmLatency
+from helios.simulate.slurm.cluster import SlurmDoor
+from helios.simulate.snapshot import Predictions, moment
 
 N_JOBS, NODES, GPUS = 300, 4, 8
 BEGAN = pd.Timestamp("2026-01-01T00:00:00Z")
@@ -124,7 +123,7 @@ def waits_s(drawn: Draw, turn_s: float, shape: Shape | None, *, hook: float, pat
     if shape is not None and hook:
         whole = SlurmDoor(workload, SITE, drawn.jobs.jobs, resolution=MOST)
         first = [wished(whole, np.array([job]), int(workload.submitted_s[job]))[0] for job in range(N_JOBS)]
-        factors = marks.site_factors(np.array(first), n_steps=marks.steps(MOST))
+        factors = ownership.site_factors(np.array(first), n_steps=ownership.steps(MOST))
         workload = replace(workload, site_factor=np.where(drawn.finds_row < hook, factors, 0))
     latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_turn_s)
     door = SlurmDoor(workload, SITE, drawn.jobs.jobs, resolution=MOST, latency=latency)

@@ -23,12 +23,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.history import read_file
-from helios.app.machine import parse_nodes
-from helios.app.plans import ORDERS, Policy
-from helios.app.value import PREDICTED
+from helios.app.prediction_value import PREDICTED
+from helios.app.replay_cluster import parse_nodes
+from helios.app.scenarios import ORDERS, Policy
 from helios.app.whatif import Question, Stage, set_the_stage, teach
 from helios.predict import OnlinePredictor
-from helios.predict.online import UserLast
+from helios.predict.replay_predictor import UserLast
 from helios.simulate import Backfill, Guard, Replay, replay
 
 DAY_S = 86_400

@@ -33,14 +33,13 @@ from helios_night_owl import NightOwl
 
 from helios.actions import Action
 from helios.app.history import read_file
-from helios.app.machine import parse_nodes
-from helios.app.rehearsal import PREDICT_AGAIN_S
-from helios.app.timeline import Seat, play
+from helios.app.replay_cluster import parse_nodes
+from helios.app.service_replay import PREDICT_AGAIN_S, Seat, play
 from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
 from helios.model import Snapshot
 from helios.ports import Service
-from helios.services.orders import shortest_service_first
 from helios.services.qssf import Qssf
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Replay, SimCluster, replay
 from tests.traces import TRACES
 

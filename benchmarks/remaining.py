@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from helios.app.history import read_file
 from helios.predict import JobTable
-from helios.predict.again import known_of
+from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import train_on
-from helios.predict.history import NEVER_S
-from helios.predict.remaining import remaining_run_time
+from helios.predict.job_table import known_of
+from helios.predict.live_predictor import remaining_run_time
 
 TRACES = (
     ("KTH-SP2", "KTH-SP2-1996-2.1-cln.swf.gz", "Europe/Stockholm"),

@@ -26,18 +26,16 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.cells import Engine, here
-from helios.app.dask_engine import Processes
-from helios.app.draws import predictor_of, redrawn, urn_of
+from helios.app.executors import Engine, Processes, here
 from helios.app.history import History, read_file
-from helios.app.machine import parse_nodes
-from helios.app.plans import Plan, Policy, RunTimes
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import SweepPlan, cross
+from helios.app.replay_cluster import parse_nodes
+from helios.app.resampling import predictor_of, redrawn, urn_of
+from helios.app.scenarios import Plan, Policy, RunTimes
+from helios.app.sweep import SweepPlan, cross, sweep
 from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
 from helios.ports import ReplayPredictor
-from helios.predict.judging import spearman
-from helios.report.differences import Over, interval_of
+from helios.predict.scores import spearman
+from helios.report.significance import Over, interval_of
 from helios.simulate import Backfill
 
 TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))

@@ -28,9 +28,8 @@ from helios.ingest import synthetic_trace
 from helios.model import JOBS
 from helios.ports import Progress, in_silence
 from helios.predict import JobTable
-from helios.predict.again import known_of
-from helios.predict.duration import QUANTILES, train_on
-from helios.predict.learner import ROUNDS, Lesson, learn_here
+from helios.predict.duration import QUANTILES, ROUNDS, Lesson, learn_here, train_on
+from helios.predict.job_table import known_of
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from helios.cli.application import COMMANDS, application, imported
+from helios.cli.main import COMMANDS, application, imported
 from helios.config import load_configuration
 from helios.model import JOBS
 

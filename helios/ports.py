@@ -184,7 +184,7 @@ class JobwiseService(Service, Protocol):
     Of the cluster it may look at ``longest_backlog_s``, which is the same for all. A replay then need not ask it about
     the whole queue at every event, but about a job when it comes, when it is predicted again or the backlog is another,
     and when the wish expires: the answers are the same, and tens of thousands of jobs a second are replayed.
-    ``decide`` must say the same as ``wishes``; :func:`helios.services.jobwise.reorders` makes it of them.
+    ``decide`` must say the same as ``wishes``; :func:`helios.services.qssf.reorders` makes it of them.
     """
 
     def wishes(self, jobs: Columns, at: datetime) -> Wishes:

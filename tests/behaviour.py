@@ -51,15 +51,25 @@ from helios.actions import (
     RestoreNodes,
     SoftLimit,
 )
-from helios.app.plans import ORDERS as POLICIES
+from helios.app.scenarios import ORDERS as POLICIES
 from helios.config import Control, Power, Settings, Slurm
-from helios.control import Conditions, Seat, ServiceMode, TurnMemory, release, take_turn
-from helios.control.nodes import NodeMemory, Undo, release_nodes, take_node_turn
+from helios.control import (
+    Conditions,
+    NodeMemory,
+    Seat,
+    ServiceMode,
+    TurnMemory,
+    Undo,
+    release,
+    release_nodes,
+    take_node_turn,
+    take_turn,
+)
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Office
 from helios.simulate import Backfill, Backlog, ClusterShape, Guard, Placement, Reservation, Workload, replay
 from helios.simulate.artifact import PublishedPolicy, replay_as_published
-from helios.simulate.slurmlike import replay_slurm
+from helios.simulate.slurm import replay_slurm
 from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job

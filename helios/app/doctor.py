@@ -9,25 +9,23 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from helios.app.controller_state import TurnUnderWay, alone
 from helios.app.history import choose_cluster
-from helios.app.hook_table import UNPUBLISHED, orders_new_jobs
-from helios.app.live import preflight
+from helios.app.hook import UNPUBLISHED, orders_new_jobs
+from helios.app.job_controller import MEMORY, holder_of
+from helios.app.live_cluster import preflight, services_of
 from helios.app.modes import modes_in_force, paused
-from helios.app.node_turns import MEMORY as NODE_MEMORY
-from helios.app.outlook import UNTRUSTED
-from helios.app.reading import read_until
-from helios.app.staff import services_of
-from helios.app.turn_lock import TurnUnderWay, alone
-from helios.app.turns import MEMORY, holder_of
+from helios.app.node_controller import MEMORY as NODE_MEMORY
+from helios.app.predictions import UNTRUSTED
+from helios.app.sync import read_until
 from helios.config import Settings
-from helios.control import BreakerState, TurnMemory
-from helios.control.memory import UNREADABLE
-from helios.control.nodes import NodeMemory
+from helios.control import BreakerState, NodeMemory, TurnMemory
+from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import Mode, ModelRecord
 from helios.ports import Office
 from helios.private_files import is_wide
-from helios.slurm.hook import TABLE, read_table
+from helios.slurm.hook_table import TABLE, read_table
 from helios.slurm.preflight import HOOK, Finding, Level
 from helios.warehouse import Warehouse, sqlite_file
 

@@ -15,10 +15,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.config import Settings
-from helios.control.nodes.seen import nodes_seen
+from helios.control.observed import nodes_seen
 from helios.errors import NoSuchCluster
+from helios.metrics.node_usage import intervals_of, most_at_once
 from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, pools
-from helios.occupancy import intervals_of, most_at_once
 from helios.predict.demand import (
     NEVER_S,
     Calendar,

@@ -12,9 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import History
-from helios.app.machine import Machine, machine_for
-from helios.app.plans import ORDERS, Policy
 from helios.app.published_table import ALL, PHILLY, PublishedTable
+from helios.app.replay_cluster import Machine, machine_for
+from helios.app.scenarios import ORDERS, Policy
 from helios.app.whatif import refuse_reversed
 from helios.config import zone
 from helios.errors import NotEnoughHistory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helios.app import modes, node_turns
+from helios.app import modes, node_controller
 from helios.config import Settings
 from helios.ports import Office
 from helios.services.registry import installed
@@ -18,6 +18,6 @@ def roles_granted(settings: Settings, *, jobs: str, nodes: str | None, reader: s
             nodes=nodes,
             reader=reader,
             node_services=on_nodes,
-            node_memories=[node_turns.MEMORY],
-            common_memories=[modes.PAUSED, modes.RELEASED, node_turns.RELEASED],
+            node_memories=[node_controller.MEMORY],
+            common_memories=[modes.PAUSED, modes.RELEASED, node_controller.RELEASED],
         )

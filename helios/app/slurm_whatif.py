@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,188 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import History
-from helios.app.slurm_controls import capacity, pool_of, pooled_easy
-from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
-from helios.app.slurm_order import learn_order
-from helios.app.slurm_rehearsal import rehearse_on_slurm
-from helios.app.whatif import refuse_reversed
+from helios.app.slurm_workload import SlurmJobs, rehearse_on_slurm, slurm_jobs, taught
+from helios.app.whatif import refuse_reversed, sources_said
 from helios.errors import NotEnoughHistory
-from helios.metrics import summarize_queue
-from helios.model import seconds_of
-from helios.model.site import SlurmSite
-from helios.ports import Progress, Service, in_silence
+from helios.metrics.queue import summarize_queue
+from helios.model import in_submission_order, seconds_of
+from helios.model.slurm_site import NodeGroup, SlurmSite
+from helios.ownership import site_factor
+from helios.ports import JobwiseService, Progress, Service, in_silence
+from helios.predict import OnlinePredictor
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
-from helios.simulate.slurmlike import SlurmReplay, replay_slurm
+from helios.simulate import Backfill, ClusterShape, Workload, replay
+from helios.simulate.orders import first_in_first_out
+from helios.simulate.slurm import SlurmReplay, replay_slurm
+
+# The textbook beside Slurm: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
+
+POOL = "all"
+
+
+def capacity(site: SlurmSite, resource: str) -> int:
+    """Return how many GPUs or CPUs (``gpus``, ``cpus``) the nodes of a site have."""
+    return sum(len(group.names) * _each(group, resource) for group in site.nodes)
+
+
+def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time_limit_s: int) -> NDArray[np.float64]:
+    """Replay jobs that hold some of ``resource`` under FIFO + EASY on one pool of equal nodes.
+
+    Partitions, priorities, types and shares of a node by CPUs and memory are left out: that is what makes it the naive
+    control.
+
+    Returns
+    -------
+    array of shape (n_jobs,)
+        Start of each job, s since the epoch; of jobs that hold nothing of it, or are larger than the pool, the time
+        they could start.
+    """
+    workload, shape = jobs.workload, pool_of(site, resource)
+    eligible_s, size = workload.column("eligible_s"), workload.column(resource)
+    started_s = eligible_s.copy()
+    chosen = np.flatnonzero((size > 0) & (size <= shape.total_gpus))
+    if not len(chosen):
+        return started_s
+    # Whole seconds, in the order of the times that jobs could start: the textbook knows no others.
+    chosen = chosen[np.lexsort((chosen, eligible_s[chosen]))]
+    limit_s = workload.column("time_limit_s")[chosen]
+    result = replay(
+        Workload(
+            job_id=np.array([f"{place:012d}" for place in range(len(chosen))], dtype=object),
+            submitted_s=np.rint(eligible_s[chosen]).astype(np.int64),
+            run_time_s=np.rint(workload.run_time_s[chosen]).astype(np.int64),
+            gpus=size[chosen].astype(np.int32),
+            partition=np.zeros(len(chosen), dtype=np.int32),
+        ),
+        shape,
+        backfill=Backfill.EASY,
+        order=first_in_first_out,
+        estimate_s=np.where(limit_s > 0, limit_s, default_time_limit_s).astype(np.int64),
+    )
+    started_s[chosen] = result.started_s
+    return started_s
+
+
+def pool_of(site: SlurmSite, resource: str) -> ClusterShape:
+    """Return one partition of equal nodes that has as much as all nodes of the site: the largest of them, repeated."""
+    largest = max((_each(group, resource) for group in site.nodes), default=1) or 1
+    return ClusterShape(
+        partitions=(POOL,),
+        nodes=np.array([max(1, -(-capacity(site, resource) // largest))], dtype=np.int32),
+        gpus_per_node=np.array([largest], dtype=np.int32),
+    )
+
+
+def _each(group: NodeGroup, resource: str) -> int:
+    return sum(group.gpus.values()) if resource == "gpus" else group.cpus
+
+
+# Helios' order as a site's Slurm would get it: predicted at submission, written as SiteFactor, as the hook does.
+
+_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
+"""Any moment: what a service wishes for a job that has not waited yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What a service wishes for jobs as they are submitted.
+
+    Attributes
+    ----------
+    site_factor : int64 array of shape (n_jobs,)
+    notes : tuple of str
+        Who predicted, for a person.
+    """
+
+    site_factor: NDArray[np.int64]
+    notes: tuple[str, ...]
+
+
+def learn_order(
+    jobs: SlurmJobs,
+    service: JobwiseService,
+    *,
+    ended_s: NDArray[np.float64],
+    before: pd.DataFrame,
+    cluster: str,
+    timezone: str,
+    most: int,
+    seed: int,
+    progress: Progress,
+) -> Learned:
+    """Return the SiteFactor that ``service`` would have each job submitted with.
+
+    Parameters
+    ----------
+    ended_s : array of shape (n_jobs,)
+        End of each job in the timeline that teaches, s since the epoch: only what had ended before a job's submission
+        is used for it.
+    before : DataFrame
+        Earlier jobs, columns of ``JOBS``.
+    most : int
+        Bound of the SiteFactor (``slurm.site_factor_most``).
+    """
+    place = in_submission_order(jobs.jobs.assign(place=np.arange(len(jobs.jobs))))["place"].to_numpy()
+    predictor = OnlinePredictor(
+        jobs.jobs.iloc[place].reset_index(drop=True),
+        history=before,
+        model=taught(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress),
+        refit=True,
+        seed=seed,
+        timezone=timezone,
+    )
+    p50_s = np.empty(len(place))
+    p50_s[place] = _predicted(predictor, jobs.workload.submitted_s[place], ended_s[place], progress)
+    urgency = _wished(service, p50_s, jobs.workload.column("gpus"))
+    factors = np.array([site_factor(wish, most=most) for wish in urgency], dtype=np.int64)
+    return Learned(
+        site_factor=factors,
+        notes=(
+            f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: nobody is "
+            "promoted while he waits.",
+            *sources_said(predictor),
+        ),
+    )
+
+
+def _predicted(
+    predictor: OnlinePredictor, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
+) -> NDArray[np.float64]:
+    """Go through submissions and ends in the order of time, and return each job's median, s."""
+    second = np.floor(submitted_s).astype(np.int64)
+    last = np.ceil(ended_s).astype(np.int64)
+    by_end, p50_s, told = np.argsort(last, kind="stable"), np.empty(len(second)), 0
+    begins = np.flatnonzero(np.diff(second, prepend=second[0] - 1))
+    for number, (begin, end) in enumerate(zip(begins, [*begins[1:], len(second)], strict=True)):
+        now_s = int(second[begin])
+        upto = int(np.searchsorted(last[by_end], now_s, side="left"))
+        if upto > told:
+            predictor.ended(by_end[told:upto], last[by_end[told:upto]])
+            told = upto
+        p50_s[begin:end] = predictor.submitted(np.arange(begin, end), now_s)[:, 1]
+        if number % 1_000 == 0:
+            progress("Predicting each job at its submission", begin / len(second))
+    progress("Predicting each job at its submission", 1.0)
+    return p50_s
+
+
+def _wished(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the urgency of each job at its submission; 0 where the service names none."""
+    now = np.datetime64(_SUBMITTED.replace(tzinfo=None), "us")
+    columns: dict[str, NDArray[Any]] = {
+        "eligible_at": np.full(len(p50_s), now),
+        "p50_s": p50_s,
+        "p10_s": p50_s,
+        "p90_s": p50_s,
+        "gpus": gpus.astype(np.int32),
+        "urgency": np.zeros(len(p50_s)),
+        "hands_off": np.full(len(p50_s), np.nan, dtype=object),
+        "longest_backlog_s": np.full(len(p50_s), np.nan),
+    }
+    return np.nan_to_num(service.wishes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
+
 
 TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
 AT_ONCE = "Everybody at once, in order of submission"

@@ -12,16 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import History
-from helios.app.machine import Machine, machine_for
-from helios.app.plans import AGAIN_S, ORDERS, Plan, Policy, RunTimes
-from helios.app.policy_options import bound_of
+from helios.app.replay_cluster import Machine, machine_for
+from helios.app.scenarios import AGAIN_S, ORDERS, Plan, Policy, RunTimes, bound_of
 from helios.errors import Misuse, NotEnoughHistory
-from helios.metrics import summarize_queue, wait
+from helios.metrics.queue import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, in_silence
 from helios.predict import DurationModel, OnlinePredictor, train
 from helios.report.whatif import Named, Run, WhatIf
-from helios.report.words import DAY_S, spoken_duration, unit_of
 from helios.simulate import Backfill, Placement, Replay, Reservation, Witness, Workload, replay
+from helios.units import DAY_S, spoken_duration, unit_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ import pandas as pd
 import typer
 
 from helios.app.history import History, read_file, recall
-from helios.app.lengths import length
-from helios.cli.screen import say
+from helios.cli.output import say
 from helios.config import Configuration, load_configuration, zone
 from helios.errors import Misuse
 from helios.ingest import TraceFormat
 from helios.ports import Progress
+from helios.units import length
 
 
 class Resource(StrEnum):

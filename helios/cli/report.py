@@ -13,19 +13,20 @@ from typing import Annotated
 import typer
 
 from helios.app import reports
-from helios.app.desk import Ask
-from helios.app.nightly_pages import nightly_pages
+from helios.app.nightly import nightly_pages
+from helios.app.reports import Ask
 from helios.cli.options import AsJson, Cluster, configuration
-from helios.cli.screen import say, say_notes, show_json
+from helios.cli.output import say, say_notes, show_json
 from helios.errors import Misuse
-from helios.report.admin import Answer, Field, accuracy, as_json, as_lines, audit, chosen_fields, listing
-from helios.report.admin.answer import as_parsable
-from helios.report.admin.moments import WORDS
-from helios.report.admin.people import fields_by
+from helios.report.admin import Answer, Field, as_json, as_lines, chosen_fields, listing
+from helios.report.admin import decisions as decisions_report
+from helios.report.admin import predictions as predictions_report
 from helios.report.admin.queue import NOW, OVER_TIME
+from helios.report.admin.sacct_format import WORDS, as_parsable
 from helios.report.admin.shadow import moved_table, shadow_table
-from helios.report.energy.ledger import EnergyLedger, energy_answer, energy_sentences
-from helios.report.energy.ledger import fields_by as fields_of_energy
+from helios.report.admin.usage import fields_by
+from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
+from helios.report.energy import fields_by as fields_of_energy
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -190,7 +191,7 @@ def predictions(
     json: AsJson = False,
 ) -> None:
     """Show how far off predicted run times were, beside a rule without a model: the user's last ended run."""
-    _list_fields(helpformat, accuracy.FIELDS)
+    _list_fields(helpformat, predictions_report.FIELDS)
     ask = _ask(cluster, start, end, user, account, partition)
     form = _form(fields, noheader, parsable, parsable2, json)
     _show(reports.prediction_report(ask, by=by.value if by else None), form)
@@ -219,7 +220,7 @@ def decisions(
     json: AsJson = False,
 ) -> None:
     """Show the audit: what was decided when, for which job, why, and what came of it."""
-    _list_fields(helpformat, audit.LINES)
+    _list_fields(helpformat, decisions_report.LINES)
     ask = _ask(cluster, start, end, user, account, partition)
     form = _form(fields, noheader, parsable, parsable2, json)
     answer = reports.decision_report(
@@ -247,7 +248,7 @@ def services(
     json: AsJson = False,
 ) -> None:
     """Show per service and day what it proposed, what came of it, and when and why Helios kept still."""
-    _list_fields(helpformat, audit.BY_SERVICE)
+    _list_fields(helpformat, decisions_report.BY_SERVICE)
     ask = _ask(cluster, start, end, None, None, None)
     form = _form(fields, noheader, parsable, parsable2, json)
     _show(reports.service_report(ask, services=_listed(service)), form)
@@ -304,7 +305,7 @@ def shadow(
     json: AsJson = False,
 ) -> None:
     """Show what a day's shadow decisions would have changed, by replaying that day without and with them."""
-    from helios.app.machine import parse_nodes  # noqa: PLC0415 - no other report replays, which takes numba
+    from helios.app.replay_cluster import parse_nodes  # noqa: PLC0415 - no other report replays, which takes numba
 
     settings = configuration().settings
     name, found = reports.shadow_report(
@@ -358,11 +359,11 @@ def nightly(
 def _draw(found: EnergyLedger, path: Path) -> None:
     # Drawing takes a second to import, which no table should wait for.
     if path.suffix == ".png":
-        from helios.report.energy.figures import as_png  # noqa: PLC0415 - as above
+        from helios.report.energy_charts import as_png  # noqa: PLC0415 - as above
 
         content = as_png(found)
     elif path.suffix in {".html", ".htm"}:
-        from helios.report.energy.page import render_energy  # noqa: PLC0415 - as above
+        from helios.report.energy_page import render_energy  # noqa: PLC0415 - as above
 
         content = render_energy(found).encode()
     else:

@@ -8,12 +8,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from helios.app.machine import parse_nodes
-from helios.app.plans import Estimates, Policy, RunTimes, plans, with_options
-from helios.app.repeats import FEWEST_REPEATS, repeats
-from helios.app.sweep_plan import again_s
+from helios.app.replay_cluster import parse_nodes
+from helios.app.scenarios import Estimates, Policy, RunTimes, plans, with_options
+from helios.app.sweep import FEWEST_REPEATS, again_s, repeats
 from helios.app.whatif import Question, whatif
-from helios.cli import whatif_explain, whatif_published, whatif_slurm
+from helios.cli import job, whatif_published, whatif_slurm
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -35,7 +34,7 @@ from helios.cli.options import (
     history_from,
     moment,
 )
-from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.cli.whatif_sweep import (
     Csv,
     DaskAt,
@@ -49,10 +48,10 @@ from helios.cli.whatif_sweep import (
     show_sweep,
 )
 from helios.errors import Misuse
-from helios.report.describe import describe
-from helios.report.differences import differences_table, of_one_replay
+from helios.report.history import describe
+from helios.report.significance import differences_table, of_one_replay
 from helios.report.tables import whatif_table
-from helios.report.verdict import nobody_waits
+from helios.report.whatif_text import nobody_waits
 from helios.simulate import Backfill
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -170,7 +169,7 @@ def whatif_(
         return
     say_notes(result.notes)
     if report is not None:
-        from helios.report.page import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+        from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
         description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
         write_page(report, render_whatif(result, description=description, differences=differences))
@@ -222,6 +221,6 @@ def estimate_of(word: str) -> Estimates:
         ) from reason
 
 
-whatif_explain.add_to(commands)
+job.add_to(commands)
 whatif_published.add_to(commands)
 whatif_slurm.add_to(commands)

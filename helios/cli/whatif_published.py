@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.app.machine import parse_nodes
+from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -26,7 +26,7 @@ from helios.cli.options import (
     moment,
     refuse_misplaced,
 )
-from helios.cli.screen import progress_bars, say_notes, show, show_json
+from helios.cli.output import progress_bars, say_notes, show, show_json
 
 if TYPE_CHECKING:
     from helios.app.published import PublishedAnswer, PublishedRow

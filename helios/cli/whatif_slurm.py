@@ -24,7 +24,7 @@ from helios.cli.options import (
     moment,
     refuse_misplaced,
 )
-from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.errors import FileUnreadable, HeliosError, Misuse
 from helios.model import SlurmSite
 
@@ -77,10 +77,10 @@ def slurm(
     Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
     """
     from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif  # noqa: PLC0415 - only this command needs it
-    from helios.cli.rehearse import services_asked_for  # noqa: PLC0415 - as above
+    from helios.cli.replay_services import services_asked_for  # noqa: PLC0415 - as above
     from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
     from helios.report.tables import whatif_table  # noqa: PLC0415 - as above
-    from helios.slurm.site_files import read_site  # noqa: PLC0415 - as above
+    from helios.slurm.site import read_site  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif slurm --slurm-conf FILE --trace FILE")
     texts = {"sacctmgr_qos": _text(qos), "sacctmgr_assoc": _text(assoc), "sinfo": _text(sinfo)}
@@ -108,8 +108,8 @@ def slurm(
         answer = slurm_whatif(history, question, services=services, progress=progress)
     say_notes(answer.whatif.notes)
     if report is not None:
-        from helios.report.describe import describe  # noqa: PLC0415 - drawing takes a second to import
-        from helios.report.page import render_whatif  # noqa: PLC0415 - as above
+        from helios.report.history import describe  # noqa: PLC0415 - drawing takes a second to import
+        from helios.report.html import render_whatif  # noqa: PLC0415 - as above
 
         description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
         write_page(report, render_whatif(answer.whatif, description=description))

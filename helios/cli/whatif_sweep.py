@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from helios.app.cells import Engine, here
-from helios.app.dask_engine import Processes, Scheduler, SlurmJobs
+from helios.app.executors import Engine, Processes, Scheduler, SlurmJobs, here
 from helios.app.history import History
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import SweepPlan, cross, read_plan
+from helios.app.sweep import SweepPlan, cross, read_plan, sweep
 from helios.app.whatif import Question
-from helios.cli.screen import say, say_notes, show, show_json
+from helios.cli.output import say, say_notes, show, show_json
 from helios.errors import Misuse
 from helios.ports import Progress
-from helios.report.differences import Over
+from helios.report.significance import Over
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 
 SLURM = "slurm"

@@ -15,9 +15,9 @@ from datetime import datetime
 import pandas as pd
 
 from helios.actions import NodeOutcome, Outcome, Result
-from helios.control.memory import digest_of, target_of
 from helios.control.modes import OUTSIDE
-from helios.control.pending import PendingJob
+from helios.control.observed import PendingJob
+from helios.control.state import digest_of, target_of
 from helios.model import DECISIONS
 
 HELIOS = "helios"

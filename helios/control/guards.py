@@ -16,9 +16,9 @@ from operator import itemgetter
 from typing import TypeVar
 
 from helios.actions import Lever, Outcome, Result
+from helios.changes import Key, Wish
 from helios.control.modes import OUTSIDE, ServiceMode
-from helios.control.pending import Key, PendingJob
-from helios.control.wishes import Wish
+from helios.control.observed import PendingJob
 
 _Key = TypeVar("_Key")
 

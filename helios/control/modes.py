@@ -11,12 +11,26 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from helios.actions import JobAction, Lever, Outcome, Restore, Result
-from helios.control.pending import Key, PendingJob, pending_jobs
-from helios.control.resolution import Resolution
-from helios.control.wishes import Wish, actions_of, proposal_of
+from helios.actions import (
+    FillFirst,
+    JobAction,
+    KeepAwake,
+    Lever,
+    NodeAction,
+    NodeLever,
+    NodeOutcome,
+    Outcome,
+    PowerDown,
+    PowerUp,
+    Restore,
+    RestoreNodes,
+    Result,
+)
+from helios.changes import AWAKE, TIER, Key, NodeKey, NodeWish, Wish, actions_of, node_proposal_of, proposal_of
+from helios.control.applied import NodeStanding, Resolution
+from helios.control.observed import PendingJob, nodes_seen, pending_jobs
 from helios.model import Mode, Snapshot
-from helios.ports import Cluster
+from helios.ports import Cluster, NodeCluster
 
 OUTSIDE = "outside the canary"
 NOTHING = {Lever.ORDER: 0.0, Lever.SOFT_LIMIT: math.nan}
@@ -181,3 +195,116 @@ def _within(restore: Restore, inside: set[str]) -> Restore:
 def _hundredth(name: str) -> int:
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100
+
+
+# The doors to the nodes of a cluster: the cluster itself, a part of it, or a shadow that holds nothing that writes.
+
+_UNTOUCHED = {NodeLever.POWER: AWAKE, NodeLever.WEIGHT: f"{TIER}0"}
+"""What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
+
+
+def node_door_for(
+    mode: ServiceMode,
+    cluster: NodeCluster,
+    *,
+    look: Callable[[], Snapshot],
+    stands: Mapping[NodeKey, NodeStanding],
+) -> NodeCluster | None:
+    """Return what a service of that mode acts on; None: it is off.
+
+    Parameters
+    ----------
+    look : callable
+        Gives the snapshot of this turn. It must not lead to the cluster: a shadow is given nothing else.
+    stands : mapping
+        What would stand if the shadows could act.
+    """
+    if mode.mode is Mode.OFF:
+        return None
+    if mode.mode is Mode.SHADOW:
+        return ShadowNodes(look=look, stands=stands)
+    if mode.mode is Mode.CANARY:
+        return CanaryNodes(cluster=cluster, mode=mode, look=look)
+    return cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowNodes:
+    """Nodes that cannot be changed, and a word on what would have been: it holds nothing that could write."""
+
+    look: Callable[[], Snapshot]
+    stands: Mapping[NodeKey, NodeStanding]
+
+    def snapshot(self) -> Snapshot:
+        """Look."""
+        return self.look()
+
+    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        """Say what would become of each node, and change nothing."""
+        nodes = nodes_seen(self.look())
+        wishes = node_proposal_of(actions).wishes
+        restores = [action for action in actions if isinstance(action, RestoreNodes)]
+        return [
+            *(self._would(wish, known=not wish.node or wish.node in nodes) for wish in wishes),
+            *(outcome for restore in restores for outcome in self._taken_back(restore)),
+        ]
+
+    def _would(self, wish: NodeWish, *, known: bool) -> NodeOutcome:
+        if not known:
+            return wish.outcome(Result.GONE, "no such node")
+        row = self.stands.get(wish.key)
+        before = _UNTOUCHED.get(wish.lever, "") if row is None else row.value
+        result = Result.UNCHANGED if before == wish.value else Result.WOULD
+        return wish.outcome(result, before=before, after=wish.value)
+
+    def _taken_back(self, restore: RestoreNodes) -> list[NodeOutcome]:
+        return [
+            NodeOutcome(
+                action="RestoreNodes",
+                lever=restore.lever,
+                node=node,
+                result=Result.WOULD,
+                reason=restore.reason,
+                before=self.stands[restore.lever, node].value,
+                after=own or AWAKE,
+            )
+            for node, own in restore.own
+            if (restore.lever, node) in self.stands
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryNodes:
+    """A cluster of which only the nodes of a canary can be changed; the others are refused."""
+
+    cluster: NodeCluster
+    mode: ServiceMode
+    look: Callable[[], Snapshot]
+
+    def snapshot(self) -> Snapshot:
+        """Look at the whole cluster."""
+        return self.cluster.snapshot()
+
+    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        """Let pass what concerns nodes of the canary."""
+        inside = {
+            node.name
+            for node in nodes_seen(self.look()).values()
+            if self.mode.reaches(node.name, partitions=node.partitions)
+        }
+        wishes = node_proposal_of(actions).wishes
+        refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.node and wish.node not in inside]
+        allowed = [narrowed for action in actions if (narrowed := _nodes_within(action, inside)) is not None]
+        return [*refused, *(self.cluster.steer(allowed) if allowed else [])]
+
+
+def _nodes_within(action: NodeAction, inside: set[str]) -> NodeAction | None:
+    if isinstance(action, PowerDown | PowerUp):
+        return action if action.node in inside else None
+    if isinstance(action, KeepAwake):
+        return replace(action, nodes=tuple(node for node in action.nodes if node in inside))
+    if isinstance(action, FillFirst):
+        tiers = tuple(tuple(node for node in tier if node in inside) for tier in action.tiers)
+        return replace(action, tiers=tiers) if any(tiers) else None
+    own = tuple((node, had) for node, had in action.own if not node or node in inside)
+    return replace(action, own=own) if own else None

@@ -6,19 +6,32 @@ with a record of it. What bears the mark and is in no record, and what the clust
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from helios.actions import Outcome, Restore, Result
-from helios.asked_of_jobs import HIDDEN
+from helios.actions import NodeLever, NodeOutcome, Outcome, Restore, Result
+from helios.changes import HIDDEN, Key
+from helios.control.applied import (
+    Books,
+    NodeBook,
+    NodeBooks,
+    NodeStanding,
+    Undo,
+    books_of,
+    node_books_of,
+    same_list,
+    weight_in,
+)
 from helios.control.audit import HELIOS, PAUSED, Line, Minutes
-from helios.control.outcome import TurnReport, sums_of
-from helios.control.pending import Key, carried, pending_jobs
-from helios.control.standings import Books, books_of
+from helios.control.execute import Deeds, restores_of
+from helios.control.observed import SeenNode, carried, nodes_seen, pending_jobs
+from helios.control.reconcile import GiveBack
+from helios.control.report import NodeTurnReport, TurnReport, node_sums_of, sums_of
+from helios.control.state import NodeMemory
 from helios.errors import HeliosError
 from helios.model import Snapshot
-from helios.ports import Cluster, Ledger
+from helios.ports import Cluster, Ledger, NodeCluster
 
 ROUNDS = 200
 """Most calls of a cluster that postpones for its budget: at 500 writes a call, 100,000 jobs."""
@@ -199,3 +212,231 @@ def _says_more(outcome: Outcome, known: dict[Key, Outcome]) -> bool:
 def _goes_on(answer: list[Outcome]) -> bool:
     results = {outcome.result for outcome in answer}
     return Result.POSTPONED in results and Result.DONE in results
+
+
+# The kill switch for nodes: wake everything that Helios put to sleep, give back weights and list, look again.
+#
+# It needs neither the lease nor the database: what Helios did is in the book and, should that be gone, in the undo
+# file. A node that still falls asleep cannot be woken yet; it remains, and whoever asked asks again.
+
+THE_LIST = "the keep-awake list"
+NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is not known here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awakening:
+    """What became of taking everything back.
+
+    Attributes
+    ----------
+    outcomes : list of NodeOutcome
+        The last of each lever of each node.
+    remaining : list of NodeStanding, optional
+        What still stands on the cluster; None: it could not be looked at.
+    snapshot : Snapshot, optional
+        The look that verified it.
+    failure : str
+        What the cluster answered instead, for a person; empty: it did as told.
+    in_hand : tuple of NodeOutcome
+        Of nodes that sleep on because somebody has them in hand by now, as drained: the door refuses to wake them.
+    """
+
+    outcomes: list[NodeOutcome] = field(default_factory=list)
+    remaining: list[NodeStanding] | None = None
+    snapshot: Snapshot | None = None
+    failure: str = ""
+    in_hand: tuple[NodeOutcome, ...] = ()
+
+    def names(self) -> tuple[str, ...] | None:
+        """Return the nodes on which something stands yet; None: nobody could look."""
+        if self.remaining is None:
+            return None
+        return tuple(dict.fromkeys(row.node or THE_LIST for row in self.remaining))
+
+
+def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> Awakening:
+    """Take back everything of the book that is seen to stand, then look whether any is left.
+
+    A sleeping node that an admin has in hand by now is left as it is, and is not waited for; the book keeps it.
+    """
+    outcomes: dict[tuple[NodeLever, str], NodeOutcome] = {}
+    try:
+        snapshot = cluster.snapshot()
+        for _ in range(ROUNDS):
+            backs = [GiveBack(row=row, why=reason) for row in standing_on(snapshot, real)]
+            answer = cluster.steer(restores_of(backs)) if backs else []
+            outcomes |= {
+                (outcome.lever, outcome.node): outcome
+                for outcome in answer
+                if outcome.result is not Result.UNCHANGED or (outcome.lever, outcome.node) not in outcomes
+            }
+            snapshot = cluster.snapshot() if answer else snapshot
+            if not {Result.DONE, Result.POSTPONED} <= {outcome.result for outcome in answer}:
+                break
+    except HeliosError as error:
+        failure = f"waking the nodes was broken off: {error.fact}"
+        return Awakening(outcomes=list(outcomes.values()), failure=failure)
+    in_hand = {key: said for key, said in outcomes.items() if _is_in_hand(said)}
+    return Awakening(
+        outcomes=list(outcomes.values()),
+        remaining=[row for row in standing_on(snapshot, real) if row.key not in in_hand],
+        snapshot=snapshot,
+        in_hand=tuple(in_hand.values()),
+    )
+
+
+def standing_on(snapshot: Snapshot, real: NodeBook) -> list[NodeStanding]:
+    """Return what of the book is seen to stand on the cluster and is Helios' own."""
+    nodes = nodes_seen(snapshot)
+    kept = None if snapshot.power is None else snapshot.power.keep_awake
+    return [row for row in real.values() if not row.admins and _stands(row, nodes.get(row.node), kept)]
+
+
+def with_the_undone(books: NodeBooks, undo: Undo, *, at: datetime) -> NodeBooks:
+    """Return the books with what the undo file names and they do not: nobody's, so that it is taken back."""
+    return NodeBooks(real={**undo.rows(at=at, service=HELIOS), **books.real}, shadow=books.shadow)
+
+
+def books_after(books: NodeBooks, awakening: Awakening) -> NodeBooks:
+    """Return what remains; what could not be looked at stays.
+
+    What was somebody else's is forgotten: nothing of Helios stands, so that what is read now is the site's own.
+    """
+    if awakening.snapshot is None or awakening.remaining is None:
+        return NodeBooks(real=books.real, shadow={})
+    return NodeBooks(real=left_of(books.real, awakening.snapshot), shadow={})
+
+
+def left_of(real: NodeBook, snapshot: Snapshot) -> NodeBook:
+    """Return what is seen to stand, and what is about nodes that are not seen at all."""
+    stands, seen = {row.key for row in standing_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
+    return {key: row for key, row in real.items() if key in stands or (row.node not in seen and not row.admins)}
+
+
+def release_nodes(
+    *,
+    cluster: NodeCluster,
+    ledger: Ledger,
+    undo: Callable[[Undo], None],
+    undone: Callable[[], Undo | None],
+    now: datetime,
+    holder: str,
+    reason: str,
+    memory: NodeMemory | None = None,
+) -> NodeTurnReport:
+    """Wake what Helios put to sleep, give back weights and list, verify it, write it down.
+
+    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``still`` and ``notes`` of the
+    report.
+
+    Parameters
+    ----------
+    undo, undone : callable
+        Write the undo file, and read it; None: there is none. Without it and without the book it is not known what
+        stands, and that is said.
+    holder : str
+        Who asks; the lease is taken for the audit if it is free, and given back.
+    memory : NodeMemory, optional
+        Of the last turn, to watch the wakes; None: it is not known.
+    """
+    notes: list[str] = []
+    books = _known(ledger, undone, notes, at=now)
+    awakening = Awakening(failure=NOT_KNOWN) if books is None else all_woken(cluster, books.real, reason)
+    minutes = minutes_of_the_awakening(awakening, now=now, reason=reason)
+    minutes.notes.extend(notes)
+    left = books_after(books or NodeBooks(real={}, shadow={}), awakening)
+    recorded = _nodes_written_down(ledger, minutes, left, now=now, holder=holder)
+    if books is not None:
+        _undo_is(undo, left, minutes)
+    deeds = Deeds(memory=memory or NodeMemory())
+    deeds.take_note(awakening.outcomes, now=now)
+    return NodeTurnReport(
+        still=(f"released: {reason}", *([awakening.failure] if awakening.failure else [])),
+        counts=minutes.sums(),
+        decisions=minutes.frame(),
+        woken=tuple(deeds.woken),
+        weighed=tuple(deeds.weighed),
+        recorded=recorded,
+        leads=recorded,
+        seen=awakening.snapshot is not None,
+        remaining=awakening.names(),
+        notes=minutes.told(),
+        protected=deeds.memory.protected,
+        memory=deeds.memory,
+        **node_sums_of(awakening.snapshot, left, at=now),
+    )
+
+
+def minutes_of_the_awakening(awakening: Awakening, *, now: datetime, reason: str) -> Minutes:
+    """Take down what became of taking everything back."""
+    minutes = Minutes(decided_at=now, said={})
+    minutes.outcomes(HELIOS, PAUSED, awakening.outcomes)
+    told = _told_of(awakening)
+    target = "" if awakening.snapshot is None else awakening.snapshot.cluster
+    minutes.say(Line(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
+    minutes.notes.append(told)
+    if awakening.in_hand:
+        said = ", ".join(f"{outcome.node} ({outcome.remark})" for outcome in awakening.in_hand[:20])
+        minutes.notes.append(f"left asleep, in the hands of an admin, to be woken when back in service: {said}")
+    return minutes
+
+
+def _is_in_hand(said: NodeOutcome) -> bool:
+    return said.lever is NodeLever.POWER and said.result is Result.REFUSED
+
+
+def _stands(row: NodeStanding, node: SeenNode | None, kept: str | None) -> bool:
+    if row.lever is NodeLever.KEEP_AWAKE:
+        ours = not row.confirmed or (kept is not None and same_list(kept, row.after))
+        return kept is not None and ours and not same_list(kept, row.own)
+    if node is None:
+        return False
+    if row.lever is NodeLever.POWER:
+        return node.away and not node.down
+    return node.weight != weight_in(row.own) and (not row.confirmed or node.weight == weight_in(row.after))
+
+
+def _told_of(awakening: Awakening) -> str:
+    if awakening.failure:
+        return f"{Result.FAILED}: {awakening.failure}"
+    left = awakening.names()
+    if not left:
+        return f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
+    return f"{Result.POSTPONED}: {len(left)} cannot be taken back yet: {', '.join(left[:20])}; asked again"
+
+
+def _known(ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime) -> NodeBooks | None:
+    """Return what stands, as far as it was written down; None: neither the book nor the undo file can be had."""
+    books, file = None, None
+    try:
+        books = node_books_of(ledger.standings())
+    except HeliosError as error:
+        notes.append(f"the book could not be read, the undo file stands in for it: {error.fact}")
+    try:
+        file = undone()
+    except HeliosError as error:
+        notes.append(f"the undo file could not be read: {error.fact}")
+    if books is None and file is None:
+        return None
+    return with_the_undone(books or NodeBooks(real={}, shadow={}), file or Undo(), at=at)
+
+
+def _nodes_written_down(ledger: Ledger, minutes: Minutes, left: NodeBooks, *, now: datetime, holder: str) -> bool:
+    try:
+        token = ledger.acquire(holder=holder, now=now, lasts=LEASE)
+        if token is None:
+            minutes.notes.append("the audit has no line of this: another Helios holds the lease, and may set it again")
+            return False
+        ledger.record(token=token, decisions=minutes.frame(), standings=left.frame())
+        ledger.release(holder=holder)
+    except HeliosError as error:
+        minutes.notes.append(f"the audit failed: {error.fact}")
+        return False
+    return True
+
+
+def _undo_is(undo: Callable[[Undo], None], books: NodeBooks, minutes: Minutes) -> None:
+    try:
+        undo(Undo.of(books))
+    except HeliosError as error:
+        minutes.notes.append(f"the undo file could not be written: {error.fact}")

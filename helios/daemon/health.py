@@ -2,16 +2,80 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from helios import __version__
-from helios.app.clockwork import NodeTurnSummary, TurnSummary
-from helios.daemon.times import Times
+from helios.app.cycle_summary import NodeTurnSummary, TurnSummary
+from helios.private_files import make_folder, write_private
+
+# ``health.json``: the daemon's health for whoever has no port to ask (``helios doctor``, a site that serves none).
+
+NAME = "health.json"
+
+_log = logging.getLogger("helios.daemon.health")
+
+
+class HealthFile:
+    """The file in the state folder; replaced as a whole, so that a reader never sees half of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._trouble = ""
+        self._one_at_a_time = Lock()
+
+    def write(self, report: Callable[[], Mapping[str, Any]]) -> None:
+        """Replace the file by what ``report`` says; a failure is said once, and never raised."""
+        with self._one_at_a_time:  # the last to write asks last: "stopping" never lands on top of "stopped"
+            try:
+                self._replace(json.dumps(report(), indent=2) + "\n")
+            except OSError as error:
+                self._say(f"{self._path} cannot be written: {error.strerror}")
+            else:
+                self._say("")
+
+    def _replace(self, text: str) -> None:
+        make_folder(self._path.parent)
+        write_private(self._path, text.encode())
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            _log.error("%s. What to do: check control.state_folder and the room on its disk.", trouble)
+        elif self._trouble and not trouble:
+            _log.warning("%s is written again", self._path)
+        self._trouble = trouble
+
+
+# The clocks that the daemon reads: the wall's for people, the monotonic one for lengths of time.
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Two clocks; a test hands in its own.
+
+    Attributes
+    ----------
+    now : callable
+        Aware UTC; may jump.
+    monotonic_s : callable
+        Never goes back; its zero means nothing.
+    """
+
+    now: Callable[[], datetime] = _utc_now
+    monotonic_s: Callable[[], float] = time.monotonic
+
 
 FAILURES = 3
 """So many in a row are no accident: the daemon is not well, however lately it was."""

@@ -9,8 +9,8 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from helios import __version__
-from helios.app.clockwork import Breaker, NodeTurnSummary, Tally, TurnSummary
-from helios.daemon.times import Times
+from helios.app.cycle_summary import Breaker, NodeTurnSummary, Tally, TurnSummary
+from helios.daemon.health import Times
 from helios.model import Mode
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from helios.ingest import helios_csv
-from helios.ingest.clock import tells_zone
-from helios.ingest.draft import Draft, Layout, Reading
 from helios.ingest.helios_csv import Wording
+from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.parse import tells_zone
 
 # Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
 ZONE = "Asia/Shanghai"

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable
-from helios.ingest.check import Reason
+from helios.ingest.checks import Reason
 from helios.ingest.delimited import Rows
-from helios.ingest.draft import Reading, Refused
-from helios.ingest.stream import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decoded
+from helios.ingest.job_rows import Reading, Refused
+from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decoded
 
 _MARK = b"\0"
 """Stands for the delimiter while a block is read; what was read has no other."""

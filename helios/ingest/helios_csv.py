@@ -19,13 +19,22 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.check import Reason, Verdicts
-from helios.ingest.clock import NEVER, Instants, spans, tells_zone
-from helios.ingest.delimited import Rows, read_rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.repair import Dialect
-from helios.ingest.stream import head
-from helios.ingest.values import category, durations, job_states, known, numbers, strings
+from helios.ingest.checks import Reason, Verdicts
+from helios.ingest.delimited import Dialect, Rows, read_rows
+from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.lines import head
+from helios.ingest.parse import (
+    NEVER,
+    Instants,
+    category,
+    durations,
+    job_states,
+    known,
+    numbers,
+    spans,
+    strings,
+    tells_zone,
+)
 from helios.model import JOBS, JobState
 
 REQUIRED = ("job_id", "submit_time")

@@ -18,8 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown, Misuse, NothingUnderstood
-from helios.ingest.clock import Clock
-from helios.ingest.stream import blocks, head
+from helios.ingest.lines import blocks, head
+from helios.ingest.parse import Clock
 from helios.model import STEP_S, NodeSeries
 
 _TIME = "time"

@@ -23,13 +23,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.check import Reason, Verdicts
-from helios.ingest.clock import Instants, tells_zone
+from helios.ingest.checks import Reason, Verdicts
 from helios.ingest.delimited import Rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.records import Fields, read_records, text_of, value_at
-from helios.ingest.stream import head
-from helios.ingest.values import category, job_states, known, numbers, strings
+from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.json_records import Fields, read_records, text_of, value_at
+from helios.ingest.lines import head
+from helios.ingest.parse import Instants, category, job_states, known, numbers, strings, tells_zone
 from helios.model import JobState
 
 # The machine utilisation files beside the log name PDT and PST.

@@ -18,15 +18,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.check import Mask, Reason, Verdicts
-from helios.ingest.clock import NEVER, Instants, spans, tells_zone
+from helios.ingest.checks import Mask, Reason, Verdicts
 from helios.ingest.counted import Counted, digest_of, read_counted
-from helios.ingest.delimited import Rows, read_rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.repair import Dialect
+from helios.ingest.delimited import Dialect, Rows, read_rows
+from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.lines import head, sha256_of
+from helios.ingest.parse import (
+    NEVER,
+    Instants,
+    category,
+    durations,
+    job_states,
+    known,
+    numbers,
+    spans,
+    strings,
+    tells_zone,
+)
 from helios.ingest.slurm_values import Column, Tres, gpus_per_node, job_ids, memories, tres_lists
-from helios.ingest.stream import head, sha256_of
-from helios.ingest.values import category, durations, job_states, known, numbers, strings
 from helios.model import JobState
 
 # The 26 fields of a dump without header, as Open XDMoD's shredder and its reference data have them.

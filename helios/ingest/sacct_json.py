@@ -21,9 +21,9 @@ from typing import Any
 
 from helios.errors import FormatUnknown
 from helios.ingest import sacct
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.records import Fields, read_records, text_of, value_at
-from helios.ingest.stream import head
+from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.json_records import Fields, read_records, text_of, value_at
+from helios.ingest.lines import head
 
 UNLIMITED = "UNLIMITED"
 _NOT_SET = (2**32 - 2, 2**64 - 2)  # slurm.h NO_VAL, NO_VAL64: printed as they are by the older plugins

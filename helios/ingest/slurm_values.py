@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from helios.ingest.check import Mask
-from helios.ingest.values import distinct_texts
+from helios.ingest.checks import Mask
+from helios.ingest.parse import distinct_texts
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 

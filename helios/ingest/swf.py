@@ -18,13 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.check import Reason, Verdicts
-from helios.ingest.clock import NEVER, Instants, instants
-from helios.ingest.delimited import Rows, read_rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.repair import Dialect
-from helios.ingest.stream import head
-from helios.ingest.values import category, numbers, strings
+from helios.ingest.checks import Reason, Verdicts
+from helios.ingest.delimited import Dialect, Rows, read_rows
+from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.lines import head
+from helios.ingest.parse import NEVER, Instants, category, instants, numbers, strings
 from helios.model import JobState
 
 FIELDS = (

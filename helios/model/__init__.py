@@ -5,7 +5,7 @@ every room checks them at its door with :meth:`FrameKind.check`. A change of a c
 in a migration, and nowhere else; ``tests/unit/test_model.py`` holds schema and frames together.
 """
 
-from helios.model.book import (
+from helios.model.audit import (
     COVERAGE,
     DECISIONS,
     MODES,
@@ -18,7 +18,7 @@ from helios.model.book import (
     Step,
 )
 from helios.model.frames import TIME, Column, FrameKind, seconds_of
-from helios.model.history import (
+from helios.model.jobs import (
     JOBS,
     NODE_EVENTS,
     NODES,
@@ -29,9 +29,8 @@ from helios.model.history import (
     ModelRecord,
     in_submission_order,
 )
-from helios.model.live import QUEUE, Snapshot, plain_values
 from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pools
-from helios.model.site import (
+from helios.model.slurm_site import (
     NodeGroup,
     PartitionRules,
     PriorityRules,
@@ -40,6 +39,7 @@ from helios.model.site import (
     Share,
     SlurmSite,
 )
+from helios.model.snapshot import QUEUE, Snapshot, plain_values
 
 __all__ = [
     "COVERAGE",

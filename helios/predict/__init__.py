@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel, HistoryPredictor, train
     from helios.predict.evaluation import Evaluation, Figures, evaluate
-    from helios.predict.features import FeatureMatrix, JobTable, causal_features
-    from helios.predict.live import LivePredictor
-    from helios.predict.online import OnlinePredictor
-    from helios.predict.registry import from_record, to_record
+    from helios.predict.job_table import FeatureMatrix, JobTable, causal_features
+    from helios.predict.live_predictor import LivePredictor
+    from helios.predict.model_record import from_record, to_record
+    from helios.predict.replay_predictor import OnlinePredictor
 
 __all__ = [
     "DurationModel",
@@ -32,16 +32,16 @@ __all__ = [
 _FROM = {
     "DurationModel": "duration",
     "Evaluation": "evaluation",
-    "FeatureMatrix": "features",
+    "FeatureMatrix": "job_table",
     "Figures": "evaluation",
     "HistoryPredictor": "duration",
-    "JobTable": "features",
-    "LivePredictor": "live",
-    "OnlinePredictor": "online",
-    "causal_features": "features",
+    "JobTable": "job_table",
+    "LivePredictor": "live_predictor",
+    "OnlinePredictor": "replay_predictor",
+    "causal_features": "job_table",
     "evaluate": "evaluation",
-    "from_record": "registry",
-    "to_record": "registry",
+    "from_record": "model_record",
+    "to_record": "model_record",
     "train": "duration",
 }
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.kernels import kept, part
-from helios.predict.history import FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
+from helios.jit import kept, part
+from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
 
 GROUPS = ("all", "new user", "burst", "more than 8 GPUs", "more than 8 CPUs, no GPU")
 """Whose intervals are kept right, each for itself, besides each user's."""
@@ -137,7 +137,7 @@ def intervals_of(groups: NDArray[np.int32], *, start: Calibration | None = None)
     Parameters
     ----------
     groups : int32 array of shape (n, n_levels)
-        As :func:`helios.predict.features.groups_of` makes them.
+        As :func:`helios.predict.job_table.groups_of` makes them.
     start : Calibration, optional
         What was learned before; left as it is. None: nothing.
     """
@@ -178,7 +178,7 @@ def calibrated(
     quantiles : float64 array of shape (n, 3)
         p10, p50 and p90 in s, ascending; NaN: not predicted, then its end teaches nothing.
     groups : int32 array of shape (n, n_levels)
-        As :func:`helios.predict.features.groups_of` makes them.
+        As :func:`helios.predict.job_table.groups_of` makes them.
     ended_s : int64 array of shape (n,)
         ``NEVER_S``: not ended.
     run_time_s : float64 array of shape (n,)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.predict.contest import Score, score_of
-from helios.predict.features import JobTable
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.comparison import Score, score_of
+from helios.predict.job_table import JobTable
 
 BINS = 10
 MOVED, CHANGED = 0.1, 0.25

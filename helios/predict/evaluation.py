@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from helios.errors import Misuse, NotEnoughHistory
 from helios.ports import Progress, in_silence
-from helios.predict.again import Known, known_of
+from helios.predict.bursts import Siblings
 from helios.predict.calibration import Calibration, calibrated
+from helios.predict.causal_stats import FEATURES
 from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
-from helios.predict.features import JobTable, groups_of
-from helios.predict.history import FEATURES
-from helios.predict.judging import Figures, GroupCoverage, Judged, figures_of, judged_of, spearman
-from helios.predict.siblings import Siblings
+from helios.predict.job_table import JobTable, Known, groups_of, known_of
+from helios.predict.scores import Figures, GroupCoverage, Judged, figures_of, judged_of, spearman
 
 __all__ = [
     "Evaluation",

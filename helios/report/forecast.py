@@ -11,7 +11,16 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.predict.demand.judge import EMPIRICAL, HELIOS, JUDGED_H, PERSISTENCE, UPPER, MostScore, PointScore, Verdict
+from helios.predict.demand.evaluation import (
+    EMPIRICAL,
+    HELIOS,
+    JUDGED_H,
+    PERSISTENCE,
+    UPPER,
+    MostScore,
+    PointScore,
+    Verdict,
+)
 
 SURE = 2.0
 """Standard errors over days from which a difference is not laid to chance."""

@@ -11,8 +11,8 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from helios.hostlist import fold
 from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
+from helios.model.hostlist import fold
 
 MOST_SHOWN = 40
 LAST_LINES = 12

@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.report.differences import CRITERIA, Differences, figures_of
-from helios.report.words import change, duration
+from helios.report.significance import CRITERIA, Differences, figures_of
+from helios.units import change, duration
 
 MOST_GROUPS_SHOWN = 12
 """Tables that a person reads one after the other; of more, the summary is shown."""

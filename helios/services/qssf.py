@@ -8,21 +8,93 @@ Helios' own: the paper's order starves large jobs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import Reorder
-from helios.backlog import LEAST_S, faded
+from helios.actions import Place, Ranking, Reorder
+from helios.metrics.backlog import LEAST_S, faded
 from helios.model import Snapshot
 from helios.ports import Columns, Wishes
-from helios.services.jobwise import reorders
-from helios.services.orders import LARGE_FAVOUR, LARGE_GPUS, favour
-from helios.services.wording import counted, duration, gpu_time
+from helios.services.queue_orders import LARGE_FAVOUR, LARGE_GPUS, favour
+from helios.units import counted, gpu_time, rounded_duration
+
+# What a jobwise service says to a live cluster, made of what it wishes for each job.
+
+Rows = NDArray[np.int64]
+
+
+def reorders(
+    snapshot: Snapshot,
+    wishes: Wishes,
+    *,
+    why: Callable[[Rows], list[str]],
+    reason: Callable[[Rows], str],
+) -> list[Reorder]:
+    """Return an order for each partition in which ``wishes`` names a job, by the names of the partitions.
+
+    Jobs of equal urgency stand by submission, then id. A job without a partition is nobody's.
+
+    Parameters
+    ----------
+    wishes : Wishes
+        For all pending jobs of ``snapshot``, in its order.
+    why : callable
+        Returns the reason of each place, given the rows of their jobs in the snapshot.
+    reason : callable
+        Returns the reason of an order, given the same. Both are asked when somebody reads them.
+
+    Raises
+    ------
+    ValueError
+        An urgency is not between -1 and 1.
+    """
+    if (np.abs(wishes.urgency) > 1).any():
+        raise ValueError("a wish has an urgency that is not between -1 and 1")
+    return [
+        Ranking(
+            partition=partition,
+            snapshot=snapshot,
+            rows=rows,
+            urgency=wishes.urgency[rows],
+            order=partial(_places, snapshot, rows, wishes.urgency, why),
+            reason=partial(reason, rows),
+        )
+        for partition, rows in _by_partition(snapshot, (~np.isnan(wishes.urgency)).nonzero()[0])
+    ]
+
+
+def _by_partition(snapshot: Snapshot, rows: Rows) -> Iterator[tuple[str, Rows]]:
+    names = snapshot.pending_values("partition")[rows].tolist()
+    distinct = set(names)
+    known = sorted(name for name in distinct if isinstance(name, str))
+    if len(distinct) == len(known) == 1:
+        yield known[0], rows
+        return
+    number = dict.fromkeys(distinct, -1) | {name: place for place, name in enumerate(known)}
+    home = np.array([*map(number.__getitem__, names)], dtype=np.int64)
+    for place, name in enumerate(known):
+        yield name, rows[home == place]
+
+
+def _places(
+    snapshot: Snapshot, rows: Rows, urgency: NDArray[np.float64], why: Callable[[Rows], list[str]]
+) -> tuple[Place, ...]:
+    job_ids = snapshot.pending_values("job_id")[rows].tolist()
+    submitted = snapshot.pending_values("submitted_at")[rows].astype(np.int64).tolist()
+    ranks = zip((-urgency[rows]).tolist(), submitted, map(len, job_ids), job_ids, rows.tolist(), strict=True)
+    ranked = sorted(ranks)
+    reasons = why(np.array([row for *_, row in ranked], dtype=np.int64))
+    return tuple(
+        Place(job_id=job_id, urgency=-minus_urgency, reason=text)
+        for (minus_urgency, _, _, job_id, _), text in zip(ranked, reasons, strict=True)
+    )
+
 
 SHORTEST_GPU_S = 10.0
 """Service at or below which a job is as urgent as one can be without promotion: ten seconds on one GPU."""
@@ -68,8 +140,9 @@ class Qssf:
     **The bound.** A job that has been eligible for longer than its patience ``P`` is *promoted* to urgency 1. ``P`` is
     ``promote_after_s``, or where that is 0 ``max(least_s, share x longest backlog)``: how long the last in a first-come
     queue would have waited at the worst moment of the last weeks, which Helios reckons each hour
-    (:mod:`helios.backlog`); 12 h while it knows of none. In any case it is no less than ``promote_factor x predicted
-    run time``. Call it a job's turn when it has waited for longer than the largest ``P`` there is while it waits.
+    (:mod:`helios.metrics.backlog`); 12 h while it knows of none. In any case it is no less than ``promote_factor x
+    predicted run time``. Call it a job's turn when it has waited for longer than the largest ``P`` there is while it
+    waits.
 
     ``P`` hangs on the cluster and the job's own waiting, not on a score that a wrong prediction could keep low;
     predictions can lift the longest backlog no higher than if all that waits ran as long as what has ended. Among
@@ -106,9 +179,10 @@ class Qssf:
         every_s : int
             Time between two looks at the queue, s.
         order : str
-            ``balanced``: the service of jobs above 8 GPUs counts 1/20 (:func:`helios.services.orders.balanced`), and
-            that of all fades while they wait; ``service``: the paper's rule, which starves large jobs. On a cluster of
-            a few nodes, where jobs above 8 GPUs are many, the paper's rule has the shorter mean: rehearse both.
+            ``balanced``: the service of jobs above 8 GPUs counts 1/20
+            (:func:`helios.services.queue_orders.balanced`), and that of all fades while they wait; ``service``: the
+            paper's rule, which starves large jobs. On a cluster of a few nodes, where jobs above 8 GPUs are many, the
+            paper's rule has the shorter mean: rehearse both.
         gpu_exponent : float
             Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
             (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
@@ -296,11 +370,11 @@ def _reason(expected: str, waited: str, promoted: bool) -> str:
 
 
 def _waited(waited_s: float, patience_us: int, promoted: bool) -> str:
-    so_long = f"waited {duration(waited_s)}"
+    so_long = f"waited {rounded_duration(waited_s)}"
     return (
         so_long
         if promoted or patience_us >= LONGEST_US
-        else f"{so_long}, goes first after {duration(patience_us / 1e6)}"
+        else f"{so_long}, goes first after {rounded_duration(patience_us / 1e6)}"
     )
 
 
@@ -312,11 +386,11 @@ def _summary(urgency: NDArray[np.float64]) -> str:
 def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float, favours: bool) -> str:
     if math.isnan(p50_s):
         return "no prediction, so neutral"
-    width = f" ({duration(p10_s)} to {duration(p90_s)})" if p10_s <= p90_s else ""
+    width = f" ({rounded_duration(p10_s)} to {rounded_duration(p90_s)})" if p10_s <= p90_s else ""
     if gpus == 0:
-        return f"predicted {duration(p50_s)}{width} without GPUs"
+        return f"predicted {rounded_duration(p50_s)}{width} without GPUs"
     large = f", of which a large job counts 1/{LARGE_FAVOUR:g}" if favours and gpus > LARGE_GPUS else ""
-    return f"predicted {duration(p50_s)}{width} on {counted(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
+    return f"predicted {rounded_duration(p50_s)}{width} on {counted(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
 
 
 def _require(holds: bool, fact: str) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from helios.actions import SoftLimit
 from helios.model import Snapshot
-from helios.services.wording import duration
+from helios.units import rounded_duration
 
 STEP_S = 600.0
 """Bounds are whole steps of this, s, so that predicting again rewrites little."""
@@ -102,5 +102,6 @@ class SoftLimits:
 def _limits(jobs: pd.DataFrame) -> Iterator[SoftLimit]:
     names = ("job_id", "bound_s", "p90_s", "time_limit_s")
     for job_id, bound_s, p90_s, time_limit_s in zip(*(jobs[name].to_list() for name in names), strict=True):
-        reason = f"9 of 10 such jobs run less than {duration(p90_s)}; the time limit is {duration(time_limit_s)}"
+        p90, limit = rounded_duration(p90_s), rounded_duration(time_limit_s)
+        reason = f"9 of 10 such jobs run less than {p90}; the time limit is {limit}"
         yield SoftLimit(job_id=job_id, run_time=timedelta(seconds=bound_s), reason=reason)

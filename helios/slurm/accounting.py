@@ -22,7 +22,7 @@ import pandas as pd
 
 from helios.errors import AnswerNotUnderstood, Misuse
 from helios.model import NODE_EVENTS, TIME
-from helios.slurm import values
+from helios.slurm import parse
 from helios.slurm.shell import Shell, lines
 from helios.slurm.translate import readable
 
@@ -150,7 +150,7 @@ def _events(printed: str) -> pd.DataFrame:
             "node": match[1],
             "state": match[4] or None,
             "started_at": int(match[2]),
-            "ended_at": values.time_s(match[3]),
+            "ended_at": parse.time_s(match[3]),
             "reason": readable(printed[match.end() : end].strip()) or None,
         }
         for match, end in zip(found, ends, strict=True)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
-from helios.hostlist import fold
+from helios.model.hostlist import fold
 
 UNLIMITED = "UNLIMITED"
 """A length without bound, in :class:`RawJob`."""

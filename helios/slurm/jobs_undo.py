@@ -21,8 +21,8 @@ from pathlib import Path
 from helios.actions import Lever
 from helios.private_files import atomic_write, fsync_directory, hand_over, make_folder
 from helios.slurm.backend import RawJob
-from helios.slurm.hook import PUBLISHED, Published, read_published
-from helios.slurm.undo import UndoNotWritten
+from helios.slurm.hook_table import PUBLISHED, Published, read_published
+from helios.slurm.undo_file import UndoNotWritten
 
 JOBS_FILE = "jobs.undo"
 """Its name within ``[control] state_folder``."""

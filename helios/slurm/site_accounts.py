@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import QosRules, Share
-from helios.slurm.conf_text import amount
+from helios.model.slurm_site import QosRules, Share
+from helios.slurm.site_conf import amount
 
 _QOS_IDLE = frozenset({
     "name", "priority", "usagefactor", "maxtrespu", "maxtresperuser", "maxjobspu", "maxjobsperuser", "grptres",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from helios.errors import ConfigurationInvalid, HostlistInvalid
-from helios.hostlist import expand
-from helios.model.site import UNTYPED, NodeGroup, PartitionRules
-from helios.slurm.conf_text import Line, amount
+from helios.model.hostlist import expand
+from helios.model.slurm_site import UNTYPED, NodeGroup, PartitionRules
+from helios.slurm.site_conf import Line, amount
 
 _DEFAULT = "default"
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import PriorityRules, SchedulingRules, SlurmSite
-from helios.slurm.conf_text import MINUTE_S, Line
+from helios.model.slurm_site import PriorityRules, SchedulingRules, SlurmSite
+from helios.slurm.site_conf import MINUTE_S, Line
 
 _NO_NORMAL = ("NO_NORMAL_PART", "NO_NORMAL_QOS", "NO_NORMAL_TRES")
 FLAGS_SIMULATED = frozenset(

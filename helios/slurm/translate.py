@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from helios import marks
+from helios import ownership
 from helios.actions import Lever
 from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
+from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
-from helios.slurm.sprio import SiteFactor
 
 SOFT_LIMITS_SINCE = (23, 11)
 """First release of ``SchedulerParameters=time_min_as_soft_limit``: before it, every TimeMin is the user's own."""
@@ -53,13 +53,15 @@ def minutes(length: Length) -> int:
 
 def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
     """Return whether a SiteFactor bears Helios' mark and is one that Helios wrote to this job."""
-    return marks.is_ours(value) and undo.proves(Lever.ORDER, job, value)
+    return ownership.is_ours(value) and undo.proves(Lever.ORDER, job, value)
 
 
 def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
     """Return whether a job's TimeMin bears Helios' mark, on a Slurm of this release, and is one that Helios wrote."""
     value = minutes(job["time_min_s"])
-    return release >= SOFT_LIMITS_SINCE and marks.is_our_time_min(value) and undo.proves(Lever.SOFT_LIMIT, job, value)
+    return (
+        release >= SOFT_LIMITS_SINCE and ownership.is_our_time_min(value) and undo.proves(Lever.SOFT_LIMIT, job, value)
+    )
 
 
 def unproved(undo: JobsUndo) -> str:
@@ -95,7 +97,7 @@ def _hand_on_it(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
         return f"its priority was set directly, to {job['priority']}"
     if factor is not None and factor.value and not is_our_site_factor(factor.value, job, undo):
         theirs = f"an admin set SiteFactor {factor.value}"
-        return f"{theirs}, or {unproved(undo)}" if marks.is_ours(factor.value) else theirs
+        return f"{theirs}, or {unproved(undo)}" if ownership.is_ours(factor.value) else theirs
     return ""
 
 
@@ -192,7 +194,7 @@ def _of_the_user(job: RawJob, release: tuple[int, int], undo: JobsUndo) -> float
 def _urgency_of(job: RawJob, factor: SiteFactor | None, most: int, undo: JobsUndo) -> float:
     if factor is None or not is_our_site_factor(factor.value, job, undo):
         return 0.0
-    return marks.urgency(factor.value, most=most)
+    return ownership.urgency(factor.value, most=most)
 
 
 def _times(values: Iterable[Any]) -> pd.Series[Any]:

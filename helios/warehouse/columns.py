@@ -15,7 +15,7 @@ from pandas.api.types import pandas_dtype
 
 from helios.errors import FrameInvalid, Misuse
 from helios.model import JOBS, TIME, in_submission_order
-from helios.warehouse.names import NameBook
+from helios.warehouse.keys import NameBook
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

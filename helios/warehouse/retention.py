@@ -22,7 +22,7 @@ BATCH = 5_000
 # Shadow rows are searched among the last rows before their horizon only, not every night in the whole audit. What a
 # longer outage leaves goes with the rest of the audit.
 SHADOWS_SEARCHED = timedelta(days=30)
-# How helios.app.reading names what it read from a live accounting; files that a person loaded are kept.
+# How helios.app.sync names what it read from a live accounting; files that a person loaded are kept.
 LIVE_READING = "sacct ____-__-__T__:__:__Z to ____-__-__T__:__:__Z"
 
 

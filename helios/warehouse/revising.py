@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from helios.warehouse.bulk import Bulk, with_values
-from helios.warehouse.names import NameBook
+from helios.warehouse.keys import NameBook
 from helios.warehouse.schema import JOB_KEY, coverage, jobs
 
 LIVE_SOURCE = "jobs"

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from helios.slurm.cluster import SlurmCluster
-from helios.slurm.commands import CommandsBackend
-from helios.slurm.sprio import Sprio
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.jobs import SlurmCluster
 from helios.testing import FakeCluster
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.unit.simulate.builders import a_sim_cluster

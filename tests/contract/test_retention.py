@@ -13,7 +13,8 @@ import pytest
 
 from helios.model import DECISIONS, PREDICTIONS, TURNS
 from helios.ports import Office
-from helios.warehouse import Horizon, Warehouse, records, retention
+from helios.warehouse import Horizon, Warehouse, retention
+from helios.warehouse import jobs as jobs_module
 from helios.warehouse.engine import engine_for, reading
 from tests.builders import a_batch, a_job
 
@@ -144,7 +145,7 @@ def test_one_jobs_decisions_are_found_by_an_index_and_old_ones_too(tmp_path: Pat
             text = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
             return str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all())
 
-        found = plan(records.about(1, "7", since=NOW))
+        found = plan(jobs_module.about(1, "7", since=NOW))
         assert "ix_decisions_cluster_id_target_decided_at (cluster_id=? AND target=? AND decided_at>?)" in found
         old = plan(retention.oldest(1, retention.schema.decisions.c.decided_at, NOW))
         assert "ix_decisions_cluster_id_decided_at (cluster_id=? AND decided_at<?)" in old

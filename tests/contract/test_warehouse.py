@@ -45,7 +45,7 @@ from helios.model import (
     in_submission_order,
 )
 from helios.ports import LONGEST_LEASE, Office
-from helios.warehouse import LoadReport, Warehouse, acting, engine, migrate
+from helios.warehouse import LoadReport, Warehouse, control_state, engine, migrate
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
@@ -834,7 +834,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the database's clock, where it has one, show what whoever asks calls now."""
-    monkeypatch.setattr(acting, "_time", lambda _, now: stored_time(now))
+    monkeypatch.setattr(control_state, "_time", lambda _, now: stored_time(now))
 
 
 @pytest.mark.usefixtures("one_clock")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helios.errors import NotEnoughHistory
 from helios.model import PROMOTIONS, ModelRecord, Step
 from helios.warehouse import Warehouse
-from helios.warehouse.shelf import before_this
+from helios.warehouse.models import before_this
 
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

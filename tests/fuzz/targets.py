@@ -160,7 +160,7 @@ def _model(data: bytes, _: Path) -> object:
     from helios.model import ModelRecord
     from helios.predict import from_record
     from helios.predict.calibration import calibrated_alone, nothing_learned
-    from helios.predict.history import FEATURES
+    from helios.predict.causal_stats import FEATURES
 
     record, _text = _record()
     assert isinstance(record, ModelRecord)
@@ -191,9 +191,9 @@ def _trees(data: bytes, _: Path) -> object:
     import lightgbm
     import numpy as np
 
-    from helios.predict.forest import grow, plant
-    from helios.predict.history import FEATURES
+    from helios.predict.causal_stats import FEATURES
     from helios.predict.model_text import trees_alone
+    from helios.predict.trees import grow, plant
 
     text = data.decode("latin-1")
     try:
@@ -223,7 +223,7 @@ def _resized_trees(data: bytes) -> bytes:
 
 
 def _tables(_: Path) -> Sequence[bytes]:
-    from helios.slurm.hook import HookRow, render
+    from helios.slurm.hook_table import HookRow, render
 
     rows = [
         HookRow(user="ann", partition="gpu", gpus=2, limit_min=60, site_factor=4037, time_min=17),
@@ -239,7 +239,7 @@ def _tables(_: Path) -> Sequence[bytes]:
 
 
 def _resummed_table(data: bytes) -> bytes:
-    from helios.slurm.hook import FORMAT, checksum
+    from helios.slurm.hook_table import FORMAT, checksum
 
     lines = data.split(b"\n")
     body = b"".join(line + b"\n" for line in lines[1:-1] if not line.startswith(b"end "))
@@ -251,7 +251,7 @@ def _resummed_table(data: bytes) -> bytes:
 
 
 def _table(data: bytes, folder: Path) -> object:
-    from helios.slurm.hook import read_table
+    from helios.slurm.hook_table import read_table
 
     table = read_table(_written(folder, "table", data), NOW)
     return table.row_for(user="ann", partition="gpu", gpus=2, limit_min=LIMIT_MIN)
@@ -260,7 +260,7 @@ def _table(data: bytes, folder: Path) -> object:
 def _hook_in_lua(data: bytes, folder: Path) -> object:
     """Submit a job through the controller's script: what it writes has the mark, and is what Helios reads there."""
     from helios.errors import HookTableInvalid
-    from helios.slurm.hook import read_table
+    from helios.slurm.hook_table import read_table
     from tests.fuzz.lua import submitted
 
     path = _written(folder, "table", data)
@@ -289,7 +289,7 @@ def _undo_seeds(_: Path) -> Sequence[bytes]:
 
 
 def _undo(data: bytes, folder: Path) -> object:
-    from helios.slurm.undo import read_undo, write_undo
+    from helios.slurm.undo_file import read_undo, write_undo
 
     found = read_undo(_written(folder, "nodes.undo", data))
     write_undo(folder / "again", asleep=found.asleep, weights=found.weights, keep_awake=found.keep_awake)
@@ -359,8 +359,7 @@ def _memory(data: bytes, _: Path) -> object:
 
 
 def _node_memory_seeds(folder: Path) -> Sequence[bytes]:
-    from helios.control import TurnMemory
-    from helios.control.nodes import NodeMemory
+    from helios.control import NodeMemory, TurnMemory
 
     turn = TurnMemory.from_json(_memory_seeds(folder)[0].decode())
     memory = NodeMemory(
@@ -370,7 +369,7 @@ def _node_memory_seeds(folder: Path) -> Sequence[bytes]:
 
 
 def _node_memory(data: bytes, _: Path) -> object:
-    from helios.control.nodes import NodeMemory
+    from helios.control import NodeMemory
 
     return NodeMemory.from_json(data.decode("utf-8", "replace")).to_json()
 

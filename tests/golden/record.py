@@ -16,9 +16,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from helios.slurm.commands import CommandsBackend
+from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.shell import Answer, Shell
-from helios.slurm.sprio import Sprio
 
 NONCE = re.compile(rb"\x1e[0-9a-f]{16}")
 PLACEHOLDER = b"\x1e<nonce>"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from helios.config import Slurm
-from helios.slurm.binding import PyslurmBackend
 from helios.slurm.commands import CommandsBackend
+from helios.slurm.pyslurm_backend import PyslurmBackend
 from tests.live.rig import Rig
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "devcluster" / "pyslurm-chroot.sh"

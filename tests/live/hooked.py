@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from helios.actions import Lever
-from helios.slurm.hook import PUBLISHED, TABLE, HookRow, publish, render, retract
+from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, render, retract
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
 from tests.live.rig import Rig, missing
 

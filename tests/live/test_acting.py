@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.chores import Desk, released
+from helios.app.explain_job import JobUnknown, explain
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
-from helios.app.why import JobUnknown, explain
-from helios.cli.acting import scope
+from helios.app.operations import Desk, released
+from helios.cli.control import scope
 from helios.config import Settings
 from helios.control import ServiceMode, TurnReport
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from helios.model import Mode
-from helios.slurm.hook import TABLE, read_table
+from helios.slurm.hook_table import TABLE, read_table
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig
 

@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.reading import Accounting, read_history
+from helios.app.sync import Accounting, read_history
 from helios.slurm import accounting
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.shell import Shell

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hook_rate import clocked, script_with_clock
-from helios.slurm.hook import HookRow, read_table, retract
+from helios.slurm.hook_table import HookRow, read_table, retract
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.hooked import HOUR, ODD_PARTITION, ODD_USER, Hooked, hooked, hooked_cluster, script_for

@@ -16,12 +16,10 @@ from helios.model import NodePower
 from helios.slurm.accounting import Accounting
 from helios.slurm.backend import NodeChange
 from helios.slurm.commands import CommandsBackend
-from helios.slurm.node_wishes import TAKEN, TOO_OLD
-from helios.slurm.nodes import SlurmNodes
-from helios.slurm.opening import open_nodes
-from helios.slurm.power_settings import PowerDesk
-from helios.slurm.preflight import Level, examine
-from helios.slurm.preflight_power import power_checks
+from helios.slurm.connect import open_nodes
+from helios.slurm.nodes import TAKEN, TOO_OLD, SlurmNodes
+from helios.slurm.power import PowerDesk
+from helios.slurm.preflight import Level, examine, power_checks
 from helios.slurm.shell import Shell
 from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.live.rig import Rig

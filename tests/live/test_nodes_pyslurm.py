@@ -21,9 +21,9 @@ from helios.actions import (
     Result,
 )
 from helios.slurm.backend import NodeChange
+from helios.slurm.connect import open_nodes
 from helios.slurm.nodes import SlurmNodes
-from helios.slurm.opening import open_nodes
-from helios.slurm.undo import UNDO_FILE, write_undo
+from helios.slurm.undo_file import UNDO_FILE, write_undo
 from tests.live.chroot import Chroot
 from tests.live.test_release_script import SCRIPT
 

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from helios.actions import Action, FillFirst, PowerDown, PowerUp, Result
-from helios.app.chores import Desk
 from helios.app.modes import pause, resume
 from helios.app.node_demand import NodeDemand
+from helios.app.operations import Desk
 from helios.config import Settings
-from helios.control import ServiceMode
-from helios.control.nodes import NodeTurnReport
+from helios.control import NodeTurnReport, ServiceMode
 from helios.model import STEP_S, Mode, Snapshot, pools
 from helios.ports import Office
-from helios.services.ces import Ces, CesOptions
+from helios.services.energy_saving import Ces, CesOptions
 from helios.testing import a_demand
 from tests.live.rig import Rig
 

@@ -17,8 +17,8 @@ import pytest
 from helios.actions import Place, Reorder, Restore
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import Change, RawJob, RawNode
-from helios.slurm.binding import NOT_KNOWN, PyslurmBackend
-from helios.slurm.opening import open_cluster
+from helios.slurm.connect import open_cluster
+from helios.slurm.pyslurm_backend import NOT_KNOWN, PyslurmBackend
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.chroot import Chroot
 

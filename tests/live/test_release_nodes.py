@@ -11,8 +11,8 @@ import pytest
 
 from helios.actions import FillFirst, PowerDown
 from helios.config import Slurm
-from helios.slurm.opening import open_nodes
-from helios.slurm.undo import NodesUndo, read_undo, write_undo
+from helios.slurm.connect import open_nodes
+from helios.slurm.undo_file import NodesUndo, read_undo, write_undo
 from tests.live.rig import Rig
 from tests.live.test_release_script import SCRIPT, SETPRIV, Ran, path
 

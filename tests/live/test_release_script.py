@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helios.actions import Lever
-from helios.slurm.hook import HookRow
+from helios.slurm.hook_table import HookRow
 from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
 

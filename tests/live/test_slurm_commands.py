@@ -14,13 +14,12 @@ from helios.errors import ClusterUnavailable
 from helios.ingest import open_trace
 from helios.slurm.accounting import Accounting
 from helios.slurm.backend import Change
-from helios.slurm.cluster import SlurmCluster
-from helios.slurm.commands import CommandsBackend
-from helios.slurm.opening import open_cluster
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.connect import open_cluster
+from helios.slurm.jobs import SlurmCluster
+from helios.slurm.parse import release
 from helios.slurm.preflight import Level, examine
 from helios.slurm.shell import Shell
-from helios.slurm.sprio import Sprio
-from helios.slurm.values import release
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.rig import Rig
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.cells import Workbench, fingerprint_of
+from helios.app.executors import Workbench, fingerprint_of
 from helios.app.history import read_file
-from helios.app.sweep_plan import cross, read_plan
+from helios.app.sweep import cross, read_plan
 from helios.app.whatif import Question
 from helios.ingest import write_helios_csv
 from tests.live.rig import Rig

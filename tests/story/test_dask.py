@@ -17,8 +17,8 @@ import pytest
 from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ingest import write_helios_csv
 from helios.predict import JobTable, causal_features, from_record, to_record, train
-from helios.predict.dask_learner import DaskLearner, _dealt, _teller
-from helios.predict.learner import Lesson, learn_here
+from helios.predict.dask_training import DaskLearner, _dealt, _teller
+from helios.predict.duration import Lesson, learn_here
 from tests.story.shell import shell
 from tests.unit.predict.traces_of import a_campaign
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.app.dask_engine import Scheduler
+from helios.app.executors import Scheduler
 from helios.dask_client import connected, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
-from helios.predict.dask_learner import DaskLearner
-from helios.predict.learner import Lesson
+from helios.predict.dask_training import DaskLearner
+from helios.predict.duration import Lesson
 from tests.unit.app.test_draws import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helios.cli.application import COMMANDS, imported
+from helios.cli.main import COMMANDS, imported
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])

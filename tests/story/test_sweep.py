@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from helios.app.cells import Cell, Done, here
-from helios.app.dask_engine import Processes, Scheduler, SlurmJobs
+from helios.app.executors import Cell, Done, Processes, Scheduler, SlurmJobs, here
 from helios.app.history import History
-from helios.app.policy_options import OPTIONS
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import Cross, Settings, SweepPlan, cross, read_plan
+from helios.app.scenarios import OPTIONS
+from helios.app.sweep import Cross, Settings, SweepPlan, cross, read_plan, sweep
 from helios.app.whatif import Question
 from helios.cli.whatif import commands
 from helios.errors import DaskUnavailable, Misuse

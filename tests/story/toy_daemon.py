@@ -5,8 +5,8 @@ import sys
 import types
 from pathlib import Path
 
-import helios.cli
-from helios.app.clockwork import Chores, TurnSummary
+import helios.cli.main
+from helios.app.cycle_summary import Chores, TurnSummary
 from helios.errors import ClusterUnavailable
 from helios.ports import Office
 
@@ -49,7 +49,7 @@ def chores(configuration: object, *, cluster: str | None, offices: frozenset[Off
 
 
 if __name__ == "__main__":
-    toys = types.ModuleType("helios.app.chores")
+    toys = types.ModuleType("helios.app.operations")
     toys.chores = chores  # type: ignore[attr-defined]  # because a module made by hand declares nothing
-    sys.modules["helios.app.chores"] = toys
-    helios.cli.main()
+    sys.modules["helios.app.operations"] = toys
+    helios.cli.main.main()

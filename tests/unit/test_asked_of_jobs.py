@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from helios.actions import Lever, Outcome, Place, PowerUp, Ranking, Reorder, Restore, Result, SoftLimit
-from helios.asked_of_jobs import (
+from helios.changes import (
     INELIGIBLE,
     NO_SOFT_LIMITS,
     TOO_LONG,
     USERS_OWN,
     Ground,
-    Wish,
+    SettingWish,
     slurms_terms,
     verdict,
     wishes_of,
@@ -37,15 +37,15 @@ def places(*names: str) -> tuple[Place, ...]:
     return tuple(Place(job_id=name, urgency=0.5, reason=f"why {name}") for name in names)
 
 
-def a_wish(wanted: int = 50, *, lever: Lever = Lever.ORDER, action: str = "Reorder") -> Wish[int]:
-    return Wish(action=action, lever=lever, job_id="1", reason="why", wanted=wanted, terms=TERMS)
+def a_wish(wanted: int = 50, *, lever: Lever = Lever.ORDER, action: str = "Reorder") -> SettingWish[int]:
+    return SettingWish(action=action, lever=lever, job_id="1", reason="why", wanted=wanted, terms=TERMS)
 
 
 def a_ground(**known: Any) -> Ground:
     return Ground(**({"before": 0, "is_set": False, "hands_off": "", "soft_limits": True, "time_limit": 0} | known))
 
 
-def refusal(wish: Wish[int], **known: Any) -> tuple[Result, str]:
+def refusal(wish: SettingWish[int], **known: Any) -> tuple[Result, str]:
     said = verdict(wish, a_ground(**known))
     assert isinstance(said, Outcome)
     return said.result, said.remark

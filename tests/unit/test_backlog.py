@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.backlog import EVERY_S, GOES_ON, Past, Reckoning, faded, longest_backlog_s
+from helios.metrics.backlog import EVERY_S, GOES_ON, Past, Reckoning, faded, longest_backlog_s
 
 HOUR = float(EVERY_S)
 

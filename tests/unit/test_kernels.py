@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import helios
-from helios.kernels import fingerprint, kept, part
+from helios.jit import fingerprint, kept, part
 
 CALLEE = """
-from helios.kernels import part
+from helios.jit import part
 
 @part
 def step(x):
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 """
 ASKING = """
 from callee import Pair
-from helios.kernels import kept
+from helios.jit import kept
 
 @kept
 def least(pair):
@@ -45,7 +45,7 @@ print(least(Pair(least=1, most=2)), sum(least.stats.cache_hits.values()))
 """
 ENTRY = """
 from callee import step
-from helios.kernels import kept
+from helios.jit import kept
 
 @kept
 def twice(x):

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.machine import Machine, machine_for, parse_nodes
+from helios.app.replay_cluster import Machine, machine_for, parse_nodes
 from helios.errors import JobLargerThanPartition, Misuse, PartitionUnknown
 from tests.builders import a_job, jobs_frame
 

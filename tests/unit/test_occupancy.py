@@ -8,8 +8,8 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helios.metrics.node_usage import Intervals, intervals_of, most_at_once
 from helios.model import JOBS
-from helios.occupancy import Intervals, intervals_of, most_at_once
 
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 60), st.integers(1, 30)), max_size=25)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from helios.app.plans import Plan, Policy, RunTimes, default_plans, plans, with_options
+from helios.app.scenarios import Plan, Policy, RunTimes, default_plans, plans, with_options
 from helios.errors import Misuse
 from helios.simulate import Backfill
 

@@ -12,18 +12,17 @@ from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, Result, SoftLimit
 from helios.app.history import History, read_file
-from helios.app.rehearsal import Gain, Rehearsal, rehearse, soft_limit_gain
-from helios.app.timeline import Seat, play
+from helios.app.service_replay import Gain, Rehearsal, Seat, play, rehearse, soft_limit_gain
 from helios.app.whatif import Question
-from helios.cli.rehearse import services_asked_for
+from helios.cli.replay_services import services_asked_for
 from helios.config import Settings
 from helios.errors import Misuse, ServiceInvalid, ServiceUnknown
 from helios.model import Snapshot
-from helios.services.orders import shortest_service_first
 from helios.services.qssf import Qssf
+from helios.services.queue_orders import shortest_service_first
 from helios.services.soft_limits import SoftLimits
 from helios.simulate import Backfill, SimCluster, Workload, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from tests.builders import a_job, jobs_frame
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from helios.app.history import History
-from helios.app.value import Site, value_of_predictions, value_or_reason
-from helios.report.value import REPLAY_NAMES, Value, in_words, notes_of
+from helios.app.prediction_value import Site, value_of_predictions, value_or_reason
+from helios.report.models import REPLAY_NAMES, Value, in_words, notes_of
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from helios.app.history import History
-from helios.app.plans import Estimates, Plan, Policy, RunTimes
+from helios.app.scenarios import Estimates, Plan, Policy, RunTimes
 from helios.app.whatif import Question, whatif
 from helios.errors import NotEnoughHistory
 from helios.report.whatif import WhatIf

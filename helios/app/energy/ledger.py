@@ -1,31 +1,322 @@
 """The energy ledger: what the nodes of a real cluster did, what they drew, and what sleep saved.
 
 Everything follows from what each node did at each moment (:mod:`helios.app.energy.node_states`) and the stated model
-of :mod:`helios.energy`; what was not read is unknown, never asleep. Savings are against the same jobs at the same
-times on the same nodes (:mod:`helios.app.energy.idle_timer`).
+of :mod:`helios.metrics.energy`; what was not read is unknown, never asleep. Savings are against the same jobs at the
+same times on the same nodes (:mod:`helios.app.energy.ledger`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.errors import EmptyDataError, ParserError
 
-from helios.app.energy.idle_timer import FEWEST_DAYS, gaps_of, interval_of, under_timer
-from helios.app.energy.node_states import SPARE, NodeTimes, Spans, State, binned, wakes
-from helios.app.energy.recorded import Recorded, recorded_nodes
-from helios.app.energy.tallies import Tallied, tallied
-from helios.app.energy.tariff import Tariff, tariff_of
+from helios.app.energy.node_states import (
+    SPARE,
+    NodeTimes,
+    Recorded,
+    Spans,
+    State,
+    binned,
+    recorded_nodes,
+    seconds,
+    wakes,
+)
 from helios.config import Energy
-from helios.energy import NodeSeconds, energy_kwh
-from helios.report.energy.ledger import ALWAYS_ON, TIMERS_MIN, EnergyLedger, Saving, timer_name
-from helios.report.words import percent
+from helios.errors import FileUnreadable, FormatUnknown
+from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, Saving, timer_name
+from helios.units import percent
 from helios.warehouse import Warehouse
+
+# What Slurm's own idle timer would have done with the same jobs at the same times, node by node.
+#
+# A node that has been idle for the timer's time falls asleep; it wakes as long before its next job as a boot takes.
+# In truth the job would have waited for that boot: the timer is given the benefit of the doubt, and so are savings
+# against it if anything too small.
+
+DRAWS = 2_000
+"""Resamplings of the days; the ends of the interval then move by less than its own twentieth."""
+FEWEST_DAYS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gaps:
+    """Stretches in which a node was in service and held no job.
+
+    Attributes
+    ----------
+    spans : Spans
+    woken : bool array of shape (n,)
+        Whether a job on that node ended the stretch.
+    """
+
+    spans: Spans
+    woken: NDArray[np.bool_]
+
+
+def gaps_of(times: NodeTimes) -> Gaps:
+    """Return the longest stretches of each node in which it was idle, asleep or on the way."""
+    spare = np.isin(times.state, SPARE)
+    follows = np.append(False, times.node[1:] == times.node[:-1]) if len(times.node) else np.array([], dtype=bool)
+    before = np.append(False, spare[:-1]) if len(spare) else spare
+    first = spare & ~(follows & before)
+    last = spare & ~np.append((follows & spare)[1:], False) if len(spare) else spare
+    ends = np.flatnonzero(last)
+    after = np.minimum(ends + 1, len(times.node) - 1)
+    woken = (after > ends) & (times.node[after] == times.node[ends]) & (times.state[after] == State.BUSY)
+    spans = Spans(node=times.node[first], start_s=times.start_s[first], end_s=times.end_s[ends])
+    return Gaps(spans=spans, woken=woken)
+
+
+def under_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[State, Spans]:
+    """Return what the nodes would have done in those stretches; ``timer_s`` inf: they would have stayed awake."""
+    start, end = gaps.spans.start_s, gaps.spans.end_s
+    dozes = end if np.isinf(timer_s) else np.minimum(start + int(timer_s), end)
+    sleeps = np.minimum(dozes + int(shutdown_s), end)
+    wakes = np.where(gaps.woken, np.maximum(end - int(boot_s), sleeps), end)
+    cuts = {
+        State.IDLE: (start, dozes),
+        State.FALLING_ASLEEP: (dozes, sleeps),
+        State.ASLEEP: (sleeps, wakes),
+        State.WAKING: (wakes, end),
+    }
+    return {state: Spans(node=gaps.spans.node, start_s=first, end_s=last) for state, (first, last) in cuts.items()}
+
+
+def interval_of(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[float, float]:
+    """Return where a sum over days may as well have lain: 95 % of resampled days, widened by the model's own band.
+
+    With fewer than ``FEWEST_DAYS`` days only the band counts: too few to say how days differ.
+    """
+    total = float(saved_by_day.sum())
+    low, high = total, total
+    if len(saved_by_day) >= FEWEST_DAYS:
+        # Seeded: the same history gives the same interval.
+        picks = np.random.default_rng(0).integers(len(saved_by_day), size=(DRAWS, len(saved_by_day)))
+        low, high = (float(end) for end in np.quantile(saved_by_day[picks].sum(axis=1), [0.025, 0.975]))
+    return low - band * abs(low), high + band * abs(high)
+
+
+# What Helios counted of nodes at each look, as node seconds: a check of the accounting, and whose sleep it was.
+
+HOLDS_S = 1_800
+"""How long a count holds without another: looks are minutes apart, and a daemon that stood still saw nothing."""
+LEAST_SEEN = 0.5
+"""Share of a stretch that must have been seen to speak of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tallied:
+    """Node seconds within each stretch of time, all pools together; NaN: too little of it was seen.
+
+    Attributes
+    ----------
+    total_s : float64 array of shape (n,)
+        In service.
+    asleep_s : float64 array of shape (n,)
+        Asleep.
+    helios_s : float64 array of shape (n,)
+        Asleep because Helios asked for it.
+    wanted_s : float64 array of shape (n,)
+        Wanted awake by a service; where it was asked about some pools only, what was awake of the others.
+    """
+
+    total_s: NDArray[np.float64]
+    asleep_s: NDArray[np.float64]
+    helios_s: NDArray[np.float64]
+    wanted_s: NDArray[np.float64]
+
+
+def tallied(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallied:
+    """Return counts of nodes (``NODE_TALLIES``) as node seconds between ``edges_s``."""
+    if tallies.empty:
+        nothing = np.full(len(edges_s) - 1, np.nan)
+        return Tallied(total_s=nothing, asleep_s=nothing, helios_s=nothing, wanted_s=nothing)
+    rows = tallies.sort_values(["pool", "taken_at"], kind="stable")
+    pool = rows["pool"].cat.codes.to_numpy().astype(np.int64)
+    start_s = seconds(rows["taken_at"])
+    same = np.append(pool[1:] == pool[:-1], False)
+    end_s = np.where(same, np.minimum(np.append(start_s[1:], 0), start_s + HOLDS_S), start_s + HOLDS_S).astype(np.int64)
+
+    def summed(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        spans = Spans(node=pool, start_s=start_s, end_s=end_s, weight=weight)
+        found: NDArray[np.float64] = binned(
+            spans, edges_s=edges_s, group=np.zeros(int(pool.max()) + 1, dtype=np.int64), n_groups=1
+        )[0]
+        return found
+
+    n_pools = len(np.unique(pool))
+    seen = summed(np.ones(len(pool))) / (n_pools * np.diff(edges_s))
+    asked = summed(rows["wanted"].notna().to_numpy().astype(np.float64)) > 0
+    asleep, falling = (rows[name].to_numpy(dtype=np.float64) for name in ("asleep", "falling_asleep"))
+    helios = rows["by_helios"].to_numpy(dtype=np.float64) * asleep / np.maximum(asleep + falling, 1)
+    total = rows["total"].to_numpy(dtype=np.float64)
+    wanted = np.where(rows["wanted"].isna(), total - asleep - falling, rows["wanted"])
+    enough = seen >= LEAST_SEEN
+    # What was seen stands for the rest of its stretch.
+    share = np.where(enough, np.maximum(seen, LEAST_SEEN), 1.0)
+    return Tallied(
+        total_s=np.where(enough, summed(total) / share, np.nan),
+        asleep_s=np.where(enough, summed(asleep) / share, np.nan),
+        helios_s=np.where(enough, summed(helios) / share, np.nan),
+        wanted_s=np.where(enough & asked, summed(wanted) / share, np.nan),
+    )
+
+
+# What a kWh costs and emits, hour by hour: a file of prices and carbon, or two constants.
+
+TIME, PRICE, CARBON = "time", "price_per_kwh", "co2_g_per_kwh"
+G_PER_KG = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tariff:
+    """Price and carbon of a kWh over time; each value holds until the next one.
+
+    Attributes
+    ----------
+    since_s : int64 array of shape (n,)
+        From when each value holds, s since the epoch, ascending; empty: the constants always do.
+    price_per_kwh, co2_g_per_kwh : float64 arrays of shape (n,)
+    before : pair of float
+        Price and carbon before the first of them: the constants of the configuration.
+    currency : str
+    source : str
+        The file; empty: the configuration.
+    """
+
+    since_s: NDArray[np.int64]
+    price_per_kwh: NDArray[np.float64]
+    co2_g_per_kwh: NDArray[np.float64]
+    before: tuple[float, float]
+    currency: str
+    source: str = ""
+
+    def cost_of(
+        self, kwh: NDArray[np.float64], *, edges_s: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return money and kg of carbon dioxide of energy that was drawn evenly within each stretch of time.
+
+        Parameters
+        ----------
+        kwh : array of shape (..., n)
+        edges_s : array of shape (n + 1,)
+            Where the stretches begin and the last one ends, s since the epoch, ascending.
+        """
+        price = self._means(self.price_per_kwh, self.before[0], edges_s)
+        carbon = self._means(self.co2_g_per_kwh, self.before[1], edges_s)
+        return kwh * price, kwh * carbon / G_PER_KG
+
+    def notes(self, begin_s: int, end_s: int) -> list[str]:
+        """Say where in [begin_s, end_s) the file does not say what a kWh costs, and what was taken instead."""
+        if not self.source:
+            return []
+        said = []
+        if len(self.since_s) == 0 or begin_s < self.since_s[0]:
+            first = "nothing" if len(self.since_s) == 0 else f"only from {_written(self.since_s[0])} on"
+            said.append(f"{self.source} tells prices {first}: before it those of [energy] are taken.")
+        if len(self.since_s) and end_s > self.since_s[-1] + _step_s(self.since_s):
+            said.append(
+                f"{self.source} ends at {_written(self.since_s[-1])}: the last price and carbon hold from there on."
+            )
+        return said
+
+    def _means(self, values: NDArray[np.float64], before: float, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the mean of a step function within each stretch."""
+        if len(values) == 0:
+            return np.full(len(edges_s) - 1, before)
+        first = min(int(edges_s[0]), int(self.since_s[0]) - 1)
+        last = max(int(edges_s[-1]), int(self.since_s[-1]) + 1)
+        knots = np.concatenate([[first], self.since_s, [last]])
+        areas = np.concatenate([[0.0], np.cumsum(np.diff(knots) * np.concatenate([[before], values]))])
+        means: NDArray[np.float64] = np.diff(np.interp(edges_s, knots, areas)) / np.diff(edges_s)
+        return means
+
+
+def tariff_of(energy: Energy) -> Tariff:
+    """Return what the configuration says: its constants, or its file of hourly values.
+
+    Raises
+    ------
+    FileUnreadable
+        The file is not there, or not readable.
+    FormatUnknown
+        It lacks a column, or a line has no time or no number.
+    """
+    before = (energy.price_per_kwh, energy.co2_g_per_kwh)
+    if not energy.hourly:
+        nothing = np.array([], dtype=np.float64)
+        return Tariff(
+            since_s=nothing.astype(np.int64),
+            price_per_kwh=nothing,
+            co2_g_per_kwh=nothing,
+            before=before,
+            currency=energy.currency,
+        )
+    path = Path(energy.hourly).expanduser()
+    table = _read(path)
+    return Tariff(
+        since_s=table[TIME].to_numpy(dtype=np.int64),
+        price_per_kwh=_numbers(table, PRICE, path, otherwise=before[0]),
+        co2_g_per_kwh=_numbers(table, CARBON, path, otherwise=before[1]),
+        before=before,
+        currency=energy.currency,
+        source=str(path),
+    )
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Return the file's lines in the order of time, the time as s since the epoch."""
+    try:
+        table = pd.read_csv(path, dtype="str", skipinitialspace=True)
+    except (OSError, UnicodeDecodeError) as reason:
+        raise FileUnreadable(f"{path} cannot be read: {reason}", remedy="Correct energy.hourly.") from reason
+    except (ParserError, EmptyDataError) as reason:
+        raise FormatUnknown(f"{path} is not a CSV file: {reason}", remedy=_REMEDY) from reason
+    table.columns = table.columns.str.strip()
+    if TIME not in table or not {PRICE, CARBON} & set(table.columns):
+        there = ", ".join(map(str, table.columns)) or "none"
+        raise FormatUnknown(f"{path} has the columns {there}.", remedy=_REMEDY)
+    moments = pd.to_datetime(table[TIME], utc=True, errors="coerce", format="ISO8601")
+    if moments.isna().any():
+        wrong = int(np.flatnonzero(moments.isna().to_numpy())[0])
+        raise FormatUnknown(f"{path}, line {wrong + 2}: {table[TIME].iloc[wrong]!r} is no time.", remedy=_REMEDY)
+    seconds = moments.to_numpy(dtype="datetime64[s]").astype(np.int64)
+    return table.assign(**{TIME: seconds}).sort_values(TIME, kind="stable").drop_duplicates(TIME, keep="last")
+
+
+def _numbers(table: pd.DataFrame, name: str, path: Path, *, otherwise: float) -> NDArray[np.float64]:
+    if name not in table:
+        return np.full(len(table), otherwise)
+    read: Any = pd.to_numeric(table[name], errors="coerce")
+    if not np.isfinite(read).all():
+        wrong = int(np.flatnonzero(~np.isfinite(read.to_numpy()))[0])
+        line = int(table.index[wrong]) + 2
+        raise FormatUnknown(f"{path}, line {line}: {name} is {table[name].iloc[wrong]!r}, no number.", remedy=_REMEDY)
+    return np.asarray(read, dtype=np.float64)
+
+
+def _step_s(since_s: NDArray[np.int64]) -> int:
+    return int(np.median(np.diff(since_s))) if len(since_s) > 1 else HOUR_S
+
+
+def _written(moment_s: int) -> str:
+    return f"{datetime.fromtimestamp(int(moment_s), tz=UTC):%Y-%m-%d %H:%M} UTC"
+
+
+_REMEDY = (
+    "Write it as time,price_per_kwh,co2_g_per_kwh with a line an hour: 2026-11-20T14:00+01:00,0.31,412 "
+    "(one of the two may be left out; a time without a zone is UTC; prices may be below zero)."
+)
+
 
 HOUR_S = 3_600
 BAND = 0.2

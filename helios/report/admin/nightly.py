@@ -12,16 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import Result
-from helios.hostlist import fold
-from helios.report.admin.accuracy import prediction_accuracy, worst_predictions
-from helios.report.admin.answer import Answer, Kind, declared
-from helios.report.admin.audit import service_days, with_results
-from helios.report.admin.jobs import wait_s
-from helios.report.admin.people import usage_by
+from helios.model.hostlist import fold
+from helios.report.admin.decisions import service_days, with_results
+from helios.report.admin.predictions import prediction_accuracy, worst_predictions
 from helios.report.admin.queue import levels, queue_at
+from helios.report.admin.sacct_format import Answer, Kind, declared
 from helios.report.admin.shadow import ShadowDay
-from helios.report.energy.ledger import EnergyLedger, energy_line, savings_of
-from helios.report.words import change, percent, spoken_duration
+from helios.report.admin.usage import usage_by, wait_s
+from helios.report.energy import EnergyLedger, energy_line, savings_of
+from helios.units import change, percent, spoken_duration
 
 WEEKS_BEFORE = 4
 MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3

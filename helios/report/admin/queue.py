@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics import mean_level_over_time
-from helios.report.admin.answer import Answer, Kind, declared
-from helios.report.admin.jobs import (
+from helios.metrics.queue import mean_level_over_time
+from helios.report.admin.sacct_format import Answer, Kind, declared
+from helios.report.admin.usage import (
     STILL_RUNNING,
     STILL_WAITING,
     UNKNOWN,

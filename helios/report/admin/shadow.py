@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from helios.actions import Result
 from helios.model import Mode
-from helios.report.admin.answer import Answer, Kind, declared
-from helios.report.admin.audit import with_results
-from helios.report.words import spoken_duration
+from helios.report.admin.decisions import with_results
+from helios.report.admin.sacct_format import Answer, Kind, declared
+from helios.units import spoken_duration
 
 MOVED_S = 60
 """Difference of waits from which a job is said to have moved, s."""

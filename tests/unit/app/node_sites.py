@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from helios.actions import NodeAction, PowerDown
-from helios.app.node_turns import NodeTurns
-from helios.app.reading import JOBS as JOBS_READ
-from helios.app.reading import Accounting
-from helios.app.site import Site
+from helios.app.live_cluster import Site
+from helios.app.node_controller import NodeTurns
+from helios.app.sync import JOBS as JOBS_READ
+from helios.app.sync import Accounting
 from helios.config import Settings
-from helios.control import ServiceMode
-from helios.control.nodes import NodeTurnReport
+from helios.control import NodeTurnReport, ServiceMode
 from helios.model import NODE_EVENTS, Mode, Snapshot
 from helios.ports import Office
 from helios.testing import FakeCluster, FakeNodes, a_demand, a_node

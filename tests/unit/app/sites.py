@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helios.app.reading import JOBS as JOBS_READ
-from helios.app.reading import Accounting
-from helios.app.site import Site
-from helios.app.turns import Turns
+from helios.app.job_controller import Turns
+from helios.app.live_cluster import Site
+from helios.app.sync import JOBS as JOBS_READ
+from helios.app.sync import Accounting
 from helios.config import Settings
 from helios.model import NODE_EVENTS, ModelRecord
 from helios.predict import to_record, train

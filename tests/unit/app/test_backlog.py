@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.backlog import LOOKS_BACK, BacklogWatch, longest_of, reckoning_on
+from helios.app.predictions import LOOKS_BACK, BacklogWatch, longest_of, reckoning_on
 from helios.model import NODE_STATES, Snapshot, in_submission_order
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
 from tests.builders import a_job, jobs_frame

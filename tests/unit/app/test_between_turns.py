@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helios.actions import Result
-from helios.app.between_turns import Keeping, modes_or_off, tallies_of
+from helios.app.controller_state import Keeping, modes_or_off, tallies_of
 from helios.app.modes import PAUSE_FILE
 from helios.control import ServiceMode, TurnMemory
 from helios.errors import MemoryDamaged, WarehouseUnavailable

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import Action, JobAction, Lever, Place, Reorder, Restore, Result, SoftLimit
-from helios.app.claims import Claims
-from helios.app.timeline import Seat, play
+from helios.app.replay_guards import Claims
+from helios.app.service_replay import Seat, play
 from helios.model import Snapshot
 from helios.ports import Columns, Wishes
 from helios.simulate import SimCluster
@@ -199,7 +199,7 @@ class Fickle:
         return Wishes(urgency=urgency, until=np.where(young, change, np.datetime64("NaT", "us")))
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
-        from helios.services.jobwise import reorders  # noqa: PLC0415 - as an author's service would
+        from helios.services.qssf import reorders  # noqa: PLC0415 - as an author's service would
 
         wishes = self.wishes(snapshot.pending_values, snapshot.taken_at)
         return [*reorders(snapshot, wishes, why=lambda rows: [""] * len(rows), reason=lambda _: "")]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.code_fingerprint import BEGIN, code_fingerprint, digest_of, modules_of
+from helios.app.executors import BEGIN, code_fingerprint, digest_of, modules_of
 
 LAB = {
     "__init__.py": "",
@@ -67,9 +67,9 @@ def test_words_layout_and_what_is_not_reached_are_not(lab: Path, name: str, old:
 
 def test_another_release_of_what_fits_trees_is_other_code(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(lab)
-    monkeypatch.setattr("helios.app.code_fingerprint.version", lambda name: "99" if name == "lightgbm" else "1")
+    monkeypatch.setattr("helios.app.executors.version", lambda name: "99" if name == "lightgbm" else "1")
     one = digest(lab)
-    monkeypatch.setattr("helios.app.code_fingerprint.version", lambda _: "1")
+    monkeypatch.setattr("helios.app.executors.version", lambda _: "1")
     assert len({before, one, digest(lab)}) == 3
 
 

@@ -13,7 +13,7 @@ from helios.app import doctor
 from helios.app.modes import pause, set_mode
 from helios.control import ServiceMode
 from helios.model import Mode
-from helios.slurm.hook import TABLE, HookRow, publish, render
+from helios.slurm.hook_table import TABLE, HookRow, publish, render
 from helios.slurm.preflight import HOOK, Finding, Level
 from tests.unit.app.sites import Town
 

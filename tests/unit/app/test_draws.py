@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.draws import Urn, predictor_of, redrawn, urn_of
 from helios.app.history import History
-from helios.app.plans import Plan, Policy
-from helios.app.unrepeated import Unrepeated
+from helios.app.resampling import Unrepeated, Urn, predictor_of, redrawn, urn_of
+from helios.app.scenarios import Plan, Policy
 from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
-from helios.report.differences import Over
+from helios.report.significance import Over
 from helios.simulate import Backfill
 from tests.builders import a_job, jobs_frame
 

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from helios.actions import FillFirst, PowerDown, PowerUp
-from helios.app.energy.job_replay import bounded, known_at, levels_of_oracle
-from helios.app.energy.jobs import JobsQuestion, energy_on_jobs
+from helios.app.energy.whatif_jobs import JobsQuestion, bounded, energy_on_jobs, known_at, levels_of_oracle
 from helios.app.history import History
 from helios.config import Energy, Power
 from helios.errors import Misuse, NotEnoughHistory

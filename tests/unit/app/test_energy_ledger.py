@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helios.app.energy.idle_timer import gaps_of, interval_of, under_timer
-from helios.app.energy.ledger import energy_ledger
+from helios.app.energy.ledger import energy_ledger, gaps_of, interval_of, under_timer
 from helios.app.energy.node_states import (
     NodeTimes,
     PowerSpans,
@@ -29,10 +28,10 @@ from helios.app.energy.node_states import (
     wakes,
 )
 from helios.config import Energy
-from helios.energy import NodeSeconds, energy_kwh
 from helios.errors import NotEnoughHistory
+from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.model import DECISIONS, NODE_EVENTS, NODE_TALLIES, NODES, REJECTS, Batch, in_submission_order
-from helios.report.energy.ledger import ALWAYS_ON, EnergyLedger, energy_sentences
+from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_sentences
 from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame
 

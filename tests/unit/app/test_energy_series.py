@@ -9,13 +9,13 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from helios.app.energy.series import SeriesQuestion, energy_on_series
+from helios.app.energy.whatif_series import SeriesQuestion, energy_on_series
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
 from helios.predict.demand import Calendar
-from helios.report.energy.whatif import EnergyWhatIf
-from helios.services.ces import CesOptions
+from helios.report.energy_whatif import EnergyWhatIf
+from helios.services.energy_saving import CesOptions
 from tests.traces import TRACES, needs_traces
 
 START = datetime(2026, 1, 5, tzinfo=UTC)

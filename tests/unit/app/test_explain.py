@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.explain import explain, kept_model, model_of_that_day
+from helios.app.explain_job import JobUnknown
+from helios.app.explain_prediction import explain, kept_model, model_of_that_day
 from helios.app.history import History, recall
-from helios.app.one_job import JobUnknown
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
 from helios.predict import DurationModel, to_record, train
-from helios.report.explain import Explanation, answer_lines
+from helios.report.prediction import Explanation, answer_lines
 from tests.builders import a_job, jobs_frame
 from tests.unit.app.sites import Town
 

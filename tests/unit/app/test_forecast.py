@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.app.forecast import ForecastQuestion, evaluate_forecasts
+from helios.app.demand_history import (
+    ClusterShapeAsked,
+    ForecastQuestion,
+    Watched,
+    evaluate_forecasts,
+    most_held,
+    watch_cluster,
+    watch_files,
+)
 from helios.app.history import History
-from helios.app.watched import ClusterShapeAsked, Watched, most_held, watch_cluster, watch_files
 from helios.errors import NotEnoughHistory
 from helios.model import NodeSeries
 from helios.predict.demand import DAY, Calendar
-from helios.predict.demand.jobs import NAMES
+from helios.predict.demand.features import NAMES
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.chores import Desk
 from helios.app.modes import PAUSE_FILE, set_mode
+from helios.app.operations import Desk
 from helios.model import Mode
-from helios.slurm.hook import TABLE, read_table
+from helios.slurm.hook_table import TABLE, read_table
 from tests.unit.app.sites import Town
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pandas as pd
 
-from helios.app.hook_table import hook_rows
-from helios.app.outlook import Knowledge
+from helios.app.hook import hook_rows
+from helios.app.predictions import Knowledge
 from helios.control.modes import ServiceMode
 from helios.model import Mode, in_submission_order
 from helios.services.qssf import Qssf
 from helios.services.soft_limits import SoftLimits
-from helios.slurm.hook import HookRow
+from helios.slurm.hook_table import HookRow
 from helios.testing import NOON
 from tests.builders import a_job, jobs_frame
 

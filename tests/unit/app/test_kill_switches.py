@@ -10,14 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.actions import Action, Outcome
-from helios.app.chores import Desk
+from helios.app.controller_state import TurnUnderWay, alone
 from helios.app.modes import PAUSE_FILE, RELEASED_FILE, resume, set_mode
-from helios.app.turn_lock import TurnUnderWay, alone
-from helios.cli.application import application
+from helios.app.operations import Desk
+from helios.cli.main import application
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from helios.model import Mode
-from helios.slurm.hook import TABLE
+from helios.slurm.hook_table import TABLE
 from helios.warehouse import Warehouse
 from tests.unit.app.sites import Town
 
@@ -230,7 +230,7 @@ def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes_or_says_what
     beside = tmp_path / "state-power"
     beside.mkdir()
     if not there:  # as of another user
-        monkeypatch.setattr("helios.cli.acting._pauses_the_nodes_daemon", lambda *_, **__: False)
+        monkeypatch.setattr("helios.cli.control._pauses_the_nodes_daemon", lambda *_, **__: False)
     said = pause_command(monkeypatch, tmp_path / "state", f"sqlite:///{tmp_path}/no/helios.db")
     assert (beside / PAUSE_FILE).exists() is there
     assert (f"touch {beside / PAUSE_FILE}" in " ".join(said.split())) is not there

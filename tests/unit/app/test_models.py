@@ -11,9 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.drift import _weeks
 from helios.app.history import History
-from helios.app.models import (
+from helios.app.model_registry import (
+    RIVAL,
+    SHRINKAGE,
+    Outcome,
+    _against_the_rival,
+    _weeks,
+    against_the_controls,
     compare,
     drift,
     listing,
@@ -27,15 +32,13 @@ from helios.app.models import (
     until,
 )
 from helios.app.nightly import _learn
-from helios.app.outcome import SHRINKAGE, Outcome
-from helios.app.promotion import RIVAL, _against_the_rival, against_the_controls
-from helios.app.study import study
+from helios.app.training import study
 from helios.config import Settings
 from helios.errors import Misuse, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import JOBS, ModelRecord, Step
 from helios.ports import in_silence
 from helios.predict import from_record, to_record
-from helios.predict.contest import Against, Contest, Difference, Score, score_of
+from helios.predict.comparison import Against, Contest, Difference, Score, score_of
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 

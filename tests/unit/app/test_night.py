@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.nightly import Night, forget_what_is_old, night
-from helios.app.nightly_pages import nightly_pages
-from helios.app.reading import Accounting, Reading, read_history
+from helios.app.nightly import Night, forget_what_is_old, night, nightly_pages
+from helios.app.sync import Accounting, Reading, read_history
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from helios.actions import FillFirst, NodeAction, NodeOutcome
-from helios.app.chores import released_nodes
+from helios.app.explain_node import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
+from helios.app.node_controller import RELEASED_FILE, NodeTurns, forget_what_is_damaged
 from helios.app.node_demand import NodeDemand
-from helios.app.node_status import NodeUnknown, explain_node, node_status
-from helios.app.node_turns import RELEASED_FILE, NodeTurns, forget_what_is_damaged
+from helios.app.operations import released_nodes
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Office
-from helios.slurm.undo import UNDO_FILE, read_undo
+from helios.slurm.undo_file import UNDO_FILE, read_undo
 from tests.unit.app.node_sites import ACTIVE, NodeTown, down
 
 ASLEEP, FALLING, AWAKE, WAKING = NodePower.ASLEEP, NodePower.FALLING_ASLEEP, NodePower.AWAKE, NodePower.WAKING

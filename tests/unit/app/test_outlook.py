@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.outlook import Outlook, job_keys, worth_storing
+from helios.app.predictions import Outlook, job_keys, worth_storing
 from helios.model import QUEUE
 from helios.predict import to_record, train
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from helios.app.policy_options import bound_of, read_options
+from helios.app.scenarios import bound_of, read_options
 from helios.errors import Misuse
 from helios.simulate import Backlog, Guard
 

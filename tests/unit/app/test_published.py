@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from helios.app.history import History
-from helios.app.plans import Policy
 from helios.app.published import PublishedAnswer, PublishedQuestion, as_published, drawn_errors
 from helios.app.published_table import ALL, PHILLY
+from helios.app.scenarios import Policy
 from helios.cli.whatif_published import partition_table, published_table
 from helios.errors import JobLargerThanPartition, NotEnoughHistory
 from tests.builders import a_job, jobs_frame

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.app.history import ingest
-from helios.app.reading import Accounting, Reading, missing, read_history, read_until
+from helios.app.sync import Accounting, Reading, missing, read_history, read_until
 from helios.errors import ClusterUnavailable
 from helios.model import NODE_EVENTS
 from helios.warehouse import Warehouse

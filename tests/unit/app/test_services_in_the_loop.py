@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, SoftLimit
 from helios.app.history import History, read_file
-from helios.app.machine import parse_nodes
-from helios.app.rehearsal import reckoning_of
-from helios.app.timeline import Seat, play
+from helios.app.replay_cluster import parse_nodes
+from helios.app.service_replay import Seat, play, reckoning_of
 from helios.app.whatif import Question, set_the_stage
 from helios.model import Snapshot
 from helios.ports import Columns, JobwiseService, Wishes
-from helios.services.orders import shortest_service_first
 from helios.services.qssf import Qssf
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.traces import TRACES, needs_traces

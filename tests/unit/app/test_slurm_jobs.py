@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.slurm_controls import capacity, pool_of, pooled_easy
-from helios.app.slurm_jobs import slurm_jobs
+from helios.app.slurm_whatif import capacity, pool_of, pooled_easy
+from helios.app.slurm_workload import slurm_jobs
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
-from helios.model.site import NodeGroup, PartitionRules, SlurmSite
+from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite
 
 BEGAN = pd.Timestamp("2026-01-01", tz="UTC")
 SITE = SlurmSite(

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from helios.actions import Action, Place, Reorder, Result
-from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
-from helios.app.slurm_rehearsal import SlurmRehearsal, rehearse_on_slurm
 from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif
-from helios.marks import site_factor
+from helios.app.slurm_workload import SlurmJobs, SlurmRehearsal, rehearse_on_slurm, slurm_jobs
 from helios.model import Snapshot
+from helios.ownership import site_factor
 from helios.ports import Service
 from helios.services.qssf import Qssf
-from helios.simulate.slurmlike import replay_slurm
-from helios.slurm.site_files import read_site
+from helios.simulate.slurm import replay_slurm
+from helios.slurm.site import read_site
 from tests.unit.app.test_slurm_whatif import CONF, a_history
 
 SITE = read_site(CONF + "PriorityWeightPartition=100000\n")

@@ -13,8 +13,8 @@ from helios.app.history import History
 from helios.app.slurm_whatif import SlurmAnswer, SlurmQuestion, slurm_whatif
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
-from helios.model.site import SlurmSite
-from helios.slurm.site_files import read_site
+from helios.model.slurm_site import SlurmSite
+from helios.slurm.site import read_site
 
 BEGAN = pd.Timestamp("2026-01-01", tz="UTC")
 CONF = """

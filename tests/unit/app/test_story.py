@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helios.app.explain_job import JobUnknown
+from helios.app.explain_wait import TODAY, tell
 from helios.app.history import History
-from helios.app.one_job import JobUnknown
-from helios.app.plans import ORDERS, Plan, Policy, RunTimes
-from helios.app.story import TODAY, tell
+from helios.app.scenarios import ORDERS, Plan, Policy, RunTimes
 from helios.app.whatif import Question
 from helios.errors import Misuse
-from helios.report.story import Cause, Story
+from helios.report.job_wait import Cause, Story
 from helios.simulate import RESERVING, Backfill
 from tests.builders import a_job, jobs_frame
 from tests.unit.simulate.builders import a_shape, a_workload

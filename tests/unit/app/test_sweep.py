@@ -11,16 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.app.cells import Cell, Done, Workbench, fingerprint_of, here
+from helios.app.executors import Cell, Done, Workbench, fingerprint_of, here
 from helios.app.history import History
-from helios.app.plans import Plan, Policy, RunTimes
-from helios.app.repeats import repeats
-from helios.app.results_file import results_in
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import Cross, SweepPlan, cross, read_plan
+from helios.app.scenarios import Plan, Policy, RunTimes
+from helios.app.sweep import Cross, SweepPlan, cross, read_plan, repeats, results_in, sweep
 from helios.app.whatif import Question, whatif
 from helios.errors import FileUnreadable, Misuse
-from helios.report.differences import CRITERIA, Over
+from helios.report.significance import CRITERIA, Over
 from helios.report.sweep import Group, Row, Sweep, sweep_csv, sweep_tables
 from helios.simulate import Backfill, Placement
 from tests.builders import a_job, jobs_frame
@@ -281,9 +278,9 @@ def test_another_history_another_plan_and_another_helios_are_other_cells(
     jobs.loc[7, "run_time_s"] += 1
     assert swept(replace(history, jobs=jobs), tmp_path).known_before == 0
     assert swept(history, tmp_path).known_before == 4
-    monkeypatch.setattr("helios.app.cells.__version__", "99")
+    monkeypatch.setattr("helios.app.executors.__version__", "99")
     assert swept(history, tmp_path).known_before == 0
-    monkeypatch.setattr("helios.app.cells.code_fingerprint", lambda: "other code")
+    monkeypatch.setattr("helios.app.executors.code_fingerprint", lambda: "other code")
     assert swept(history, tmp_path).known_before == 0
     assert len(lines(tmp_path)) == 16
 
@@ -316,7 +313,7 @@ def test_whatever_breaks_in_a_cell_stops_no_other(history: History, monkeypatch:
 
     bench = Workbench(history)
     question = Question(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
-    monkeypatch.setattr("helios.app.cells.run_of", broken)
+    monkeypatch.setattr("helios.app.executors.run_of", broken)
     assert bench.tell(Cell(question=question)) == {"failed": "ZeroDivisionError: of all things"}
 
 

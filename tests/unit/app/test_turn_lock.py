@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helios.app import turn_lock
-from helios.app.turn_lock import LOCK, LOCK_OF_NODES, DaemonRuns, TurnUnderWay, alone, identity_of, only_daemon
+from helios.app import controller_state
+from helios.app.controller_state import LOCK, LOCK_OF_NODES, DaemonRuns, TurnUnderWay, alone, identity_of, only_daemon
 from helios.ports import Office
 
 
@@ -74,7 +74,7 @@ def test_the_same_folder_on_another_machine_is_another_identity(
 ) -> None:
     here = identity_of(tmp_path)
     (tmp_path / "boot_id").write_text("the other machine's")
-    monkeypatch.setattr(turn_lock, "BOOT", tmp_path / "boot_id")
+    monkeypatch.setattr(controller_state, "BOOT", tmp_path / "boot_id")
     assert identity_of(tmp_path) != here
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.models import promote
+from helios.app.controller_state import alone
+from helios.app.model_registry import promote
 from helios.app.modes import PAUSE_FILE, set_mode
-from helios.app.turn_lock import alone
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged, ServiceInvalid
 from helios.model import Mode

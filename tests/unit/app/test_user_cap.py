@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import Lever, Place, Reorder
-from helios.app.claims import Claims
-from helios.app.timeline import Seat, play
+from helios.app.replay_guards import Claims
+from helios.app.service_replay import Seat, play
+from helios.changes import Wish
 from helios.control.guards import capped
-from helios.control.pending import pending_jobs
-from helios.control.wishes import Wish
+from helios.control.observed import pending_jobs
 from helios.services.qssf import Qssf
 from helios.simulate import SimCluster
 from tests.unit.app.test_services_in_the_loop import SHAPE, Noisy, a_cluster

@@ -9,7 +9,7 @@ import pytest
 
 from helios.config import Control
 from helios.control import Breaker, Conditions, TurnMemory, reasons_to_be_still
-from helios.control.pending import pending_jobs
+from helios.control.observed import pending_jobs
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
 from tests.unit.control.table import Says, Table, all_is_well, order, seat

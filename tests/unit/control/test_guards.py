@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.actions import Lever, Outcome, Result
+from helios.changes import Wish
 from helios.control.guards import Verdict, capped, guarded, one_owner_each
 from helios.control.modes import ServiceMode
-from helios.control.pending import Key, PendingJob, pending_jobs
-from helios.control.wishes import Wish
+from helios.control.observed import Key, PendingJob, pending_jobs
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.unit.control.table import ACTIVE, canary
 

@@ -8,7 +8,7 @@ import pytest
 from helios.actions import Lever, Outcome, Result
 from helios.config import Control
 from helios.control import Bench, Breaker, TurnMemory
-from helios.control.memory import digest_of
+from helios.control.state import digest_of
 from helios.errors import MemoryDamaged
 from helios.testing import NOON
 

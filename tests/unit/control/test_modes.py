@@ -7,7 +7,7 @@ import pytest
 
 from helios.actions import Lever, Restore, Result
 from helios.control import CanaryCluster, Resolution, ServiceMode, ShadowCluster, door_for
-from helios.control.pending import PendingJob, pending_jobs
+from helios.control.observed import PendingJob, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, a_pending_job, a_snapshot
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, canary, order, soft_limit

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Action, Place, Reorder, Restore, SoftLimit
 from helios.control import Seat, release
-from helios.control.pending import carried, pending_jobs
+from helios.control.observed import carried, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, all_is_well, canary, order, seat, soft_limit
 

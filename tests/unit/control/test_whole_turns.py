@@ -15,7 +15,7 @@ import pytest
 
 from helios.actions import Lever, Result
 from helios.control import TurnReport, release
-from helios.control.resolution import Resolution
+from helios.control.applied import Resolution
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     SHADOW,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from helios.app.clockwork import Chores, TurnSummary
-from helios.daemon.times import Times
+from helios.app.cycle_summary import Chores, TurnSummary
+from helios.daemon.health import Times
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PATIENCE_S = 30.0

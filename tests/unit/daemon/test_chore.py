@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from helios.daemon.chore import Chore
-from helios.daemon.door import Door
 from helios.daemon.health import Health
 from helios.daemon.metrics import Metrics
+from helios.daemon.tasks import Chore, Door
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet
 

@@ -9,12 +9,11 @@ import pytest
 from apscheduler.executors.pool import ThreadPoolExecutor
 
 from helios.actions import Result
-from helios.app.clockwork import Tally
-from helios.app.turn_lock import TurnUnderWay
-from helios.daemon.clock import Clock, Rhythm
-from helios.daemon.health import Health
+from helios.app.controller_state import TurnUnderWay
+from helios.app.cycle_summary import Tally
+from helios.daemon.health import Health, Times
 from helios.daemon.metrics import Metrics
-from helios.daemon.times import Times
+from helios.daemon.tasks import Clock, Rhythm
 from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import Mode
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually

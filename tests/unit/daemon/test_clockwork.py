@@ -1,7 +1,7 @@
 import pytest
 
 from helios.actions import Result
-from helios.app.clockwork import Tally, TurnSummary
+from helios.app.cycle_summary import Tally, TurnSummary
 from tests.unit.daemon.builders import a_turn
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.daemon.health import Health
-from helios.daemon.health_file import HealthFile
+from helios.daemon.health import Health, HealthFile
 from tests.unit.daemon.builders import HandSet, a_turn
 
 LATELY = {"turn": 240.0, "ingest": 960.0}

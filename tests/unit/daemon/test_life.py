@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from helios.app.turn_lock import DaemonRuns
+from helios.app.controller_state import DaemonRuns
 from helios.config import Control, Daemon, Settings
-from helios.daemon import life
-from helios.daemon.server import MOST_CONNECTIONS
-from helios.daemon.times import Times
+from helios.daemon import daemon as daemon_module
+from helios.daemon.health import Times
+from helios.daemon.http import MOST_CONNECTIONS
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
 
@@ -70,8 +70,8 @@ def a_daemon(
     manager: Manager | None = None,
     times: Times | None = None,
     **daemon: Any,
-) -> life.Daemon:
-    return life.Daemon(
+) -> daemon_module.Daemon:
+    return daemon_module.Daemon(
         chores=toys.chores(),
         settings=settings(folder, **daemon),
         nightly=False,
@@ -80,7 +80,7 @@ def a_daemon(
     )
 
 
-def lived(toys: ToyChores, folder: Path, **daemon: Any) -> life.Ending:
+def lived(toys: ToyChores, folder: Path, **daemon: Any) -> daemon_module.Ending:
     """Start, wait for the first turn, stop."""
     living = a_daemon(toys, folder, **daemon)
     living.start()
@@ -110,7 +110,7 @@ def test_a_stop_waits_for_the_turn_that_runs(tmp_path: Path) -> None:
 def test_a_turn_that_never_ends_is_left_and_nothing_is_written_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(life, "WRITER_S", 0.05)
+    monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
     slow = Blocked()
     toys = ToyChores(does={"turn": slow})
     living = a_daemon(toys, tmp_path)
@@ -126,7 +126,7 @@ def test_a_turn_that_never_ends_is_left_and_nothing_is_written_beside_it(
 def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "WRITER_S", 0.05)
+    monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
     slow = Blocked()
     toys = ToyChores(does={"hook": slow})
     living = a_daemon(toys, tmp_path)
@@ -141,7 +141,7 @@ def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
 def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "READER_S", 0.05)
+    monkeypatch.setattr(daemon_module, "READER_S", 0.05)
     slow = Blocked()
     toys = ToyChores(does={"ingest": slow})
     living = a_daemon(toys, tmp_path)
@@ -162,7 +162,7 @@ def test_a_release_that_fails_is_said_and_shown_in_the_exit_status(
 
 
 def test_a_release_that_hangs_does_not_keep_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "RELEASE_S", 0.05)
+    monkeypatch.setattr(daemon_module, "RELEASE_S", 0.05)
     hanging = Blocked()
     ending = lived(ToyChores(does={"release": hanging}), tmp_path)
     hanging.let_go()
@@ -273,14 +273,14 @@ def test_with_its_address_taken_it_acts_says_so_and_serves_when_it_is_free(
         living.start()
         assert eventually(lambda: toys.count("turn") > 0)
         living.beat()
-        hand.move(life.BIND_S)
+        hand.move(daemon_module.BIND_S)
         living.beat()
         note = json.loads((tmp_path / "health.json").read_text())["note"]
         assert f"another process listens on 127.0.0.1:{port}" in note
         assert sum(note in record.getMessage() for record in caplog.records) == 1
     living.beat()
     assert living.port is None  # not yet
-    hand.move(life.BIND_S)
+    hand.move(daemon_module.BIND_S)
     living.beat()
     assert living.port == port
     assert json.loads((tmp_path / "health.json").read_text())["note"] == ""
@@ -335,7 +335,9 @@ def test_hangup_changes_nothing_and_sigterm_ends(
     typing = threading.Thread(target=operator)
     typing.start()
     with caplog.at_level(logging.INFO):
-        ending = life.run(toys.chores(), settings=settings(tmp_path), nightly=False, environment=manager.environment)
+        ending = daemon_module.run(
+            toys.chores(), settings=settings(tmp_path), nightly=False, environment=manager.environment
+        )
     typing.join(PATIENCE_S)
     assert ending.code == 0
     assert toys.called[-1] == "release SIGTERM"

@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from helios.actions import Result
-from helios.app.clockwork import Tally
+from helios.app.cycle_summary import Tally
 from helios.daemon.metrics import Metrics
 from helios.model import Mode
 from tests.unit.daemon.builders import NOON, HandSet, a_turn

@@ -2,8 +2,8 @@ import logging
 
 import pytest
 
-from helios.app.clockwork import TurnSummary
-from helios.daemon.stillness import Stillness
+from helios.app.cycle_summary import TurnSummary
+from helios.daemon.tasks import Stillness
 from tests.unit.daemon.builders import a_turn
 
 

@@ -2,8 +2,8 @@ import errno
 
 import pytest
 
-from helios.app.turn_lock import TurnUnderWay
-from helios.daemon.trouble import MOST_WAIT_S, Pace, Trouble, trouble_of
+from helios.app.controller_state import TurnUnderWay
+from helios.daemon.tasks import MOST_WAIT_S, Pace, Trouble, trouble_of
 from helios.errors import ClusterUnavailable
 
 

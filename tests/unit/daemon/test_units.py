@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.turn_lock import DaemonRuns
-from helios.cli.application import imported
+from helios.app.controller_state import DaemonRuns
+from helios.cli.main import imported
 from helios.config import Daemon
-from helios.daemon import life
+from helios.daemon import daemon
 
 UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 ANALYZE = shutil.which("systemd-analyze")
@@ -58,13 +58,13 @@ def test_the_daemon_leaves_the_night_to_the_timer() -> None:
 
 
 def test_systemd_waits_longer_than_the_daemon_takes_to_stop() -> None:
-    longest_s = life.WRITER_S + life.RELEASE_S + 2 * life.READER_S
+    longest_s = daemon.WRITER_S + daemon.RELEASE_S + 2 * daemon.READER_S
     assert Unit("helios.service").seconds("TimeoutStopSec") > longest_s
 
 
 def test_the_watchdog_outlasts_the_stop_and_several_heartbeats() -> None:
     watchdog_s = Unit("helios.service").seconds("WatchdogSec")
-    assert watchdog_s > life.WRITER_S + life.RELEASE_S + 2 * life.READER_S
+    assert watchdog_s > daemon.WRITER_S + daemon.RELEASE_S + 2 * daemon.READER_S
     assert watchdog_s >= 3 * 10
 
 

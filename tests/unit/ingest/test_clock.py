@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helios.errors import Misuse
 from helios.ingest import open_trace
-from helios.ingest.clock import Clock
+from helios.ingest.parse import Clock
 from tests.unit.ingest.builders import (
     a_helios_file,
     a_helios_row,

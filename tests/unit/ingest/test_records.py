@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable
-from helios.ingest.clock import Clock
-from helios.ingest.draft import Reading
-from helios.ingest.records import DEEPEST_RECORD, LONGEST_NUMBER, _items, read_records
+from helios.ingest.job_rows import Reading
+from helios.ingest.json_records import DEEPEST_RECORD, LONGEST_NUMBER, _items, read_records
+from helios.ingest.parse import Clock
 from tests.unit.ingest.builders import a_file
 
 
@@ -47,7 +47,7 @@ SMALL = 1 << 20  # a bound that a test reaches soon
 
 @pytest.fixture
 def small_records(monkeypatch):
-    monkeypatch.setattr("helios.ingest.records.LARGEST_RECORD", SMALL)
+    monkeypatch.setattr("helios.ingest.json_records.LARGEST_RECORD", SMALL)
 
 
 def rows_of(tmp_path, text):

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.predict import JobTable
-from helios.predict.again import WAITED_S, known_of
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.job_table import WAITED_S, known_of
 from tests.unit.predict.oracle import features_again
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 

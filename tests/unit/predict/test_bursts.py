@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.predict.bursts import BURST_GAP_S, KEPT, without_repeats
-from helios.predict.features import JobTable, groups_of
+from helios.predict.job_table import JobTable, groups_of
 from tests.unit.predict.traces_of import a_trace
 
 HOUR = 3600

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict import calibration as c
-from helios.predict.features import groups_of
-from helios.predict.history import FEATURES, NEVER_S
+from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.job_table import groups_of
 from tests.unit.predict.traces_of import a_campaign, a_trace, traces
 
 

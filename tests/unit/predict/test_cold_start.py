@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from helios.predict import HistoryPredictor, JobTable, causal_features, train
-from helios.predict.basis import BASES, basis_of
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.explain import BASES, basis_of
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 HOUR, DAY = 3_600, 86_400

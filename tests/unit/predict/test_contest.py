@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.predict import JobTable
-from helios.predict.contest import (
+from helios.predict.comparison import (
     NEGLIGIBLE,
     TOO_MUCH,
     Against,

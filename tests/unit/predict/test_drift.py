@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.predict import JobTable, causal_features
+from helios.predict.causal_stats import FEATURES
 from helios.predict.drift import (
     _FLOOR,
     CHANGED,
@@ -28,7 +29,6 @@ from helios.predict.drift import (
     stability_index,
     weeks_of_errors,
 )
-from helios.predict.history import FEATURES
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 floats = st.one_of(st.just(np.nan), st.sampled_from([0.0, 1.0, 2.0, 5.0]), st.floats(-100, 100, width=32))

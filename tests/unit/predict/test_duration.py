@@ -15,8 +15,8 @@ from helios.predict import (
     to_record,
     train,
 )
-from helios.predict.forest import grow, plant
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.trees import grow, plant
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 
 NOW = datetime(2024, 4, 1, tzinfo=UTC)

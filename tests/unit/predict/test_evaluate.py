@@ -14,7 +14,7 @@ from helios.predict.evaluation import (
     judged_of,
     spearman,
 )
-from helios.predict.judging import bursts_of, difference_of
+from helios.predict.scores import bursts_of, difference_of
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 FIGURES = {

@@ -7,11 +7,9 @@ from hypothesis import given, settings
 
 from helios.errors import FrameInvalid
 from helios.predict import HistoryPredictor, JobTable, causal_features, train
-from helios.predict.basis import BASES
 from helios.predict.calibration import calibrated_alone, nothing_learned
-from helios.predict.explain import AFTERWARDS, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last
-from helios.predict.history import FEATURES, LEVELS, NEIGHBOUR_PSEUDO_JOBS
-from helios.predict.resemblance import narrowest
+from helios.predict.causal_stats import FEATURES, LEVELS, NEIGHBOUR_PSEUDO_JOBS
+from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last, narrowest
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 JOBS = a_campaign(700, noise=0.8)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.predict import JobTable, causal_features
-from helios.predict.history import FEATURES, NEVER_S
+from helios.predict.causal_stats import FEATURES, NEVER_S
 from tests.unit.predict.oracle import features_of
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 

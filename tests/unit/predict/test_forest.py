@@ -2,7 +2,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.forest import _FEW, grow, plant
+from helios.predict.trees import _FEW, grow, plant
 
 
 def a_booster(*, leaves, trees=12, seed=0):

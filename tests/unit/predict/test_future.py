@@ -6,12 +6,11 @@ import pytest
 
 from helios.model import JOBS, in_submission_order
 from helios.predict import JobTable, to_record, train
-from helios.predict.again import known_of
+from helios.predict.bursts import Siblings
 from helios.predict.duration import DurationModel, HistoryPredictor, refit
 from helios.predict.evaluation import calibrated_quantiles
-from helios.predict.features import groups_of
-from helios.predict.registry import provenance_of
-from helios.predict.siblings import Siblings
+from helios.predict.job_table import groups_of, known_of
+from helios.predict.model_record import provenance_of
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 
 SEEDS = range(3)

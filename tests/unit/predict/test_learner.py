@@ -4,7 +4,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.learner import ROUNDS, Lesson, learn_here
+from helios.predict.duration import ROUNDS, Lesson, learn_here
 
 QUANTILES = (0.1, 0.5, 0.9)
 

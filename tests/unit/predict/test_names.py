@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.predict.names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, Families, words_of
+from helios.predict.job_names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, Families, words_of
 
 _names = st.lists(
     st.tuples(st.integers(-1, 2), st.one_of(st.none(), st.text("ab_1/.", max_size=8))), min_size=1, max_size=40

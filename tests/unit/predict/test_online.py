@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from helios.errors import FrameInvalid
 from helios.predict import JobTable, OnlinePredictor, causal_features, train
 from helios.predict.calibration import calibrated
-from helios.predict.features import groups_of
-from helios.predict.history import NEVER_S
-from helios.predict.online import UserLast
+from helios.predict.causal_stats import NEVER_S
+from helios.predict.job_table import groups_of
+from helios.predict.replay_predictor import UserLast
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 

@@ -14,7 +14,7 @@ from helios.model import JOBS
 from helios.predict import JobTable, causal_features, from_record, to_record, train
 from helios.predict.calibration import Calibration
 from helios.predict.duration import Backtest
-from helios.predict.registry import (
+from helios.predict.model_record import (
     FORMAT,
     TRAINED_ON,
     arrays_in,

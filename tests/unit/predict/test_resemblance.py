@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from helios.predict import JobTable
-from helios.predict.resemblance import resembling
+from helios.predict.explain import resembling
 from tests.unit.predict.traces_of import a_trace, traces
 
 

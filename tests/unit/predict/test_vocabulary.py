@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.predict import JobTable
-from helios.predict.features import ALIKE, groups_of
-from helios.predict.history import LEVELS
-from helios.predict.vocabulary import Vocabulary
+from helios.predict.causal_stats import LEVELS
+from helios.predict.job_table import ALIKE, Vocabulary, groups_of
 from tests.unit.predict.traces_of import a_trace, traces
 
 

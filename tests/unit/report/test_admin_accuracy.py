@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from helios.errors import Misuse
 from helios.model import in_submission_order
 from helios.predict import JobTable, causal_features
-from helios.report.admin.accuracy import last_ended_run_s, prediction_accuracy, worst_predictions
-from helios.report.admin.answer import Answer
+from helios.report.admin.predictions import last_ended_run_s, prediction_accuracy, worst_predictions
+from helios.report.admin.sacct_format import Answer
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 

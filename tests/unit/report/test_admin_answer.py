@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import Misuse
-from helios.report.admin import accuracy, audit, people, queue, shadow
-from helios.report.admin.answer import (
+from helios.report.admin import decisions, predictions, queue, shadow, usage
+from helios.report.admin.sacct_format import (
     Answer,
     Field,
     Kind,
@@ -144,8 +144,8 @@ def test_a_length_reads_back_as_the_seconds_it_was(seconds: int) -> None:
 
 
 REPORTS = {
-    "users": (people.fields_by("user"), ("User", *people.SHOWN_GPU)),
-    "users without GPUs": (people.fields_by("user"), ("User", *people.SHOWN_CPU)),
+    "users": (usage.fields_by("user"), ("User", *usage.SHOWN_GPU)),
+    "users without GPUs": (usage.fields_by("user"), ("User", *usage.SHOWN_CPU)),
     "queue over time": (queue.OVER_TIME, tuple(field.name for field in queue.OVER_TIME)),
     "shadow": (shadow.FIELDS, tuple(field.name for field in shadow.FIELDS)),
 }
@@ -162,12 +162,12 @@ def test_the_default_columns_fit_100_characters(name: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        people.fields_by("user"),
+        usage.fields_by("user"),
         queue.NOW,
         queue.OVER_TIME,
-        accuracy.FIELDS,
-        audit.LINES,
-        audit.BY_SERVICE,
+        predictions.FIELDS,
+        decisions.LINES,
+        decisions.BY_SERVICE,
         shadow.FIELDS,
     ],
 )

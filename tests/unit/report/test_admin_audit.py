@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from helios.actions import Result
-from helios.report.admin.audit import decision_lines, service_days, with_results
+from helios.report.admin.decisions import decision_lines, service_days, with_results
 from tests.unit.report.admin_frames import at, decisions_frame, turns_frame
 
 

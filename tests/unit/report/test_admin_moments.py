@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helios.errors import Misuse
-from helios.report.admin.moments import local_day, moment_in_words
+from helios.report.admin.sacct_format import local_day, moment_in_words
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 SHANGHAI = "Asia/Shanghai"

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.shadow_day import shadow_day
+from helios.app.reports import shadow_day
 from helios.model import in_submission_order
-from helios.report.admin.mail import WIDTH, as_mail, as_text
 from helios.report.admin.nightly import Digest, Night, daily_waits, digest_of
-from helios.report.admin.page import render_nightly
+from helios.report.admin.nightly_page import WIDTH, as_mail, as_text, render_nightly
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, decisions_frame, predicted, predictions_frame, turns_frame
 

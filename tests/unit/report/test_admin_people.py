@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.report.admin.answer import Answer
-from helios.report.admin.jobs import chosen_jobs, used_s, wait_s, waiting_at
-from helios.report.admin.people import usage_by
+from helios.report.admin.sacct_format import Answer
+from helios.report.admin.usage import chosen_jobs, usage_by, used_s, wait_s, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.shadow_day import shadow_day
+from helios.app.reports import shadow_day
 from helios.model import in_submission_order
 from helios.report.admin.shadow import ShadowDay, decided_urgencies, moved_table, shadow_table, urgencies_of
 from tests.builders import a_job, jobs_frame

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import t as student
 
-from helios.report.differences import (
+from helios.report.significance import (
     CRITERIA,
     Differences,
     Over,

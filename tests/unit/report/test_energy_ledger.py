@@ -11,12 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.report.admin.answer import as_lines, chosen_fields
-from helios.report.admin.mail import as_text
 from helios.report.admin.nightly import NightEnergy, digest_of
-from helios.report.admin.page import render_nightly
-from helios.report.energy.figures import as_png, nodes_over_time, saved_by_day
-from helios.report.energy.ledger import (
+from helios.report.admin.nightly_page import as_text, render_nightly
+from helios.report.admin.sacct_format import as_lines, chosen_fields
+from helios.report.energy import (
     ALWAYS_ON,
     EnergyLedger,
     Saving,
@@ -25,7 +23,8 @@ from helios.report.energy.ledger import (
     energy_sentences,
     fields_by,
 )
-from helios.report.energy.page import render_energy
+from helios.report.energy_charts import as_png, nodes_over_time, saved_by_day
+from helios.report.energy_page import render_energy
 from tests.unit.report.admin_frames import DAY
 from tests.unit.report.test_admin_nightly import a_night
 

@@ -7,13 +7,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.predict.basis import BASES
-from helios.predict.explain import AFTERWARDS, EVERY_JOB, NEIGHBOURHOOD, PRIOR, Explained, Step
-from helios.predict.history import FEATURES, LEVELS
-from helios.predict.resemblance import Precedent
-from helios.report import explain as words
-from helios.report.explain import Explanation, PastJob, answer_lines, corrections_in_words, explanation_screen, rests_on
-from helios.report.feature_words import LAST_OF, group_of, has_words, phrase
+from helios.predict.causal_stats import FEATURES, LEVELS
+from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, Explained, Precedent, Step
+from helios.report import prediction as words
+from helios.report.prediction import (
+    LAST_OF,
+    Explanation,
+    PastJob,
+    answer_lines,
+    corrections_in_words,
+    explanation_screen,
+    group_of,
+    has_words,
+    phrase,
+    rests_on,
+)
 
 LAST = Precedent(jobs=37, last=12, shortest_s=3600.0, longest_s=5 * 3600.0)
 

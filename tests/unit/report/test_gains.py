@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.report.gains import Gain, by_size, by_user, losing_jobs, named_users, saved_gpu_hours
-from helios.report.verdict import verdict
-from helios.report.whatif import Named, Run, WhatIf
+from helios.report.whatif import Gain, Named, Run, WhatIf, by_size, by_user, losing_jobs, named_users, saved_gpu_hours
+from helios.report.whatif_text import verdict
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
 

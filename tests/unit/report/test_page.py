@@ -1,8 +1,8 @@
 import re
 from functools import cache
 
-from helios.report.describe import describe
-from helios.report.page import render_description, render_whatif
+from helios.report.history import describe
+from helios.report.html import render_description, render_whatif
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.replays import a_run, a_what_if, fewest_gpus, qssf
 from tests.unit.report.test_gain_figures import a_result

@@ -5,8 +5,19 @@ from typing import Any
 
 from rich.console import Console
 
-from helios.report.story import Beside, Blocker, Cause, Holder, Overtaken, ShorterLimit, Story, Stretch
-from helios.report.telling import ROWS, story_lines, story_screen
+from helios.report.job_wait import (
+    ROWS,
+    Beside,
+    Blocker,
+    Cause,
+    Holder,
+    Overtaken,
+    ShorterLimit,
+    Story,
+    Stretch,
+    story_lines,
+    story_screen,
+)
 
 HOUR = 3_600
 SUBMITTED = datetime(2020, 9, 1, 10, tzinfo=UTC)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from helios.report.differences import Over, of_one_replay, over_repeats
-from helios.report.verdict import verdict
+from helios.report.significance import Over, of_one_replay, over_repeats
+from helios.report.whatif_text import verdict
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
 HOUR, DAY = 3600, 86_400

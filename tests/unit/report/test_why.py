@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.model import DECISIONS
-from helios.report.why import Why, places
+from helios.report.job import Why, places
 from helios.testing import a_pending_job, a_snapshot
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from helios.report.words import bar, change, duration, sparkline, spoken_duration
+from helios.units import bar, change, duration, sparkline, spoken_duration
 
 
 @pytest.mark.parametrize(

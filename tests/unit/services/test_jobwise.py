@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from helios.actions import Place, Ranking, Reorder
 from helios.model import Snapshot
 from helios.ports import JobwiseService, Wishes
-from helios.services.jobwise import reorders
-from helios.services.qssf import Qssf
+from helios.services.qssf import Qssf, reorders
 from helios.testing import NOON, a_pending_job, a_snapshot
 
 HOUR_S = 3_600

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import FillFirst
-from helios.services.packing import Packing
+from helios.services.node_fill_order import Packing
 from helios.testing import NOON, a_node, a_running_job, a_snapshot, check_service
 
 HOUR = timedelta(hours=1)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
 from helios.ports import Wishes
-from helios.services.orders import balanced, shortest_service_first
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
+from helios.services.queue_orders import balanced, shortest_service_first
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
 
 HOUR = timedelta(hours=1)

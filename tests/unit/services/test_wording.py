@@ -2,7 +2,7 @@
 
 import pytest
 
-from helios.services.wording import counted, duration, gpu_time
+from helios.units import counted, gpu_time, rounded_duration
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from helios.services.wording import counted, duration, gpu_time
     ],
 )
 def test_a_length_of_time(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+    assert rounded_duration(seconds) == said
 
 
 @pytest.mark.parametrize(

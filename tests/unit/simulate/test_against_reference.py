@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.services.orders import shortest_service_first
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Guard, Reservation, replay
-from helios.simulate.policies import shortest_job_first
+from helios.simulate.orders import shortest_job_first
 
 from .crowds import clusters_with_jobs
 from .reference import reference_replay

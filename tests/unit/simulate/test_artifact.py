@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helios.errors import JobLargerThanPartition, Misuse, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, Workload, replay
 from helios.simulate.artifact import PublishedPolicy, replay_as_published
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from tests.traces import TRACES, needs_traces
 
 from .builders import a_shape, a_workload

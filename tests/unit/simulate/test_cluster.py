@@ -15,7 +15,7 @@ from helios.actions import Lever, Place, Reorder, Restore, Result, SoftLimit
 from helios.errors import JobLargerThanPartition, Misuse, WorkloadInvalid
 from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from helios.testing import check_cluster
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.backlog import Looks, expected_run_s
 from helios.errors import Misuse
-from helios.services.orders import shortest_service_first
+from helios.metrics.backlog import Looks, expected_run_s
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Backlog, Guard, Reservation, replay
-from helios.simulate.policies import first_in_first_out, shortest_job_first
+from helios.simulate.orders import first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
 

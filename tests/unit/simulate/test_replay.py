@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import Misuse
-from helios.services.orders import shortest_service_first
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Guard, Reservation, replay
-from helios.simulate.policies import fewest_gpus_first, first_in_first_out, shortest_job_first
+from helios.simulate.orders import fewest_gpus_first, first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
 

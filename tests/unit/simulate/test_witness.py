@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.services.orders import shortest_service_first
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Guard, Reservation, Witness, replay
-from helios.simulate.state import NEVER
+from helios.simulate.core.state import NEVER
 
 from .builders import a_shape, a_workload
 from .crowds import clusters_with_jobs

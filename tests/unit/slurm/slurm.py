@@ -7,8 +7,8 @@ from typing import Any
 
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import Backend, Change, NodeChange, RawJob, RawNode
-from helios.slurm.power_settings import Powering, powering
-from helios.slurm.sprio import SiteFactor
+from helios.slurm.commands import SiteFactor
+from helios.slurm.power import Powering, powering
 
 START = 1_795_255_200
 """2026-11-21 10:00 UTC."""

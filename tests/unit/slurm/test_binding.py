@@ -14,8 +14,7 @@ import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 from helios.slurm.backend import Change, NodeChange, RawJob
-from helios.slurm.binding import NOT_KNOWN, NOT_SENT, PyslurmBackend, Versions
-from helios.slurm.conversation import WorkerLost
+from helios.slurm.pyslurm_backend import NOT_KNOWN, NOT_SENT, PyslurmBackend, Versions, WorkerLost
 
 GREETING = '{"protocol": 1, "python": "3.9.1"}'
 VERSIONS = '{"pyslurm": "25.11.2", "library": "25.11", "controller": "25.11.4"}'

@@ -9,12 +9,11 @@ import pandas as pd
 import pytest
 
 from helios.actions import Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
-from helios.asked_of_jobs import HIDDEN, INELIGIBLE
+from helios.changes import HIDDEN, INELIGIBLE
 from helios.errors import ClusterUnavailable
-from helios.slurm.cluster import SPENT, SlurmCluster
+from helios.slurm.jobs import SPENT, UNSEEN, SlurmCluster
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
-from helios.slurm.undo import UndoNotWritten
-from helios.slurm.wishes import UNSEEN
+from helios.slurm.undo_file import UndoNotWritten
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
-from helios.slurm import values
+from helios.slurm import parse
 from helios.slurm.backend import Change, NodeChange, batches
-from helios.slurm.commands import UNANSWERED, CommandsBackend, cron_jobs
+from helios.slurm.commands import UNANSWERED, CommandsBackend, SiteFactor, Sprio, cron_jobs
 from helios.slurm.shell import Shell
-from helios.slurm.sprio import SiteFactor, Sprio
 
 Program = Callable[[str, str], Path]
 
@@ -231,8 +230,8 @@ def test_a_task_that_left_its_array_is_a_record_of_its_own_where_squeue_cannot_s
     ("tasks", "text"), [([7], "7"), ([3, 1, 2], "1-3"), ([0, 3, 6, 20, 21, 22], "0,3,6,20-22"), ([1, 2, 2, 4], "1-2,4")]
 )
 def test_tasks_are_named_as_slurm_names_them(tasks: list[int], text: str) -> None:
-    assert values.joined(tasks) == text
-    assert values.tasks(text) == len(set(tasks))
+    assert parse.joined(tasks) == text
+    assert parse.tasks(text) == len(set(tasks))
 
 
 def test_a_change_that_no_scontrol_could_be_started_for_is_answered_and_nothing_is_raised(tmp_path: Path) -> None:

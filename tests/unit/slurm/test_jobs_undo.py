@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.actions import Lever
-from helios.slurm.hook import PUBLISHED, TABLE, HookRow, publish, read_published, render, retract
+from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, read_published, render, retract
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
-from helios.slurm.undo import UndoNotWritten
+from helios.slurm.undo_file import UndoNotWritten
 from tests.unit.slurm.slurm import START, a_raw_job
 
 HOUR_S = 3600

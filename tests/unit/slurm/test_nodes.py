@@ -21,9 +21,8 @@ from helios.actions import (
 )
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import NodeChange
-from helios.slurm.cluster import OVERRULED, SPENT
-from helios.slurm.node_wishes import FALLING, NO_NODE, TAKEN, TOO_OLD
-from helios.slurm.nodes import SlurmNodes
+from helios.slurm.jobs import OVERRULED, SPENT
+from helios.slurm.nodes import FALLING, NO_NODE, TAKEN, TOO_OLD, SlurmNodes
 from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.unit.slurm.slurm import SleepySlurm, a_raw_node
 

@@ -11,7 +11,7 @@ import pytest
 
 from helios.config import Slurm
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
-from helios.slurm import opening
+from helios.slurm import connect
 from helios.slurm.commands import CommandsBackend
 from tests.unit.slurm.test_commands import Program, program
 
@@ -39,12 +39,12 @@ def test_what_is_opened_has_the_clusters_name_and_the_bounds_of_the_settings(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     told: dict[str, Any] = {}
-    monkeypatch.setattr(opening, door, lambda backend, *desk, **words: told.update(words, backend=backend, desk=desk))
+    monkeypatch.setattr(connect, door, lambda backend, *desk, **words: told.update(words, backend=backend, desk=desk))
     if door == "SlurmCluster":
-        opening.open_cluster(settings(slurm), environment=environment(), clock=lambda: NOW)
+        connect.open_cluster(settings(slurm), environment=environment(), clock=lambda: NOW)
         assert told["sprio"].shell.folder == str(slurm)
     else:
-        opening.open_nodes(settings(slurm), racks="r1=n[1-2]", environment=environment(), clock=lambda: NOW)
+        connect.open_nodes(settings(slurm), racks="r1=n[1-2]", environment=environment(), clock=lambda: NOW)
         (desk,) = told["desk"]
         assert (dict(desk.racks), desk.shell.folder) == ({"n1": "r1", "n2": "r1"}, str(slurm))
     assert (told["name"], told["site_factor_most"], told["writes_per_turn"]) == ("lab", 1234, 7)
@@ -56,11 +56,11 @@ def test_what_is_opened_has_the_clusters_name_and_the_bounds_of_the_settings(
 
 def test_racks_that_make_no_sense_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationInvalid, match="racks"):
-        opening.open_nodes(settings(tmp_path), racks="r1")
+        connect.open_nodes(settings(tmp_path), racks="r1")
 
 
 def test_where_pyslurm_cannot_be_used_commands_are_taken_and_the_note_says_why(slurm: Path) -> None:
-    way = opening.way_in(settings(slurm, backend="auto"), environment=environment())
+    way = connect.way_in(settings(slurm, backend="auto"), environment=environment())
     assert isinstance(way.backend, CommandsBackend)
     assert way.shell is way.backend.shell
     assert "/no/python" in way.notes[0]
@@ -68,8 +68,8 @@ def test_where_pyslurm_cannot_be_used_commands_are_taken_and_the_note_says_why(s
 
 def test_a_way_that_was_asked_for_is_not_replaced_by_another(slurm: Path) -> None:
     with pytest.raises(ClusterUnavailable, match="/no/python"):
-        opening.way_in(settings(slurm, backend="pyslurm"), environment=environment())
-    commands = opening.way_in(settings(slurm), environment=environment())
+        connect.way_in(settings(slurm, backend="pyslurm"), environment=environment())
+    commands = connect.way_in(settings(slurm), environment=environment())
     assert "/no/python" not in commands.notes[0]
     assert "commands" in commands.notes[0]
 
@@ -83,7 +83,7 @@ def test_pyslurm_is_given_the_time_and_the_surroundings_of_the_settings(
         told.update(words)
         raise ClusterUnavailable("not here")
 
-    monkeypatch.setattr("helios.slurm.binding.PyslurmBackend", backend)
+    monkeypatch.setattr("helios.slurm.pyslurm_backend.PyslurmBackend", backend)
     with pytest.raises(ClusterUnavailable):
-        opening.way_in(settings(slurm, backend="pyslurm"), environment=environment())
+        connect.way_in(settings(slurm, backend="pyslurm"), environment=environment())
     assert told == {"python": "/no/python", "timeout_s": 9.0, "environment": environment()}

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
-from helios.slurm.power_settings import (
-    PowerDesk,
-    powering,
-    racks_of_configuration,
-    racks_of_topology,
-    seconds,
-)
+from helios.slurm.power import PowerDesk, powering, racks_of_configuration, racks_of_topology, seconds
 from helios.slurm.shell import Shell
 from tests.unit.slurm.recorded import RELEASES, recorded
 from tests.unit.slurm.test_commands import Program, program

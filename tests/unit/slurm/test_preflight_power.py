@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.slurm.preflight import Finding, Level, examine
-from helios.slurm.preflight_power import power_checks
+from helios.slurm.preflight import Finding, Level, examine, power_checks
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 

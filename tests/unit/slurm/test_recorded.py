@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from helios.actions import Lever
-from helios.slurm.cluster import SlurmCluster
-from helios.slurm.commands import CommandsBackend
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.jobs import SlurmCluster
 from helios.slurm.jobs_undo import JobsUndo, Written
-from helios.slurm.sprio import Sprio
 from helios.slurm.translate import node_states
 from tests.unit.slurm.recorded import GOLDEN, RELEASES, recorded
 

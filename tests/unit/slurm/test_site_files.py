@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import UNTYPED, Share, SlurmSite
-from helios.slurm.conf_text import length_s
-from helios.slurm.site_files import read_site
+from helios.model.slurm_site import UNTYPED, Share, SlurmSite
+from helios.slurm.site import read_site
+from helios.slurm.site_conf import length_s
 
 RECORDED = Path(__file__).parent / "recorded_site"
 NODES = "NodeName=n[1-2] CPUs=4 Gres=gpu:2\nPartitionName=gpu Nodes=n[1-2]\n"

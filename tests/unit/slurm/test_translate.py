@@ -9,8 +9,8 @@ import pytest
 
 from helios.actions import Lever
 from helios.slurm import translate
+from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JobsUndo, Written
-from helios.slurm.sprio import SiteFactor
 from tests.unit.slurm.slurm import START, a_raw_job, a_raw_node
 
 NEW, OLD = (25, 11), (22, 5)

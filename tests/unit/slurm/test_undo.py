@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable
-from helios.slurm.undo import NodesUndo, UndoNotWritten, read_undo, write_undo
+from helios.slurm.undo_file import NodesUndo, UndoNotWritten, read_undo, write_undo
 
 NODES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.slurm.weights import HEAVIEST, tiered
+from helios.slurm.nodes import HEAVIEST, tiered
 
 NODES = [f"n{number}" for number in range(9)]
 OWN = st.fixed_dictionaries(

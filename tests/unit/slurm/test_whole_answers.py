@@ -27,18 +27,29 @@ from helios.actions import (
 )
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, Misuse
 from helios.model import NodePower
-from helios.slurm import translate, values
+from helios.slurm import parse, translate
 from helios.slurm.accounting import Accounting
-from helios.slurm.commands import CommandsBackend
+from helios.slurm.commands import CommandsBackend, SiteFactor, Sprio
+from helios.slurm.connect import partition_names
 from helios.slurm.jobs_undo import JobsUndo, Written
-from helios.slurm.partitions import partition_names
-from helios.slurm.power import Exclusions, Surroundings, hands_off, in_hand, joined, kept_awake, power, same_list, warm
-from helios.slurm.power_settings import powering, programs, racks_of_topology, seconds
-from helios.slurm.preflight import Finding, Level, controllers_time, examine
-from helios.slurm.preflight_power import power_checks
+from helios.slurm.nodes import HEAVIEST, tiered
+from helios.slurm.power import (
+    Exclusions,
+    Surroundings,
+    hands_off,
+    in_hand,
+    joined,
+    kept_awake,
+    power,
+    powering,
+    programs,
+    racks_of_topology,
+    same_list,
+    seconds,
+    warm,
+)
+from helios.slurm.preflight import Finding, Level, controllers_time, examine, power_checks
 from helios.slurm.shell import Shell, quoted
-from helios.slurm.sprio import SiteFactor, Sprio
-from helios.slurm.weights import HEAVIEST, tiered
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_commands import Program, program
 from tests.unit.slurm.test_nodes import asleep, down, nodes_of, only, restore, up
@@ -239,8 +250,8 @@ def test_jobs_without_a_priority_or_a_start_come_where_nothing_puts_them() -> No
 
 @pytest.mark.parametrize("word", ["", "N/A", "(null)", "None", "Unknown", "NONE", "n/a", "none", "INVALID"])
 def test_what_slurm_writes_for_nothing_is_nothing(word: str) -> None:
-    assert values.text(word) is None
-    assert values.text(f"x{word}") == f"x{word}"
+    assert parse.text(word) is None
+    assert parse.text(f"x{word}") == f"x{word}"
 
 
 @pytest.mark.parametrize(
@@ -248,40 +259,40 @@ def test_what_slurm_writes_for_nothing_is_nothing(word: str) -> None:
     [("1M", 1024**2), ("1G", 1024**3), ("1T", 1024**4), ("1P", 1024**5), ("1E", 1024**6), (".", None)],
 )
 def test_large_counts_are_read(text: str, count: int | None) -> None:
-    assert values.whole(text) == count
+    assert parse.whole(text) == count
 
 
 @pytest.mark.parametrize(("text", "mib"), [("1P", 1024.0**3), ("1E", 1024.0**4), ("1M", 1.0), ("1 M", None)])
 def test_large_memory_is_read(text: str, mib: float | None) -> None:
-    assert values.memory_mib(text) == mib
+    assert parse.memory_mib(text) == mib
 
 
 def test_a_list_of_tres_is_a_mapping_of_what_has_a_value() -> None:
-    assert dict(values.tres("cpu=4,mem=8G,odd,gres/gpu:a100=2,x=a=b")) == {
+    assert dict(parse.tres("cpu=4,mem=8G,odd,gres/gpu:a100=2,x=a=b")) == {
         "cpu": "4",
         "mem": "8G",
         "gres/gpu:a100": "2",
         "x": "a=b",
     }
-    assert dict(values.tres("")) == {}
+    assert dict(parse.tres("")) == {}
 
 
 def test_untyped_and_typed_gpus_of_several_kinds_are_added() -> None:
-    assert values.gpus("gpu:a100:2,gpu:a100:1") == values.Gpus(count=3, type="a100")
-    assert values.gpus("gpu:2,gpu:3") == values.Gpus(count=5, type=None)
-    assert values.gpus("gpu:a100") == values.Gpus(count=1, type="a100")
-    assert values.gpus("gpu:4(S:0-1), gpu:v100:1(S:2)") == values.Gpus(count=4, type="v100")
+    assert parse.gpus("gpu:a100:2,gpu:a100:1") == parse.Gpus(count=3, type="a100")
+    assert parse.gpus("gpu:2,gpu:3") == parse.Gpus(count=5, type=None)
+    assert parse.gpus("gpu:a100") == parse.Gpus(count=1, type="a100")
+    assert parse.gpus("gpu:4(S:0-1), gpu:v100:1(S:2)") == parse.Gpus(count=4, type="v100")
 
 
 @pytest.mark.parametrize(("text", "count"), [("1-4:2", 2), ("5-5", 1), ("a-b", 1), ("0,x,2", 2), ("3-9:3%1", 3)])
 def test_more_array_tasks_are_counted(text: str, count: int) -> None:
-    assert values.tasks(text) == count
+    assert parse.tasks(text) == count
 
 
 def test_a_length_of_days_and_of_bare_minutes() -> None:
-    assert values.length_s("2-00:00:01") == 172_801.0
-    assert values.length_s("45") == 45.0
-    assert values.length_s("1:2:3x") is None
+    assert parse.length_s("2-00:00:01") == 172_801.0
+    assert parse.length_s("45") == 45.0
+    assert parse.length_s("1:2:3x") is None
 
 
 # What sprio says.

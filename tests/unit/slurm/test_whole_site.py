@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import UNTYPED, NodeGroup, PartitionRules, QosRules, Share, SlurmSite
-from helios.slurm.conf_text import amount, length_s
-from helios.slurm.site_files import read_site
+from helios.model.slurm_site import UNTYPED, NodeGroup, PartitionRules, QosRules, Share, SlurmSite
+from helios.slurm.site import read_site
+from helios.slurm.site_conf import amount, length_s
 
 NODES = "NodeName=n[1-2] CPUs=4 Gres=gpu:2\nPartitionName=gpu Nodes=n[1-2]\n"
 

@@ -16,7 +16,7 @@ import pytest
 
 from helios.errors import ClusterRefused, ClusterUnavailable
 from helios.slurm.backend import UNLIMITED, Change, NodeChange, RawJob, RawNode
-from helios.slurm.binding import WORKER, PyslurmBackend
+from helios.slurm.pyslurm_backend import WORKER, PyslurmBackend
 from tests.unit.slurm.fake_pyslurm import PYSLURM
 
 
@@ -381,7 +381,7 @@ def test_the_worker_is_python_3_9_and_imports_only_what_every_python_has() -> No
 
 _A_HELIOS = """
 import time
-from helios.slurm.binding import PyslurmBackend
+from helios.slurm.pyslurm_backend import PyslurmBackend
 backend = PyslurmBackend()
 backend.queue()
 print(backend.worker_pid, flush=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.config import Control, Power, Settings, Slurm
-from helios.control import Conditions, Seat
-from helios.control.nodes import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
+from helios.control import Conditions, NodeMemory, NodeTurnReport, Seat, Undo, release_nodes, take_node_turn
 from helios.errors import HeliosError
 from helios.model import NodePower, Snapshot
 from helios.ports import Office

@@ -11,9 +11,9 @@ import pytest
 
 from helios.actions import Result
 from helios.config import Power
-from helios.control.nodes import Failure, cleared
-from helios.control.nodes.room import Room
-from helios.control.nodes.seen import nodes_seen
+from helios.control import Failure, cleared
+from helios.control.node_guards import Room
+from helios.control.observed import nodes_seen
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_demand, a_node, a_snapshot
 from tests.unit.control.nodes.table import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp, RestoreNodes
 from helios.actions import NodeLever as Lever
-from helios.control.nodes import Undo
+from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
 from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, canary, seat
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helios.actions import Result
-from helios.control.nodes import Undo, release_nodes
+from helios.control import Undo, release_nodes
 from helios.errors import FileUnreadable
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from helios.actions import NodeAction, NodeLever, NodeOutcome, PowerUp, RestoreNodes, Result
-from helios.control import ServiceMode
-from helios.control.nodes import Undo
+from helios.control import ServiceMode, Undo
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
 from helios.testing import Crash, FakeNodes, a_node

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helios.control.nodes import NodeMemory, cleared
+from helios.control import NodeMemory, cleared
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
     AWAKE,

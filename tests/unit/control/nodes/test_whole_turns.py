@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from helios.actions import NodeAction, NodeOutcome, RestoreNodes, Result
-from helios.control.nodes import NodeTurnReport, Undo
-from helios.control.nodes.modes import node_door_for
-from helios.control.nodes.standings import same_list
+from helios.control import NodeTurnReport, Undo
+from helios.control.applied import same_list
+from helios.control.modes import node_door_for
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
 from helios.testing import Crash, FakeNodes, a_node

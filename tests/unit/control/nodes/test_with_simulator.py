@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from helios.control.nodes import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
+from helios.control import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
 from helios.model import NodePower
 from helios.ports import Office
 from helios.simulate import SimCluster, Sleep

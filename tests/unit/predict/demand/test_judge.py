@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helios.predict.demand import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts
-from helios.predict.demand.judge import EMPIRICAL, HELIOS, PERSISTENCE, Verdict, judge, pinball, smape
-from helios.predict.demand.naive import outcomes, persistence, rises
+from helios.predict.demand.baselines import outcomes, persistence, rises
+from helios.predict.demand.evaluation import EMPIRICAL, HELIOS, PERSISTENCE, Verdict, judge, pinball, smape
 from tests.unit.predict.demand.worlds import START_S, a_demand
 
 FIRST = 8 * DAY

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helios.predict.demand import AHEAD, DAY, LEVELS, DemandForecaster
-from helios.predict.demand.learning import belief, held_back, missed, shares
+from helios.predict.demand.forecaster import belief, held_back, missed, shares
 from tests.unit.predict.demand.worlds import START_S, UTC, a_demand
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.model import STEP_S, Snapshot
 from helios.ports import Office
-from helios.services.ces import Ces, CesOptions
+from helios.services.energy_saving import Ces, CesOptions
 from helios.services.registry import build
 from helios.testing import NOON, a_demand, a_node, a_pending_job, a_snapshot, check_service, power_settings
 

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helios.services.ces.controls import Published, most_plus_levels, published_levels
-from helios.services.ces.rule import Setting, highest_of_last, scored, walk
+from helios.services.energy_saving.sizing import (
+    Published,
+    Setting,
+    highest_of_last,
+    most_plus_levels,
+    published_levels,
+    scored,
+    walk,
+)
 
 TOTAL = 20.0
 

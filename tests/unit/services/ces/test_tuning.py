@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helios.services.ces import tuning
-from helios.services.ces.rule import Setting, scored
-from helios.services.ces.tuning import DAY, Goal, Known, floors_of, grid_for, planned, tuned
+from helios.services.energy_saving import tuning
+from helios.services.energy_saving.sizing import Setting, scored
+from helios.services.energy_saving.tuning import DAY, Goal, Known, floors_of, grid_for, planned, tuned
 
 GOAL = Goal(risk=0.01, wake_ups_per_day=1.0, worth=0.1, spare=1.0, weeks=1)
 MIDNIGHT_S = 19_723 * 86_400

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from helios.model import JOBS
-from helios.simulate.slurmlike.door import SlurmDoor
+from helios.simulate.slurm.cluster import SlurmDoor
 
 from .builders import AT_ONCE, a_site, a_workload
 

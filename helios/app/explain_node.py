@@ -1,0 +1,110 @@
+"""Gathers what there is to say about the nodes of a live cluster, and about one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pandas as pd
+
+from helios.app.node_controller import NodeTurns
+from helios.control import NodeMemory, node_books_of
+from helios.control.observed import nodes_seen
+from helios.control.report import away_by_helios, tallies_of
+from helios.errors import Misuse, NoSuchCluster
+from helios.model import DECISIONS, NODE_STANDINGS, Snapshot
+from helios.ports import Office
+from helios.report.nodes import NodeStatus, NodeStory
+from helios.warehouse import Warehouse
+
+LOOK_BACK = timedelta(days=30)
+
+
+class NodeUnknown(Misuse):
+    """The cluster has no such node."""
+
+
+def node_status(turns: NodeTurns) -> NodeStatus:
+    """Return where the nodes stand now.
+
+    Raises
+    ------
+    ClusterUnavailable, WarehouseUnavailable, MemoryDamaged
+        The nodes cannot be looked at, or what Helios remembers not be read.
+    """
+    snapshot, standings, memory = turns.nodes.snapshot(), _standings(turns), turns.remembered()
+    nodes, books = nodes_seen(snapshot), node_books_of(standings)
+    return NodeStatus(
+        taken_at=snapshot.taken_at,
+        pools=tallies_of(nodes, at=snapshot.taken_at, ours=away_by_helios(nodes, books), wanted={}),
+        standings=standings,
+        protected=memory.protected,
+        quarantined={node: failure.what for node, failure in memory.quarantined.items()},
+        cannot="" if snapshot.power is None else snapshot.power.why_not,
+        paused=str(turns.pause() or ""),
+    )
+
+
+def explain_node(turns: NodeTurns, node: str) -> NodeStory:
+    """Return what there is to say about one node.
+
+    Raises
+    ------
+    NodeUnknown
+        The cluster has no such node.
+    ClusterUnavailable, WarehouseUnavailable, MemoryDamaged
+        As :func:`node_status`.
+    """
+    snapshot = turns.nodes.snapshot()
+    if node not in set(snapshot.nodes["name"]):
+        raise NodeUnknown(f"The cluster has no node {node!r}.", remedy="See all: sinfo --Node, or helios power status")
+    standings, memory = _standings(turns), turns.remembered()
+    return NodeStory(
+        node=node,
+        facts=tuple(_facts(snapshot, node, standings[standings["node"] == node], memory)),
+        decisions=_decisions(turns, node, snapshot),
+    )
+
+
+def _facts(snapshot: Snapshot, node: str, standings: pd.DataFrame, memory: NodeMemory) -> Iterator[str]:
+    seen = nodes_seen(snapshot)[node]
+    state = snapshot.nodes.set_index("name").loc[node]
+    words = [str(word) for word in (state["state"], state["flags"]) if isinstance(word, str)]
+    yield f"{node} ({seen.pool}) is {seen.power or 'down, or does not answer'}; Slurm says {'+'.join(words)}."
+    if seen.hands_off:
+        yield f"Helios leaves it alone: {seen.hands_off}."
+    if node in memory.quarantined:
+        failure = memory.quarantined[node]
+        when = f"{failure.at:%Y-%m-%d %H:%M} UTC"
+        yield f"It failed to wake at {when} ({failure.what}). To trust it again: helios power clear {node}"
+    if node in memory.keep_off:
+        until = f"{memory.keep_off[node]:%m-%d %H:%M} UTC"
+        yield f"Somebody woke it soon after Helios had put it to sleep: left awake until {until}."
+    if memory.protected:
+        yield f"{memory.protected[:1].upper()}{memory.protected[1:]}."
+    for row in standings.to_dict("records"):
+        own = f"; the site's own is {row['own']}" if isinstance(row["own"], str) and row["own"] else ""
+        verb = "would have set" if row["mode"] == "shadow" else "set"
+        shadow = " (it is in shadow: nothing was set)" if row["mode"] == "shadow" else ""
+        since = f"{row['written_at']:%m-%d %H:%M} UTC"
+        yield f"Since {since} stands what service {row['service']} {verb}: {row['lever']} {row['value']}{own}{shadow}."
+    cycles = len(memory.slept.get(node, ()))
+    times = "once" if cycles == 1 else f"{cycles} times"
+    yield f"Helios put it to sleep {times if cycles else 'not once'} in the last 24 hours."
+
+
+def _standings(turns: NodeTurns) -> pd.DataFrame:
+    with Warehouse.open(turns.settings.database.url) as warehouse:
+        try:
+            return warehouse.ledger(turns.site.name, office=Office.NODES).standings()
+        except NoSuchCluster:
+            return NODE_STANDINGS.empty()
+
+
+def _decisions(turns: NodeTurns, node: str, snapshot: Snapshot) -> pd.DataFrame:
+    with Warehouse.open(turns.settings.database.url) as warehouse:
+        try:
+            made = warehouse.decisions_about(turns.site.name, node, since=snapshot.taken_at - LOOK_BACK)
+        except NoSuchCluster:
+            return DECISIONS.empty()
+    return made.sort_values("decided_at", ascending=False, kind="stable", ignore_index=True)

@@ -1,0 +1,348 @@
+"""The daemon's chores, and the same once by hand: each use case bound to one configuration and one live cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import RLock
+
+from helios.app.cycle_summary import Chores, NodeTurnSummary, TurnSummary
+from helios.app.hook import UNPUBLISHED, hook_rows, orders_new_jobs
+from helios.app.job_controller import Turns, another_leads
+from helios.app.live_cluster import Site, offices_of, open_site, services_of
+from helios.app.nightly import Night, night
+from helios.app.node_controller import NodeTurns
+from helios.app.sync import Reading, read_history
+from helios.config import Configuration, Settings
+from helios.control import NodeTurnReport, ServiceMode, TurnReport
+from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
+from helios.ports import Office, Progress, Service, in_silence
+from helios.slurm.hook_table import TABLE, publish, render, retract
+from helios.slurm.undo_file import UNDO_FILE
+
+ALL_OFFICES = frozenset(Office)
+
+
+def chores(
+    configuration: Configuration,
+    *,
+    cluster: str | None = None,
+    offices: frozenset[Office] = ALL_OFFICES,
+    ingest: bool = True,
+) -> Chores:
+    """Return the chores of the live cluster that this machine reaches; nothing is touched before one is called.
+
+    Parameters
+    ----------
+    cluster : str, optional
+        Refuse any other cluster than this one.
+    offices : frozenset of Office
+        What this process acts on; on nodes only if a service is configured that does.
+    ingest : bool
+        Whether this process reads the accounting.
+
+    Raises
+    ------
+    ServiceUnknown, ServiceInvalid
+        A service of the configuration cannot be had as it is asked for.
+    ConfigurationInvalid
+        Nothing is left to do: no configured service acts on nodes, and nothing else was asked for.
+    """
+    settings = configuration.settings
+    # A mistake in a service's options is told at the start, not every turn.
+    on_nodes = bool(services_of(settings, office=Office.NODES)) and Office.NODES in offices
+    on_jobs = Office.JOBS in offices
+    if not (on_jobs or on_nodes):
+        raise ConfigurationInvalid(
+            "No configured service acts on nodes, and this daemon was to act on nothing else.",
+            remedy="Name one in helios.toml: [services.ces]",
+        )
+    desk = Desk(settings, cluster=cluster, patient=False)
+    here = {office for office, acts in ((Office.JOBS, on_jobs), (Office.NODES, on_nodes)) if acts}
+    return Chores(
+        ingest=(lambda: desk.read().line()) if ingest else None,
+        turn=desk.turn if on_jobs else None,
+        nodes=desk.node_turn if on_nodes else None,
+        hook=desk.publish_hook if on_jobs else lambda: "",
+        nightly=lambda: desk.night().line(),
+        release=lambda why: desk.release_at_the_end(why, offices=here),
+    )
+
+
+class Desk:
+    """One configuration and one live cluster, which is opened when it is first needed, and again when that failed.
+
+    Chores may run beside each other in several threads; turns and releases do not.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        cluster: str | None = None,
+        opens: Callable[[Settings], Site] = open_site,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        patient: bool = True,
+    ) -> None:
+        self._patient = patient
+        self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
+        self._site: Site | None = None
+        self._turns: Turns | None = None
+        self._node_turns: NodeTurns | None = None
+        self._lock = RLock()
+
+    @property
+    def site(self) -> Site:
+        """The cluster.
+
+        Raises
+        ------
+        ClusterUnavailable, ConfigurationInvalid
+            It cannot be reached, or is another than the one named.
+        """
+        with self._lock:
+            if self._site is None:
+                site = self._opens(self.settings)
+                if self._cluster not in {None, site.name}:
+                    site.close()
+                    raise ConfigurationInvalid(
+                        f"The cluster that Slurm's commands reach here is {site.name!r}, not {self._cluster!r}.",
+                        remedy="Point SLURM_CONF at the right one, or leave --cluster out.",
+                    )
+                self._site = site
+            return self._site
+
+    @property
+    def turns(self) -> Turns:
+        """The cluster with everything around it; raises as :attr:`site`, and where a service's options are wrong."""
+        with self._lock:
+            if self._turns is None:
+                self._turns = Turns(self.site, self.settings, clock=self._clock)
+            return self._turns
+
+    @property
+    def node_turns(self) -> NodeTurns:
+        """The nodes of the cluster with everything around them; raises as :attr:`turns`."""
+        with self._lock:
+            if self._node_turns is None:
+                self._node_turns = NodeTurns(self.site, self.settings, clock=self._clock, patient=self._patient)
+            return self._node_turns
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the pause file and the hook's table lie."""
+        return Path(self.settings.control.state_folder)
+
+    def read(self, *, again: timedelta = timedelta(0), progress: Progress = in_silence) -> Reading:
+        """Read what is missing of the cluster's history; ``again``: and so much before the watermark once more."""
+        history = self.settings.history
+        site = self.turns.site
+        return read_history(
+            site.accounting,
+            url=self.settings.database.url,
+            cluster=site.name,
+            now=self._clock(),
+            start=_start(history.start),
+            window=timedelta(seconds=history.window_s),
+            overlap=max(timedelta(seconds=history.overlap_s), again),
+            progress=progress,
+        )
+
+    def turn(self) -> TurnSummary:
+        """Take one turn in the modes that were set."""
+        return self.turns.summary()
+
+    def node_turn(self) -> NodeTurnSummary:
+        """Take one turn on the nodes in the modes that were set."""
+        return self.node_turns.summary()
+
+    def publish_hook(self) -> str:
+        """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
+
+        While turns are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to a
+        pending job it must not do to a new one. Nor does a service that sits out reach it.
+
+        Raises
+        ------
+        HookTableInvalid
+            The table cannot be written.
+        """
+        table = self.state_folder / TABLE
+        turns, now = self.turns, self._clock()
+        resting = turns.pause() or turns.remembered().still
+        if not self.settings.hook.publish or resting:
+            if retract(table):
+                return "the hook's table was removed"
+            lacking = not resting and orders_new_jobs(self._who_may_reach_the_hook(now))
+            return f"{UNPUBLISHED}: new jobs have no place until the next turn" if lacking else ""
+        rows, notes = hook_rows(
+            turns.outlook.knowledge,
+            self._who_may_reach_the_hook(now),
+            cluster=turns.site.name,
+            now=now,
+            most_rows=self.settings.hook.most_rows,
+            site_factor=turns.site.site_factor,
+            time_min=turns.site.time_min,
+        )
+        if turns.pause():  # it came while the rows were made
+            return "the hook's table was removed" if retract(table) else ""
+        lasts = timedelta(seconds=self.settings.hook.lasts_s)
+        publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lasts))
+        return "; ".join([f"hook table of {len(rows):,} rows at {table}", *notes])
+
+    def _who_may_reach_the_hook(self, now: datetime) -> list[tuple[Service, ServiceMode]]:
+        modes, bench = self.turns.modes(), self.turns.remembered().bench
+        failures = self.settings.control.raises_to_bench
+        return [
+            (service, modes[name])
+            for name, service in self.turns.services.items()
+            if not bench.why_not(name, now=now, failures=failures)
+        ]
+
+    def night(self, *, progress: Progress = in_silence) -> Night:
+        """Do the nightly analysis once."""
+        turns = self.turns
+        return night(
+            settings=self.settings,
+            cluster=turns.site.name,
+            now=self._clock(),
+            read=lambda again: self.read(again=again, progress=progress),
+            look=turns.site.cluster.snapshot,
+            progress=progress,
+        )
+
+    def release(self, why: str, *, hidden: bool = False) -> TurnReport:
+        """Take back everything, the hook's table too; no service need be there, or have options that can be used.
+
+        Parameters
+        ----------
+        hidden : bool
+            As in ``Restore``.
+
+        Raises
+        ------
+        HookTableInvalid
+            The table cannot be removed. The jobs were taken back all the same, as far as the error says.
+        """
+        bare = self.settings.model_copy(update={"services": {}})
+        try:
+            retract(self.state_folder / TABLE)
+        except HookTableInvalid as trouble:
+            told = released(Turns(self.site, bare, clock=self._clock).release(why, hidden=hidden))
+            raise HookTableInvalid(f"{trouble.fact}; but of the jobs: {told}", remedy=trouble.remedy) from trouble
+        return Turns(self.site, bare, clock=self._clock).release(why, hidden=hidden)
+
+    def may_stand_on_nodes(self) -> bool:
+        """Return whether anything of Helios may stand on nodes: a service acts on them, or the undo file is there."""
+        return Office.NODES in offices_of(self.settings) or (self.state_folder / UNDO_FILE).exists()
+
+    def release_nodes(self, why: str) -> NodeTurnReport:
+        """Wake everything that Helios put to sleep, and give back weights and the keep-awake list."""
+        bare = self.settings.model_copy(update={"services": {}})
+        return NodeTurns(self.site, bare, clock=self._clock).release(why)
+
+    def everything_back(self, why: str, *, hidden: bool = False) -> tuple[TurnReport, NodeTurnReport | None, str]:
+        """Take back everything on jobs and nodes; return what became of each, and both in one line.
+
+        Raises
+        ------
+        HeliosError
+            Something is left, or nobody could look; both were tried.
+        """
+        troubles: list[HeliosError] = []
+        jobs, nodes, told = None, None, []
+        try:
+            jobs = self.release(why, hidden=hidden)
+            told.append(released(jobs))
+        except HeliosError as trouble:
+            troubles.append(trouble)
+        try:
+            if self.may_stand_on_nodes():
+                nodes = self.release_nodes(why)
+                told.append(released_nodes(nodes))
+        except HeliosError as trouble:
+            troubles.append(trouble)
+        if troubles or jobs is None:
+            raise HeliosError("; ".join([it.fact for it in troubles] + told), remedy=troubles[0].remedy)
+        return jobs, nodes, "; ".join(told)
+
+    def release_at_the_end(self, why: str, *, offices: Collection[Office] = (Office.JOBS,)) -> str:
+        """Take back everything that this Helios set: nothing of an office in which another one writes to the cluster.
+
+        Raises
+        ------
+        HeliosError
+            Something is left, or nobody could look; both offices were tried.
+        """
+        done, troubles = [], []
+        for office in sorted(offices):
+            try:
+                done.append(self._released(office, why))
+            except HeliosError as trouble:
+                troubles.append(trouble)
+        if troubles:
+            facts = "; ".join([trouble.fact for trouble in troubles] + done)
+            raise HeliosError(facts, remedy=troubles[0].remedy)
+        return "; ".join(done)
+
+    def _released(self, office: Office, why: str) -> str:
+        if holder := another_leads(self.settings, self.site.name, now=self._clock(), office=office):
+            return f"nothing of {office} was taken back: what stands is another Helios' ({holder})"
+        if office is Office.JOBS:
+            return released(self.release(why))
+        if not self.settings.power.wake_on_stop:
+            stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
+            return f"{stays} (power.wake_on_stop is false); Slurm wakes nodes for jobs"
+        return released_nodes(self.release_nodes(why))
+
+
+def released(report: TurnReport) -> str:
+    """Return what a release did in one line.
+
+    Raises
+    ------
+    HeliosError
+        Something is left, or nobody could look.
+    """
+    if not report.clean:
+        left = (
+            "unknown: the cluster could not be looked at" if report.remaining is None else ", ".join(report.remaining)
+        )
+        raise HeliosError(
+            f"Not everything could be taken back; left: {left}. {' '.join(report.notes)}",
+            remedy="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
+            "administrator; it needs neither Python nor the database.",
+        )
+    return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
+
+
+def released_nodes(report: NodeTurnReport) -> str:
+    """Return what a release of nodes did in one line.
+
+    Raises
+    ------
+    HeliosError
+        Something is left, or nobody could look.
+    """
+    if not report.clean:
+        left = "unknown" if report.remaining is None else ", ".join(report.remaining)
+        raise HeliosError(
+            f"Not all nodes could be set back yet; left: {left}. {' '.join(report.notes)}",
+            remedy="A node that falls asleep can be woken only then. While Helios is paused its daemon goes on; "
+            "without one: helios pause again, or deploy/slurm/helios-release.sh --nodes-only as an administrator.",
+        )
+    weights = f", {len(report.weighed)} given back their weight" if report.weighed else ""
+    return "; ".join([f"{len(report.woken)} nodes woken{weights}, looked again, nothing is left", *report.notes[1:]])
+
+
+def _start(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        start = datetime.fromisoformat(text)
+    except ValueError as reason:
+        raise ConfigurationInvalid(
+            f"history.start is {text!r}, which is no date.", remedy="Write it as 2026-09-01."
+        ) from reason
+    return start if start.tzinfo else start.replace(tzinfo=UTC)

@@ -1,0 +1,245 @@
+"""Whose each lever of each job is in a rehearsal, and what of it is taken back: the rules of a live turn.
+
+As :mod:`helios.control` has them: of several services that want a lever the first has it, and keeps it from those after
+it also while it is not asked; what a service that was asked no longer names is taken back, and all that a benched
+one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``Restore`` is the wish that
+nothing stands, which is what a job has that is not named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.actions import JobAction, Lever, Reorder, Restore, Result, SoftLimit
+from helios.control.guards import allowance
+from helios.jit import kept
+from helios.simulate.core.state import NEVER
+from helios.simulate.steppable import Playable
+
+# The cap on one user's share in a rehearsal: the guard of a live turn (``control.guards.capped``), over columns.
+
+Floats = NDArray[np.float64]
+_SECOND_US = 1_000_000
+
+
+class UserCap:
+    """What of a service's wishes a live turn would let pass, and what it would make neutral.
+
+    Parameters
+    ----------
+    cluster : Playable
+        Only what waits, and could start, is put ahead of others or behind.
+    seats : int
+        Services, which go by number; each has its own cap, as live.
+    share : float
+        ``control.most_of_one_user``.
+    """
+
+    def __init__(self, cluster: Playable, seats: int, share: float) -> None:
+        self._cluster, self._share = cluster, share
+        every = cluster.rows(np.arange(len(cluster.started_s)), None)
+        # Who is not known is nobody in particular: all such are one, as live.
+        self._user, self._partition = (pd.factorize(every.values(name))[0] for name in ("user", "partition"))
+        self._eligible_s = every.values("eligible_at").astype("datetime64[us]").view(np.int64) // _SECOND_US
+        jobs = len(every.jobs) + 1  # the last in place of NOBODY, whose position is -1
+        self._asked, self._passed = (np.full((seats, jobs), np.nan) for _ in range(2))
+
+    @property
+    def binds(self) -> bool:
+        """Whether there is more than one user, so that anything could be made neutral."""
+        return bool((self._user != self._user[:1]).any())
+
+    def passed(self, seat: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
+        """Take what a service wishes anew, NaN: no longer; return that as it passes, and with it what it changes."""
+        asked, passed = self._asked[seat], self._passed[seat]
+        asked[jobs] = urgency
+        asked[-1] = np.nan
+        waiting = self._cluster.waiting()
+        effective = asked[waiting]
+        effective[self._excess(waiting, effective)] = 0.0
+        unlike = (effective != passed[waiting]) & ~(np.isnan(effective) & np.isnan(passed[waiting]))
+        passed[waiting] = effective
+        others = np.setdiff1d(waiting[unlike], jobs, assume_unique=True)
+        # The place of NOBODY, or of a job that has started, stays as it was asked: who carries it out says so.
+        pending = (jobs >= 0) & (self._cluster.started_s[jobs] == NEVER)
+        its = np.where(pending, passed[jobs], urgency)
+        return np.concatenate((jobs, others)), np.concatenate((its, passed[others]))
+
+    def _excess(self, waiting: Positions, urgency: Floats) -> Positions:
+        """Return which of ``waiting`` are beyond the share of their user."""
+        value = np.nan_to_num(urgency)
+        able = np.flatnonzero(self._eligible_s[waiting] <= self._cluster.now_s)
+        jobs = waiting[able]
+        oldest_first = np.lexsort((self._eligible_s[jobs], self._partition[jobs]))
+        able, jobs = able[oldest_first], jobs[oldest_first]
+        is_ahead = _ahead_of_others(self._partition[jobs], self._eligible_s[jobs], self._user[jobs], value[able])
+        ahead = np.sort(able[is_ahead])
+        home = self._partition[waiting[ahead]]
+        beyond = [self._beyond(waiting, ahead[home == partition], value) for partition in np.unique(home)]
+        return np.concatenate(beyond) if beyond else np.empty(0, dtype=np.int64)
+
+    def _beyond(self, waiting: Positions, ahead: Positions, value: Floats) -> Positions:
+        users, number, count = np.unique(self._user[waiting[ahead]], return_inverse=True, return_counts=True)
+        most = allowance(dict(enumerate(count.tolist())), self._share)
+        left = np.array([most[user] for user in range(len(users))])
+        ranked = np.lexsort((ahead, -value[ahead], number))
+        first = np.concatenate(([0], np.cumsum(count)[:-1]))
+        rank = np.arange(len(ahead)) - first[number[ranked]]
+        return ahead[ranked][rank >= left[number[ranked]]]
+
+
+@kept
+def _ahead_of_others(partition: Positions, eligible_s: Positions, user: Positions, value: Floats) -> NDArray[np.bool_]:
+    """Say of which jobs more than nothing is wished, and less of another user's that was eligible before.
+
+    Jobs by partition, the oldest first. Of the older ones, the least that is wished, and the least of anybody else's.
+    """
+    found = np.zeros(len(user), dtype=np.bool_)
+    least, whose, another = np.inf, -2, np.inf
+    begins = 0
+    for job in range(len(user)):
+        if job > 0 and partition[job] != partition[job - 1]:
+            least, whose, another, begins = np.inf, -2, np.inf, job
+        while eligible_s[begins] < eligible_s[job]:
+            if user[begins] == whose:
+                least = min(least, value[begins])
+            elif value[begins] < least:
+                least, whose, another = value[begins], user[begins], least
+            else:
+                another = min(another, value[begins])
+            begins += 1
+        found[job] = value[job] > 0 and (another if user[job] == whose else least) < value[job]
+    return found
+
+
+Positions = NDArray[np.int64]
+FREE = np.iinfo(np.int16).max
+"""In place of a seat's number, where no service has a job's place in the queue."""
+NOT_NAMED = "the service no longer asks for it"
+_STANDS = frozenset({Result.DONE, Result.UNCHANGED})
+
+
+class Claims:
+    """Carries out what services propose, as far as each may, and takes back what they no longer ask for.
+
+    Parameters
+    ----------
+    cluster : Playable
+    seats : int
+        How many services there are. Each goes by its number: the first that wants a lever is the smallest.
+    most_of_one_user : float
+        As ``control.most_of_one_user`` has it; 1: no cap.
+    """
+
+    def __init__(self, cluster: Playable, seats: int, most_of_one_user: float = 1.0) -> None:
+        self._cluster, self._alone = cluster, seats == 1
+        jobs = len(cluster.started_s) + 1  # the last in place of NOBODY, whose position is -1
+        self._ordered_by = np.full(jobs, FREE, dtype=np.int16)
+        self._is_named = np.zeros(jobs, dtype=np.bool_)
+        self._named = [np.empty(0, dtype=np.int64)] * seats
+        self._limited_by: dict[str, int] = {}
+        cap = UserCap(cluster, seats, most_of_one_user) if most_of_one_user < 1 else None
+        self._cap = cap if cap is not None and cap.binds else None
+
+    @property
+    def follows_the_queue(self) -> bool:
+        """Whether who starts or comes may change what another job may have, though nothing new is wished."""
+        return self._cap is not None
+
+    def wish(self, seat: int, jobs: Positions, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+        """Set urgencies of pending jobs by position, NaN: they are not named; say how many jobs ended in each way."""
+        if self._cap is not None:
+            jobs, urgency = self._cap.passed(seat, jobs, urgency)
+        unnamed = np.isnan(urgency)
+        if self._alone and not unnamed.any():
+            self._ordered_by[jobs] = seat
+            self._ordered_by[-1] = FREE
+            return self._cluster.wish(jobs, urgency)
+        owner = self._ordered_by[jobs]
+        dropped, another = unnamed & (owner == seat), ~unnamed & (owner < seat)
+        its = ~unnamed & ~another
+        self._ordered_by[jobs[its]] = seat
+        self._ordered_by[jobs[dropped]] = self._ordered_by[-1] = FREE
+        outcomes = self._cluster.wish(jobs, np.where(its, urgency, np.where(dropped, 0.0, np.nan)))
+        return _and(outcomes, Result.REFUSED, int(another.sum()))
+
+    def act(self, seat: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
+        """Do what a service proposes, and take back what it no longer does; say how many jobs ended in each way."""
+        restores = [action for action in actions if isinstance(action, Restore)]
+        orders = [action for action in actions if isinstance(action, Reorder)]
+        limits = [action for action in actions if isinstance(action, SoftLimit)]
+        if restores:
+            orders = [_left_of(order, restores) for order in orders]
+            limits = [limit for limit in limits if not _covers(restores, Lever.SOFT_LIMIT, limit.job_id)]
+        outcomes = self._order(seat, orders) if orders or len(self._named[seat]) else {}
+        if not limits and seat not in self._limited_by.values():
+            return outcomes
+        return Counter(outcomes) + Counter(self._limit(seat, limits))
+
+    def release(self, seat: int) -> Mapping[Result, int]:
+        """Take back all that a service has."""
+        return self.act(seat, ())
+
+    def _order(self, seat: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
+        jobs, urgency = self._places(orders)
+        dropped, self._named[seat] = self._unnamed(seat, jobs), jobs
+        if len(dropped):
+            jobs, urgency = np.concatenate((jobs, dropped)), np.concatenate((urgency, np.full(len(dropped), np.nan)))
+        return self.wish(seat, jobs, urgency)
+
+    def _places(self, orders: Sequence[Reorder]) -> tuple[Positions, NDArray[np.float64]]:
+        """Return the jobs that orders name by position, each once, as the last of them has it, and their urgencies."""
+        ranked = [self._cluster.ranked(order) for order in orders] or [(np.empty(0, dtype=np.int64), np.empty(0))]
+        if len(ranked) == 1:
+            return ranked[0]
+        jobs, urgency = (np.concatenate(parts)[::-1] for parts in zip(*ranked, strict=True))
+        distinct, last = np.unique(jobs, return_index=True)
+        return distinct, urgency[last]
+
+    def _unnamed(self, seat: int, named: Positions) -> Positions:
+        """Return the pending jobs that ``seat`` has, named the last time, and does not name."""
+        before = self._named[seat]
+        self._is_named[named] = True
+        unnamed: Positions = before[~self._is_named[before]]
+        self._is_named[named] = False
+        its: Positions = unnamed[self._ordered_by[unnamed] == seat]
+        pending: Positions = its[self._cluster.started_s[its] == NEVER]
+        return pending
+
+    def _limit(self, seat: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
+        its = [limit for limit in limits if self._limited_by.get(limit.job_id, seat) >= seat]
+        outcomes = self._cluster.apply(its)
+        stands = {outcome.job_id for outcome in outcomes if outcome.result in _STANDS}
+        self._limited_by.update(dict.fromkeys(stands, seat))
+        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(seat, but=stands))
+        return _and(counts, Result.REFUSED, len(limits) - len(its))
+
+    def _take_back_limits(self, seat: int, *, but: set[str]) -> Iterator[Result]:
+        """Take back the soft limits of a service but some, and yield what became of those that still pend."""
+        dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == seat and job_id not in but)
+        for job_id in dropped:
+            del self._limited_by[job_id]
+        if dropped:
+            restore = Restore(lever=Lever.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
+
+
+def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:
+    return {**outcomes, result: outcomes.get(result, 0) + jobs} if jobs else outcomes
+
+
+def _left_of(order: Reorder, restores: Sequence[Restore]) -> Reorder:
+    places = tuple(place for place in order.order if not _covers(restores, Lever.ORDER, place.job_id))
+    return Reorder(partition=order.partition, order=places, reason=order.reason)
+
+
+def _covers(restores: Sequence[Restore], lever: Lever, job_id: str) -> bool:
+    return any(
+        restore.lever in (None, lever) and (restore.job_ids is None or job_id in restore.job_ids)
+        for restore in restores
+    )

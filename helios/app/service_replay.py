@@ -1,0 +1,808 @@
+"""Simulate before anything acts: services on a replay of the cluster's own history, beside what the site has today."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from heapq import heappop, heappush
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.actions import Action, JobAction, Reorder, Restore, Result, SoftLimit
+from helios.app.history import History
+from helios.app.replay_guards import Claims
+from helios.app.scenarios import Plan, Policy, RunTimes
+from helios.app.whatif import (
+    Question,
+    Stage,
+    answered,
+    measured,
+    predictor_for,
+    resource_of,
+    run_of,
+    set_the_stage,
+    sources_said,
+    teach,
+)
+from helios.metrics.backlog import EVERY_S, EXPECTED, Reckoning
+from helios.metrics.queue import DAY_S, FEWEST_DAYS
+from helios.model import Snapshot
+from helios.ports import JobwiseService, Progress, ReplayPredictor, Service, Wishes, in_silence
+from helios.predict import DurationModel, OnlinePredictor
+from helios.report.whatif import Run, WhatIf
+from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
+from helios.simulate.core.state import NEVER
+from helios.simulate.snapshot import Rows, moment
+from helios.simulate.steppable import Halt, Playable
+
+# What is predicted of the jobs of a replay as it goes on, causally: taught by what has ended, asked as they come.
+
+
+class NamedPredictor(ReplayPredictor, Protocol):
+    """A predictor that says who in it predicted: a model, or a fallback.
+
+    Attributes
+    ----------
+    source : int16 array of shape (n_jobs,)
+        Which of ``sources`` predicted each job; -1: not asked yet. The same array all along.
+    sources : list of str
+        Model ids and fallbacks.
+    """
+
+    source: NDArray[np.int16]
+    sources: list[str]
+
+
+class Foresight:
+    """Keeps what is predicted of each job, asked at its submission and again while it waits, and the longest backlog.
+
+    Parameters
+    ----------
+    predict_again_s : int, optional
+        Time between two questions about all that waits, s; None: there is none.
+    reckoning : Reckoning, optional
+        Of the backlog, each :data:`helios.metrics.backlog.EVERY_S`; None: nobody wants to know.
+
+    Attributes
+    ----------
+    predictions : Predictions
+        What is expected of each job now.
+    """
+
+    def __init__(
+        self,
+        cluster: Playable,
+        predictor: NamedPredictor,
+        predict_again_s: int | None,
+        reckoning: Reckoning | None = None,
+    ) -> None:
+        self._cluster, self._predictor, self._period_s = cluster, predictor, predict_again_s
+        self._reckoning = reckoning
+        self._n_asked = self._n_told = self._n_reckoned = 0
+        self._quantiles_s = np.full((len(cluster.started_s), 3), np.nan)
+        self.predictions = Predictions(
+            quantiles_s=self._quantiles_s, source=predictor.source, sources=predictor.sources
+        )
+        self._ask_s = self._look_s = NEVER
+
+    @property
+    def again_s(self) -> int:
+        """When what waits is to be looked at again, s since the epoch; NEVER: not before a job came, or never."""
+        return min(self._ask_s, self._look_s)
+
+    def follow(self) -> None:
+        """Predict what has arrived since the last time, now."""
+        arrived, now_s = self._cluster.arrived, self._cluster.now_s
+        if arrived == self._n_asked:
+            return
+        if self._n_asked == 0:
+            self._ask_s = NEVER if self._period_s is None else now_s + self._period_s
+            self._look_s = NEVER if self._reckoning is None else now_s + EVERY_S
+        self._tell()
+        jobs = np.arange(self._n_asked, arrived)
+        self._quantiles_s[self._n_asked : arrived] = self._predictor.submitted(jobs, now_s)
+        self._n_asked = arrived
+
+    def look_again(self, now_s: int) -> NDArray[np.int64]:
+        """Do what is due ``now_s``; return the jobs, of those that wait, of which something else is known."""
+        jobs = self._cluster.waiting()
+        anew = self._ask_again(jobs, now_s) if now_s >= self._ask_s else jobs[:0]
+        return jobs if now_s >= self._look_s and self._reckon(jobs, now_s) else anew
+
+    def _ask_again(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.int64]:
+        self._ask_s = now_s + (self._period_s or NEVER)
+        self._tell()
+        if not len(jobs):
+            return jobs
+        source = self._predictor.source[jobs]
+        running, since_s = self._cluster.running()
+        quantiles_s = self._predictor.waiting(jobs, now_s, running=running, since_s=since_s)
+        other = (quantiles_s != self._quantiles_s[jobs]).any(axis=1) | (source != self._predictor.source[jobs])
+        self._quantiles_s[jobs] = quantiles_s
+        anew: NDArray[np.int64] = jobs[other]
+        return anew
+
+    def _reckon(self, jobs: NDArray[np.int64], now_s: int) -> bool:
+        """Look at the backlog before which ``jobs`` wait, and say whether the longest is another."""
+        self._look_s = now_s + EVERY_S
+        if self._reckoning is None:
+            return False
+        ended = self._cluster.ended[self._n_reckoned :]
+        self._n_reckoned += len(ended)
+        running, since_s = self._cluster.running()
+        before_s = float(self.predictions.longest_backlog_s)
+        after_s = self._reckoning.look(
+            arrived=self._cluster.arrived,
+            ended=(ended, self._cluster.ended_s[ended] - self._cluster.started_s[ended]),
+            waiting=(jobs, self._quantiles_s[jobs] @ np.array(EXPECTED)),
+            running=(running, now_s - since_s),
+        )
+        self.predictions.longest_backlog_s[...] = after_s
+        return before_s != after_s
+
+    def _tell(self) -> None:
+        ended = self._cluster.ended
+        if len(ended) > self._n_told:
+            fresh = ended[self._n_told :].copy()
+            self._predictor.ended(fresh, self._cluster.ended_s[fresh])
+            self._n_told = len(ended)
+
+
+# Of which jobs a jobwise service may wish something else than when it was asked last.
+
+Positions = NDArray[np.int64]
+_SECOND_US = 1_000_000
+_FOR_EVER = np.iinfo(np.int64).min  # as NaT
+
+
+class Standing:
+    """What a jobwise service has been asked about: new jobs, jobs predicted again and expired wishes are outdated."""
+
+    def __init__(self, cluster: Playable) -> None:
+        self._cluster = cluster
+        self._upto = 0
+        self._again: list[Positions] = []
+        self._all = False
+        self._expires_s = np.full(len(cluster.started_s), NEVER)
+        self._expiries: list[tuple[int, int]] = []  # a heap of when, and which job
+
+    def changed(self, jobs: Positions) -> None:
+        """Take note that a column of ``jobs`` says something else."""
+        self._again.append(jobs)
+
+    def disturbed(self) -> None:
+        """Take note that another service has acted on some jobs."""
+        self._all = True
+
+    def next_s(self) -> int:
+        """Return from when on it may have something new to say, s since the epoch."""
+        if self._all or self._again or self._upto < self._cluster.arrived:
+            return -NEVER
+        while self._expiries and not self._is_live(*self._expiries[0]):
+            heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else NEVER
+
+    def outdated(self, now_s: int) -> Positions:
+        """Return the pending jobs about which it is to be asked; they stay outdated until they are :meth:`told`."""
+        arrived = self._cluster.arrived
+        if self._all:
+            jobs = self._cluster.waiting()
+        else:
+            jobs = np.arange(self._upto, arrived)
+            if others := [*self._again, *self._expired(now_s)]:
+                jobs = np.unique(np.concatenate((*others, jobs)))
+            jobs = jobs[self._cluster.started_s[jobs] == NEVER]
+        self._upto, self._all = arrived, False
+        self._again = [jobs] if len(jobs) else []
+        return jobs
+
+    def told(self, jobs: Positions, until: NDArray[np.datetime64]) -> None:
+        """Take note that it was asked about ``jobs``, all that were outdated, and until when its wishes hold."""
+        self._again = []
+        # One by one: most often there is one.
+        for job, until_us in zip(jobs.tolist(), until.view(np.int64).tolist(), strict=True):
+            expires_s = NEVER if until_us == _FOR_EVER else until_us // _SECOND_US + 1
+            if expires_s != self._expires_s[job]:
+                self._expires_s[job] = expires_s
+                if expires_s < NEVER:
+                    heappush(self._expiries, (expires_s, job))
+
+    def _expired(self, now_s: int) -> list[Positions]:
+        jobs = []
+        while self._expiries and self._expiries[0][0] <= now_s:
+            expires_s, job = heappop(self._expiries)
+            if self._is_live(expires_s, job):
+                jobs.append(job)
+        return [np.array(jobs, dtype=np.int64)] if jobs else []
+
+    def _is_live(self, expires_s: int, job: int) -> bool:
+        return bool(self._expires_s[job] == expires_s and self._cluster.started_s[job] == NEVER)
+
+
+# Services asked along a replayed timeline: the same objects that a live turn asks, on a cluster made of arithmetic.
+#
+# A service is asked at a moment when something may start and there is a choice, at most once in its ``every``; where
+# it is too early, as soon as ``every`` has passed. In between nothing would come of its answer. All services that are
+# asked at a moment see one snapshot, and what they propose is applied in their order before anything starts at that
+# moment. What a service no longer asks for is taken back, as :mod:`helios.app.replay_guards` has it.
+#
+# A jobwise service (:class:`helios.ports.JobwiseService`) is asked for the same wishes at the same moments, but only
+# about jobs of which it may wish something else than when it was asked last: the replay is the same, at many times
+# the speed.
+
+_Answer = TypeVar("_Answer")
+_Act = Callable[[], Mapping[Result, int]]
+RAISES_TO_BENCH = 3
+"""As ``control.raises_to_bench`` has it where a site says nothing."""
+MOMENTS_PER_REPORT = 500
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Seat:
+    """One service in a rehearsal, and what became of it.
+
+    Attributes
+    ----------
+    name : str
+    service : Service
+    every : timedelta
+        Least time between two questions; zero: whenever there is a choice.
+    asked : int
+        How often it was asked.
+    outcomes : Counter
+        How many jobs its proposals ended for in each way.
+    troubles : Counter
+        What it raised, and how often.
+    benched : bool
+        Whether it raised too often running, and was asked no more.
+    raises_to_bench : int
+        Times running that it may raise, the last included; as in a live turn.
+    """
+
+    name: str
+    service: Service
+    every: timedelta
+    asked: int = 0
+    outcomes: Counter[Result] = field(default_factory=Counter)
+    troubles: Counter[str] = field(default_factory=Counter)
+    benched: bool = False
+    raises_to_bench: int = RAISES_TO_BENCH
+    _failures: int = 0
+    _due_s: int = -NEVER
+
+    def is_due(self, now_s: int) -> bool:
+        """Say whether it may be asked ``now_s``."""
+        return not self.benched and now_s >= self._due_s
+
+    def next_due_s(self) -> int:
+        """Return when it may be asked again; NEVER: never."""
+        return NEVER if self.benched else self._due_s
+
+    def passes(self, now_s: int) -> None:
+        """Take its turn ``now_s`` without being asked, since it has nothing new to say."""
+        self._due_s = now_s + int(np.ceil(self.every.total_seconds()))
+
+    def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[JobAction] | None:
+        """Ask it; None: it raised, which is written down."""
+        return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
+
+    def wishes(self, jobs: Rows, *, now_s: int) -> Wishes | None:
+        """Ask it, being jobwise, about some jobs; None: it raised, which is written down."""
+        service: Any = self.service
+        return self._answer(lambda: _checked_wishes(service.wishes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s)
+
+    def _answer(self, ask: Callable[[], _Answer], now_s: int) -> _Answer | None:
+        self.asked += 1
+        self.passes(now_s)
+        try:
+            answer = ask()
+        except Exception as reason:  # because a service is anybody's code
+            self.troubles[f"{type(reason).__name__}: {reason}"] += 1
+            self._failures += 1
+            self.benched = self._failures >= self.raises_to_bench
+            return None
+        self._failures = 0
+        return answer
+
+
+def play(
+    cluster: Playable,
+    seats: Sequence[Seat],
+    *,
+    predictor: NamedPredictor,
+    predict_again_s: int | None = None,
+    reckoning: Reckoning | None = None,
+    most_of_one_user: float = 1.0,
+    jobwise: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Let everything happen that is to happen on ``cluster``, and ask the services of ``seats`` on the way.
+
+    Parameters
+    ----------
+    predictor : NamedPredictor
+        Asked for each job at its submission, told of each end; what it says stands in the snapshots.
+    predict_again_s : int, optional
+        Ask it about all that waits too, before the first moment that is at least so long after the last such question,
+        or after the first submission, s; None: never.
+    reckoning : Reckoning, optional
+        Of the backlog of ``cluster``; None: no service is told of it.
+    most_of_one_user : float
+        As ``control.most_of_one_user`` has it; 1: no cap.
+    jobwise : bool
+        Ask a jobwise service about single jobs; False: about the whole queue each time, as any other, which is slow.
+    progress : callable, optional
+        Called now and then with the number of jobs ended.
+    """
+    claims = Claims(cluster, len(seats), most_of_one_user)
+    played = _Play(cluster, seats, Foresight(cluster, predictor, predict_again_s, reckoning), claims, jobwise=jobwise)
+    moments = 0
+    while (halt := played.next_halt()) is not None:
+        played.stop(halt)
+        moments += 1
+        if progress is not None and moments % MOMENTS_PER_REPORT == 0:
+            progress(len(cluster.ended))
+
+
+class _Play:
+    """A replay on its way from one question to the next."""
+
+    def __init__(
+        self, cluster: Playable, seats: Sequence[Seat], foresight: Foresight, claims: Claims, *, jobwise: bool
+    ) -> None:
+        self._cluster, self._foresight, self._claims = cluster, foresight, claims
+        self._seats = [(seat, _standing_of(seat, cluster) if jobwise else None) for seat in seats]
+        self._alarm_s = NEVER
+
+    def next_halt(self) -> Halt | None:
+        """Let time go on to where the predictor, or a service, is to be asked; None: all is over."""
+        asks_from_s, alarm_from_s = NEVER, NEVER
+        for seat, standing in self._seats:
+            due_s = seat.next_due_s()
+            if standing is None or seat.every or self._claims.follows_the_queue:
+                alarm_from_s = min(alarm_from_s, due_s)
+            elif not seat.benched:
+                due_s = standing.next_s()
+            asks_from_s = min(asks_from_s, due_s)
+        return self._cluster.go_on(
+            asks_from_s=asks_from_s,
+            alarm_s=self._alarm_s,
+            alarm_from_s=alarm_from_s,
+            before_s=self._foresight.again_s,
+        )
+
+    def stop(self, halt: Halt) -> None:
+        """Ask whoever is to be asked where time has stopped."""
+        if halt.before:
+            self._hear(self._foresight.look_again(halt.moment_s))
+            return
+        self._foresight.follow()
+        self._alarm_s = self._ask(halt.moment_s) if halt.choice else NEVER
+
+    def _hear(self, jobs: NDArray[np.int64]) -> None:
+        for _, standing in self._seats:
+            if standing is not None and len(jobs):
+                standing.changed(jobs)
+
+    def _ask(self, now_s: int) -> int:
+        """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""
+        later_s, shown = NEVER, _Shown(self._cluster, self._foresight)
+        apply: list[tuple[Seat, Standing | None, _Act]] = []
+        for number, (seat, standing) in enumerate(self._seats):
+            if not seat.is_due(now_s):
+                later_s = min(later_s, seat.next_due_s())
+                continue
+            if standing is None:
+                act = self._proposed(number, seat, shown.snapshot(), now_s)
+            else:
+                if apply:  # who acts before it may take what stands of it, or leave it, and it says all of that again
+                    standing.disturbed()
+                act = self._wished(number, seat, standing, now_s)
+            if seat.benched:
+                act = partial(self._claims.release, number)
+            if act is not None:
+                apply.append((seat, standing, act))
+        for seat, standing, act in apply:
+            self._count(seat, standing, act())
+        return later_s
+
+    def _proposed(self, number: int, seat: Seat, snapshot: Snapshot, now_s: int) -> _Act | None:
+        """Ask a service about the whole queue; None: it raised, and what stands of it stays."""
+        proposals = seat.proposals(snapshot, now_s=now_s)
+        return None if proposals is None else partial(self._claims.act, number, proposals)
+
+    def _wished(self, number: int, seat: Seat, standing: Standing, now_s: int) -> _Act | None:
+        """Ask a jobwise service about those jobs alone of which it may wish something new."""
+        jobs = standing.outdated(now_s)
+        if not len(jobs):
+            seat.passes(now_s)
+            nothing = (np.empty(0, dtype=np.int64), np.empty(0))
+            return partial(self._claims.wish, number, *nothing) if self._claims.follows_the_queue else None
+        rows = self._cluster.rows(jobs, self._foresight.predictions)
+        wishes = seat.wishes(rows, now_s=now_s)
+        if wishes is None:
+            return None
+        standing.told(jobs, wishes.until)
+        return partial(self._claims.wish, number, jobs, wishes.urgency)
+
+    def _count(self, seat: Seat, standing: Standing | None, outcomes: Mapping[Result, int]) -> None:
+        for result, jobs in outcomes.items():
+            seat.outcomes[result] += jobs
+        if Result.DONE in outcomes and len(self._seats) > 1:
+            for _, other in self._seats:
+                if other is not None and other is not standing:
+                    other.disturbed()
+
+
+class _Shown:
+    """What the services of a moment see, made once, and only if one of them looks at the whole queue."""
+
+    def __init__(self, cluster: Playable, foresight: Foresight) -> None:
+        self._cluster, self._foresight = cluster, foresight
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        if self._snapshot is None:
+            self._snapshot = self._cluster.look(self._foresight.predictions)
+        return self._snapshot
+
+
+def _standing_of(seat: Seat, cluster: Playable) -> Standing | None:
+    return Standing(cluster) if isinstance(seat.service, JobwiseService) else None
+
+
+def _checked_wishes(wishes: Wishes, n_jobs: int) -> Wishes:
+    if len(wishes.urgency) != n_jobs or len(wishes.until) != n_jobs:
+        raise TypeError(f"{len(wishes.urgency)} wishes that hold until {len(wishes.until)} times, for {n_jobs} jobs")
+    if (np.abs(wishes.urgency) > 1).any():
+        raise ValueError("a wish has an urgency that is not between -1 and 1")
+    return wishes
+
+
+def _checked(actions: Iterable[Action]) -> list[JobAction]:
+    chosen = list(actions)
+    known = [action for action in chosen if isinstance(action, Reorder | SoftLimit | Restore)]
+    if len(known) < len(chosen):
+        stranger = next(action for action in chosen if not isinstance(action, Reorder | SoftLimit | Restore))
+        raise TypeError(f"{stranger!r} is not an action on a job")
+    return known
+
+
+TODAY = Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+"""What a Slurm site has without Helios, and what backfill plans with in a rehearsal."""
+CONTROLS = (TODAY, Plan(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
+"""Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
+RESOLUTION = 10_000
+"""Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
+PREDICT_AGAIN_S = 600
+"""How often what waits is predicted again, as :class:`helios.app.prediction_value.Site` has it and live turns do, s."""
+DRAWS = 2_000
+LONGEST_MAY_GROW = 0.05
+"""Share by which the longest wait, which hangs on single jobs, may differ and still count as no longer."""
+LEAST_SAVED = 0.01
+"""Share of the mean wait below which a saving is not worth a mechanism that can do damage."""
+_TAUGHT = Plan(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatReport:
+    """What became of one service in a rehearsal.
+
+    Attributes
+    ----------
+    service : str
+    asked : int
+        How often it was asked.
+    outcomes : mapping of str to int
+        Jobs that its proposals ended for in each way, by Result.
+    troubles : mapping of str to int
+        What it raised, and how often.
+    benched : bool
+        It raised three times running and was asked no more.
+    """
+
+    service: str
+    asked: int
+    outcomes: Mapping[str, int]
+    troubles: Mapping[str, int]
+    benched: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rehearsal:
+    """What a rehearsal found.
+
+    Attributes
+    ----------
+    whatif : WhatIf
+        Today's replay, the control that needs no model, the one with the services; measured alike.
+    seats : tuple of SeatReport
+        Each service.
+    jobs_per_s : float
+        Jobs replayed with the services per second of this computer's time.
+    """
+
+    whatif: WhatIf
+    seats: tuple[SeatReport, ...]
+    jobs_per_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the jobs themselves as plain values; the same question gives the same answer."""
+        return {**self.whatif.to_json(), "services": [seat.to_json() for seat in self.seats]}
+
+
+def rehearse(
+    history: History,
+    question: Question,
+    services: Mapping[str, Service],
+    *,
+    every: timedelta | None = None,
+    resolution: int = RESOLUTION,
+    raises_to_bench: int = RAISES_TO_BENCH,
+    predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float = 1.0,
+    progress: Progress = in_silence,
+) -> Rehearsal:
+    """Replay a window of a cluster's history with services acting on it, and as it is today; measure both alike.
+
+    Run times are predicted as they would be live: from what had ended before the window, and has ended in it.
+
+    Parameters
+    ----------
+    question : Question
+        The window and the machine; its plans are not looked at.
+    services : mapping of str to Service
+        By name, in the order in which their proposals are applied.
+    every : timedelta, optional
+        Least time between two questions to a service; None: each its own.
+    resolution : int
+        Bound of the SiteFactor that urgencies are counted in (``slurm.site_factor_most``).
+    raises_to_bench : int
+        Times running that a service may raise, the last included (``control.raises_to_bench``).
+    predict_again_s : int, optional
+        How often jobs that wait are predicted again, s; None: never.
+    most_of_one_user : float
+        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
+
+    Raises
+    ------
+    NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
+        As :func:`~helios.app.whatif.whatif`.
+    """
+    staged = _staged(history, question, progress)
+    runs = [run_of(plan, staged.stage, None, progress) for plan in CONTROLS]
+    begun = perf_counter()
+    seats = _seats(services, every=every, raises_to_bench=raises_to_bench)
+    rehearsed, predictor = _played(
+        staged,
+        seats,
+        resolution=resolution,
+        predict_again_s=predict_again_s,
+        most_of_one_user=most_of_one_user,
+        progress=progress,
+    )
+    jobs_per_s = len(staged.stage.workload) / (perf_counter() - begun)
+    said = [*sources_said(predictor), *(trouble for seat in seats for trouble in _said_of(seat))]
+    return Rehearsal(
+        whatif=answered(history, staged.question, staged.stage, runs=[*runs, rehearsed], said=said),
+        seats=tuple(map(_report, seats)),
+        jobs_per_s=jobs_per_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What soft limits would have done to the waits of a site's own last weeks.
+
+    Attributes
+    ----------
+    jobs, days : int
+        Jobs that were counted, and the days on which they were submitted.
+    mean_wait_s, mean_wait_with_s : float
+        Mean wait without soft limits, and with them, s.
+    longest_wait_s, longest_wait_with_s : float
+        Longest wait without, and with them, s.
+    saved_s : tuple of float
+        Mean wait saved a job, s: the 2.5th and the 97.5th percentile of a bootstrap over days.
+    """
+
+    jobs: int
+    days: int
+    mean_wait_s: float
+    mean_wait_with_s: float
+    longest_wait_s: float
+    longest_wait_with_s: float
+    saved_s: tuple[float, float]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the mean wait clearly falls, and the longest does not grow."""
+        return not self._objection()
+
+    @property
+    def sentence(self) -> str:
+        """Say in one sentence what was found, and whether it will do."""
+        mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
+        longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
+        seen = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
+        return f"No gain: {seen}; {self._objection()}." if self._objection() else f"A gain: {seen}."
+
+    def _objection(self) -> str:
+        if self.days < FEWEST_DAYS:
+            return f"{self.days} days are too few to tell"
+        if self.longest_wait_with_s > (1 + LONGEST_MAY_GROW) * self.longest_wait_s:
+            return "the longest wait grows"
+        if self.saved_s[0] <= 0 or self.mean_wait_with_s > (1 - LEAST_SAVED) * self.mean_wait_s:
+            return f"the saving may be chance (between {self.saved_s[0]:,.0f} s and {self.saved_s[1]:,.0f} s a job)"
+        return ""
+
+
+def soft_limit_gain(
+    history: History,
+    question: Question,
+    soft_limits: Service,
+    *,
+    beside: Mapping[str, Service] | None = None,
+    every: timedelta | None = None,
+    most_of_one_user: float = 1.0,
+    progress: Progress = in_silence,
+) -> Gain:
+    """Replay a window with and without soft limits, all else alike, and say what they do to the waits.
+
+    Backfill that plans with predictions lengthens waits on many sites, so a site's own history has to show that here
+    it does not. Days are drawn anew, not jobs: jobs of one day wait behind the same jobs.
+
+    Parameters
+    ----------
+    question : Question
+        The window and the machine: the site's last weeks, with a warm-up.
+    soft_limits : Service
+        The service as it would run.
+    beside : mapping of str to Service, optional
+        Other services that act in both replays, as the one that orders the queue; None: first in, first out.
+    most_of_one_user : float
+        As for :func:`rehearse`.
+
+    Raises
+    ------
+    NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
+        As :func:`~helios.app.whatif.whatif`.
+    """
+    staged = _staged(history, question, progress)
+    others = dict(beside or {})
+    without, with_them = (
+        _played(
+            staged,
+            _seats(services, every=every),
+            most_of_one_user=most_of_one_user,
+            progress=progress,
+        )[0]
+        for services in (others, {**others, "soft_limits": soft_limits})
+    )
+    return _gain(without, with_them, seed=question.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staged:
+    cluster: str
+    question: Question
+    stage: Stage
+    taught: DurationModel | None
+    resource: str
+
+
+def _staged(history: History, question: Question, progress: Progress) -> _Staged:
+    asked = replace(question, plans=[_TAUGHT])
+    stage = set_the_stage(history, asked)
+    return _Staged(
+        cluster=history.cluster,
+        question=asked,
+        stage=stage,
+        taught=teach(history, stage, asked, progress),
+        resource=resource_of(history, asked),
+    )
+
+
+def _seats(
+    services: Mapping[str, Service], *, every: timedelta | None, raises_to_bench: int = RAISES_TO_BENCH
+) -> list[Seat]:
+    return [
+        Seat(name=name, service=it, every=it.every if every is None else every, raises_to_bench=raises_to_bench)
+        for name, it in services.items()
+    ]
+
+
+def _played(
+    staged: _Staged,
+    seats: Sequence[Seat],
+    *,
+    resolution: int = RESOLUTION,
+    predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float,
+    progress: Progress,
+) -> tuple[Run, OnlinePredictor]:
+    """Replay with services acting; return what is measured, and who predicted."""
+    stage, title = staged.stage, " + ".join(seat.name for seat in seats) or Policy.FIFO.value
+    cluster = SimCluster(
+        stage.workload,
+        stage.machine.shape,
+        stage.machine.jobs,
+        estimates_s=stage.limit_s,
+        name=staged.cluster,
+        resolution=resolution,
+        resource=staged.resource,
+    )
+    predictor = predictor_for(stage, staged.taught, staged.question)
+    told = f"Rehearsing {title}"
+    progress(told, 0.0)
+    play(
+        cluster,
+        seats,
+        predictor=predictor,
+        predict_again_s=predict_again_s,
+        reckoning=reckoning_of(stage.workload, stage.machine.shape),
+        most_of_one_user=most_of_one_user,
+        progress=lambda done: progress(told, done / len(stage.workload)),
+    )
+    progress(told, 1.0)
+    run = measured(
+        stage,
+        policy=title,
+        run_times=None,
+        estimates=RunTimes.LIMIT.value,
+        backfill=Backfill.EASY.value,
+        started_s=cluster.started_s,
+        ended_s=cluster.ended_s,
+    )
+    return run, predictor
+
+
+def reckoning_of(workload: Workload, shape: ClusterShape) -> Reckoning:
+    """Return what reckons the backlog of a replay as it goes on."""
+    capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
+    return Reckoning(partition=workload.partition, gpus=workload.gpus, capacity=capacity)
+
+
+def _gain(without: Run, with_them: Run, *, seed: int) -> Gain:
+    saved_s = (without.wait_s - with_them.wait_s).astype(np.float64)
+    _, day = np.unique(without.submitted_s // DAY_S, return_inverse=True)
+    of_day_s, jobs_of_day = np.bincount(day, weights=saved_s), np.bincount(day)
+    drawn = np.random.default_rng(seed).integers(len(of_day_s), size=(DRAWS, len(of_day_s)))
+    means = of_day_s[drawn].sum(axis=1) / jobs_of_day[drawn].sum(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Gain(
+        jobs=len(saved_s),
+        days=len(of_day_s),
+        mean_wait_s=without.summary.mean_wait_s,
+        mean_wait_with_s=with_them.summary.mean_wait_s,
+        longest_wait_s=without.summary.max_wait_s,
+        longest_wait_with_s=with_them.summary.max_wait_s,
+        saved_s=(float(low), float(high)),
+    )
+
+
+def _report(seat: Seat) -> SeatReport:
+    return SeatReport(
+        service=seat.name,
+        asked=seat.asked,
+        outcomes={result.value: jobs for result, jobs in sorted(seat.outcomes.items())},
+        troubles=dict(seat.troubles),
+        benched=seat.benched,
+    )
+
+
+def _said_of(seat: Seat) -> list[str]:
+    said = [f"Service {seat.name} raised {times} times: {trouble}" for trouble, times in seat.troubles.items()]
+    if seat.benched:
+        said.append(f"Service {seat.name} raised {seat.raises_to_bench} times running and was asked no more.")
+    return said

@@ -1,0 +1,548 @@
+"""What actions ask of jobs: one value on one lever of one job each, and what becomes of it.
+
+A live Slurm, a simulated one and the fake take actions apart, judge them and tell of them by this; the simulator whose
+urgencies are no SiteFactors judges by its own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import groupby
+from typing import Generic, TypeVar
+
+from helios import ownership
+from helios.actions import (
+    Action,
+    FillFirst,
+    JobAction,
+    KeepAwake,
+    Lever,
+    NodeAction,
+    NodeLever,
+    NodeOutcome,
+    Outcome,
+    Place,
+    PowerDown,
+    PowerUp,
+    Reorder,
+    Restore,
+    RestoreNodes,
+    Result,
+    SoftLimit,
+)
+
+Key = tuple[Lever, str]
+"""One lever of one job, by its id."""
+
+Value = TypeVar("Value", int, float)
+"""What a cluster holds on a lever."""
+
+GONE = "it is no longer pending"
+INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
+HIDDEN = "the cluster hides what stands on it now"
+"""Begins the remark about a value of Helios that is not taken back, since nobody can see whether it still stands."""
+TOO_LONG = "it is not below the time limit"
+USERS_OWN = "the user set a --time-min"
+SOFT_LIMIT_FLAG = "time_min_as_soft_limit"
+"""What the site sets in ``SchedulerParameters`` for a TimeMin to be a soft limit."""
+NO_SOFT_LIMITS = (
+    f"SchedulerParameters lacks {SOFT_LIMIT_FLAG}: here a TimeMin would let Slurm shorten the job. "
+    "Add the flag in slurm.conf (Slurm 23.11 or newer), then: scontrol reconfigure"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms(Generic[Value]):
+    """The values in which a cluster holds what it is asked for.
+
+    Attributes
+    ----------
+    of_urgency, of_run_time : callable
+        Return the value for an urgency, and for a soft limit.
+    nothing : callable
+        Returns the value of a lever on which nothing is set.
+    words : callable
+        Returns a value of a lever, for a person.
+    """
+
+    of_urgency: Callable[[float], Value]
+    of_run_time: Callable[[timedelta], Value]
+    nothing: Callable[[Lever], Value]
+    words: Callable[[Lever, Value], str]
+
+
+def slurms_terms(
+    *, site_factor: Callable[[float], int], time_min: Callable[[timedelta], int] = ownership.time_min
+) -> Terms[int]:
+    """Return Slurm's own: the SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0: none."""
+    return Terms(
+        of_urgency=site_factor,
+        of_run_time=time_min,
+        nothing=lambda _: 0,
+        words=lambda lever, value: f"SiteFactor {value}" if lever is Lever.ORDER else f"TimeMin {value} min",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingWish(Generic[Value]):
+    """A value that is wanted on one lever of one job.
+
+    Attributes
+    ----------
+    action : str
+        Name of the action's class.
+    reason : str
+        The action's own for this job.
+    wanted : int or float
+        In the ``terms`` of the cluster.
+    unseen : bool
+        Whether it is to be written also where nobody can read what stands.
+    """
+
+    action: str
+    lever: Lever
+    job_id: str
+    reason: str
+    wanted: Value
+    terms: Terms[Value]
+    unseen: bool = False
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether it is part of a ``Restore``."""
+        return self.action == Restore.__name__
+
+    def outcome(
+        self, result: Result, *, before: Value | None = None, after: Value | None = None, remark: str = ""
+    ) -> Outcome:
+        """Return ``result`` as the outcome of this wish; None stands for not read."""
+        return Outcome(
+            action=self.action,
+            lever=self.lever,
+            job_id=self.job_id,
+            result=result,
+            reason=self.reason,
+            before=self._worded(before),
+            after=self._worded(after),
+            remark=remark,
+        )
+
+    def _worded(self, value: Value | None) -> str:
+        return "" if value is None else self.terms.words(self.lever, value)
+
+
+def wishes_of(
+    action: JobAction,
+    terms: Terms[Value],
+    *,
+    pending: Callable[[], Iterable[str]],
+    is_set: Callable[[Lever, str], bool],
+) -> Iterator[SettingWish[Value]]:
+    """Return what an action asks for, in its order, each wish when it is asked for.
+
+    Parameters
+    ----------
+    pending : callable
+        Returns the ids of the pending jobs on which Helios may have set something.
+    is_set : callable
+        Returns whether there is something to do, or to say, about a lever of one of these.
+
+    Raises
+    ------
+    TypeError
+        There is no such action.
+    """
+    if isinstance(action, Reorder):
+        for place in action.order:
+            yield SettingWish(
+                action=Reorder.__name__,
+                lever=Lever.ORDER,
+                job_id=place.job_id,
+                reason=place.reason,
+                wanted=terms.of_urgency(place.urgency),
+                terms=terms,
+            )
+    elif isinstance(action, SoftLimit):
+        yield SettingWish(
+            action=SoftLimit.__name__,
+            lever=Lever.SOFT_LIMIT,
+            job_id=action.job_id,
+            reason=action.reason,
+            wanted=terms.of_run_time(action.run_time),
+            terms=terms,
+        )
+    elif isinstance(action, Restore):
+        for lever, job_id in _to_restore(action, pending, is_set):
+            yield SettingWish(
+                action=Restore.__name__,
+                lever=lever,
+                job_id=job_id,
+                reason=action.reason,
+                wanted=terms.nothing(lever),
+                terms=terms,
+                unseen=action.hidden,
+            )
+    else:
+        raise TypeError(f"{type(action).__name__} is not an action; there are Reorder, SoftLimit and Restore")
+
+
+def _to_restore(
+    restore: Restore, pending: Callable[[], Iterable[str]], is_set: Callable[[Lever, str], bool]
+) -> Iterator[tuple[Lever, str]]:
+    levers = tuple(Lever) if restore.lever is None else (restore.lever,)
+    named = restore.job_ids
+    for job_id in pending() if named is None else named:
+        for lever in levers:
+            if named is not None or is_set(lever, job_id):
+                yield lever, job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a wish for a pending job of Slurm is judged on.
+
+    Attributes
+    ----------
+    before : int, optional
+        What stands on the lever; None: it cannot be read.
+    is_set : bool
+        Whether it is proved that Helios has set that.
+    hands_off : str
+        Why the job must be left alone; empty: it need not.
+    soft_limits : bool
+        Whether a TimeMin is a soft limit here; else it lets Slurm shorten the job.
+    time_limit : int
+        Of the job, min; 0: none.
+    hidden : int
+        What Helios wrote where nobody can read what stands now; 0: nothing.
+    suspect : str
+        Why what stands, and bears Helios' mark, is left; empty: it bears none, or is proved.
+    """
+
+    before: int | None
+    is_set: bool
+    hands_off: str
+    soft_limits: bool
+    time_limit: int
+    hidden: int = 0
+    suspect: str = ""
+
+
+def verdict(wish: SettingWish[int], ground: Ground) -> Outcome | None:
+    """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
+    if wish.takes_back:
+        return _of_a_restore(wish, ground)
+    if why := ground.hands_off or _why_no_soft_limit(wish, ground):
+        return wish.outcome(Result.REFUSED, before=ground.before, remark=why)
+    if ground.before is None:
+        return wish.outcome(Result.POSTPONED, remark=INELIGIBLE)
+    return _unchanged(wish, ground) if ground.before == wish.wanted else None
+
+
+def _of_a_restore(wish: SettingWish[int], ground: Ground) -> Outcome | None:
+    if ground.is_set:
+        return None
+    if ground.before is None and ground.hidden:
+        wrote = f"Helios had written {wish.terms.words(wish.lever, ground.hidden)}"
+        return None if wish.unseen else wish.outcome(Result.REFUSED, remark=f"{HIDDEN}; {wrote}")
+    if ground.suspect:
+        return wish.outcome(Result.REFUSED, before=ground.before, remark=ground.suspect)
+    if ground.before and ground.hands_off:
+        return wish.outcome(Result.REFUSED, before=ground.before, remark=ground.hands_off)
+    return _unchanged(wish, ground)
+
+
+def _why_no_soft_limit(wish: SettingWish[int], ground: Ground) -> str:
+    if wish.lever is not Lever.SOFT_LIMIT:
+        return ""
+    if not ground.soft_limits:
+        return NO_SOFT_LIMITS
+    if ground.before and not ground.is_set:
+        return USERS_OWN
+    return TOO_LONG if ground.time_limit and wish.wanted >= ground.time_limit else ""
+
+
+def _unchanged(wish: SettingWish[int], ground: Ground) -> Outcome:
+    return wish.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
+
+
+# What services ask for, node by node: the form in which it can be checked, and back again.
+
+NodeKey = tuple[NodeLever, str]
+"""One lever of one node; the keep-awake list is the cluster's and has an empty name."""
+LIST: NodeKey = (NodeLever.KEEP_AWAKE, "")
+ASLEEP, AWAKE = "asleep", "awake"
+"""What is asked of a node's power, as the book has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWish:
+    """One value for one lever of one node.
+
+    Attributes
+    ----------
+    value : str
+        ``asleep`` or ``awake``; ``tier 2``; or the nodes to keep awake, by commas, sorted.
+    action : str
+        Name of the action's class.
+    """
+
+    lever: NodeLever
+    node: str
+    value: str
+    reason: str
+    action: str
+
+    @property
+    def key(self) -> NodeKey:
+        """Lever and node."""
+        return self.lever, self.node
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it puts the node to sleep."""
+        return self.action == PowerDown.__name__
+
+    @property
+    def tier(self) -> int:
+        """The tier of a weight, from 0."""
+        return int(self.value.removeprefix(TIER))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes of a keep-awake list."""
+        return names_in(self.value)
+
+    def outcome(self, result: Result, remark: str = "", *, before: str = "", after: str = "") -> NodeOutcome:
+        """Say what became of it."""
+        return NodeOutcome(
+            action=self.action,
+            lever=self.lever,
+            node=self.node,
+            result=result,
+            reason=self.reason,
+            before=before,
+            after=after,
+            remark=remark,
+        )
+
+
+TIER = "tier "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProposal:
+    """All that a service asked for in one turn.
+
+    Attributes
+    ----------
+    gives_back : frozenset of NodeKey
+        What of its own changes shall not stand any longer.
+    fills : bool
+        Whether it gave an order of filling.
+    """
+
+    wishes: tuple[NodeWish, ...]
+    gives_back: frozenset[NodeKey] = frozenset()
+    fills: bool = False
+
+
+def node_proposal_of(actions: Sequence[Action]) -> NodeProposal:
+    """Take the actions of a service apart.
+
+    Raises
+    ------
+    TypeError
+        Something is not an action on a node.
+    """
+    restores = [action for action in actions if isinstance(action, RestoreNodes)]
+    return NodeProposal(
+        wishes=tuple(wish for action in actions for wish in _node_wishes(action)),
+        gives_back=frozenset((action.lever, node) for action in restores for node, _ in action.own),
+        fills=any(isinstance(action, FillFirst) for action in actions),
+    )
+
+
+def node_actions_of(wishes: Sequence[NodeWish], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
+    """Put wishes together again: wakes first, then the keep-awake list, sleeps and the order of filling.
+
+    Parameters
+    ----------
+    own : mapping
+        What the site itself has where Helios changed it.
+    """
+    ups = [PowerUp(node=wish.node, reason=wish.reason) for wish in wishes if wish.action == PowerUp.__name__]
+    downs = [PowerDown(node=wish.node, reason=wish.reason) for wish in wishes if wish.sleeps]
+    lists = [
+        KeepAwake(nodes=wish.names, reason=wish.reason, own=own.get(LIST))
+        for wish in wishes
+        if wish.lever is NodeLever.KEEP_AWAKE
+    ]
+    return [*ups, *lists, *downs, *_fill_first([wish for wish in wishes if wish.lever is NodeLever.WEIGHT], own)]
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the nodes of a list as the book has it."""
+    return tuple(name for name in text.split(",") if name)
+
+
+def listed(nodes: Iterable[str]) -> str:
+    """Write a list of nodes as the book has it."""
+    return ",".join(sorted(set(nodes)))
+
+
+def _node_wishes(action: Action) -> list[NodeWish]:
+    kind = type(action).__name__
+    if isinstance(action, PowerDown):
+        return [NodeWish(lever=NodeLever.POWER, node=action.node, value=ASLEEP, reason=action.reason, action=kind)]
+    if isinstance(action, PowerUp):
+        return [NodeWish(lever=NodeLever.POWER, node=action.node, value=AWAKE, reason=action.reason, action=kind)]
+    if isinstance(action, KeepAwake):
+        value = listed(action.nodes)
+        return [NodeWish(lever=NodeLever.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
+    if isinstance(action, FillFirst):
+        return [
+            NodeWish(
+                lever=NodeLever.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.why_in(place), action=kind
+            )
+            for place, tier in enumerate(action.tiers)
+            for node in tier
+        ]
+    if isinstance(action, RestoreNodes):
+        return []
+    raise TypeError(
+        f"{kind} is not an action on a node; there are PowerDown, PowerUp, KeepAwake, FillFirst and RestoreNodes"
+    )
+
+
+def _fill_first(wishes: Sequence[NodeWish], own: Mapping[NodeKey, str]) -> list[NodeAction]:
+    if not wishes:
+        return []
+    tiers: list[list[str]] = [[] for _ in range(max(wish.tier for wish in wishes) + 1)]
+    for wish in wishes:
+        tiers[wish.tier].append(wish.node)
+    weights = tuple((node, int(float(text))) for (lever, node), text in own.items() if lever is NodeLever.WEIGHT)
+    return [FillFirst(tiers=tuple(map(tuple, tiers)), reason=wishes[0].reason, own=weights)]
+
+
+# What services ask for, lever by lever and job by job: the form in which it can be checked, and back again.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """One value for one lever of one job.
+
+    Attributes
+    ----------
+    partition : str
+        Of the order that names the job; empty for a soft limit.
+    why_partition : str
+        The reason of that whole order.
+    """
+
+    lever: Lever
+    job_id: str
+    value: float
+    reason: str
+    partition: str = ""
+    why_partition: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Lever and job."""
+        return self.lever, self.job_id
+
+    def outcome(self, result: Result, remark: str = "") -> Outcome:
+        """Say what became of it."""
+        action = "Reorder" if self.lever is Lever.ORDER else "SoftLimit"
+        return Outcome(
+            action=action, lever=self.lever, job_id=self.job_id, result=result, reason=self.reason, remark=remark
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """All that a service asked for in one turn.
+
+    Attributes
+    ----------
+    partitions : frozenset of str
+        Those it gave an order for: a job there that it does not name is neutral.
+    soft_limits : bool
+        Whether it gave any soft limit.
+    """
+
+    wishes: tuple[Wish, ...]
+    partitions: frozenset[str] = frozenset()
+    soft_limits: bool = False
+
+
+def proposal_of(actions: Sequence[Action]) -> Proposal:
+    """Take the actions of a service apart.
+
+    A ``Restore`` is the wish that nothing stands, which is what a job has that is not named.
+
+    Raises
+    ------
+    TypeError
+        Something is not an action.
+    """
+    wishes = [wish for action in actions for wish in _wishes(action)]
+    restores = [action for action in actions if isinstance(action, Restore)]
+    return Proposal(
+        wishes=tuple(wish for wish in wishes if not any(_covers(restore, wish) for restore in restores)),
+        partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
+        soft_limits=any(isinstance(action, SoftLimit) for action in actions),
+    )
+
+
+def actions_of(wishes: Sequence[Wish]) -> list[JobAction]:
+    """Put wishes together again: an order for each partition, then the soft limits.
+
+    Wishes of equal urgency stay as they are given.
+    """
+    orders = [wish for wish in wishes if wish.lever is Lever.ORDER]
+    limits = [wish for wish in wishes if wish.lever is Lever.SOFT_LIMIT]
+    by_partition = groupby(sorted(orders, key=lambda wish: (wish.partition, -wish.value)), lambda wish: wish.partition)
+    return [*(_reorder(partition, list(named)) for partition, named in by_partition), *map(_soft_limit, limits)]
+
+
+def _wishes(action: Action) -> list[Wish]:
+    if isinstance(action, Reorder):
+        return [_place_wish(action, place) for place in action.order]
+    if isinstance(action, SoftLimit):
+        return [_limit_wish(action)]
+    if isinstance(action, Restore):
+        return []
+    raise TypeError(f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Restore")
+
+
+def _place_wish(order: Reorder, place: Place) -> Wish:
+    return Wish(
+        lever=Lever.ORDER,
+        job_id=place.job_id,
+        value=place.urgency,
+        reason=place.reason,
+        partition=order.partition,
+        why_partition=order.reason,
+    )
+
+
+def _limit_wish(limit: SoftLimit) -> Wish:
+    return Wish(lever=Lever.SOFT_LIMIT, job_id=limit.job_id, value=limit.run_time.total_seconds(), reason=limit.reason)
+
+
+def _covers(restore: Restore, wish: Wish) -> bool:
+    lever_fits = restore.lever is None or restore.lever is wish.lever
+    return lever_fits and (restore.job_ids is None or wish.job_id in restore.job_ids)
+
+
+def _reorder(partition: str, named: list[Wish]) -> Reorder:
+    order = tuple(Place(job_id=wish.job_id, urgency=wish.value, reason=wish.reason) for wish in named)
+    return Reorder(partition=partition, order=order, reason=named[0].why_partition)
+
+
+def _soft_limit(wish: Wish) -> SoftLimit:
+    return SoftLimit(job_id=wish.job_id, run_time=timedelta(seconds=wish.value), reason=wish.reason)

@@ -1,0 +1,395 @@
+"""What stands changed: Helios' own book, held against what is seen, so that nobody else's hand is written over.
+
+A change is entered before it is made and confirmed when it was read back: whatever happens in between, the book names
+at least every job that was touched.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+
+from helios import ownership
+from helios.actions import Lever, NodeLever
+from helios.changes import LIST, Key, NodeKey
+from helios.config import Slurm
+from helios.control.observed import PendingJob
+from helios.errors import HostlistInvalid
+from helios.model import NODE_STANDINGS, STANDINGS, Mode, Snapshot
+from helios.model.hostlist import expand
+
+# What stands changed on nodes: Helios' own book, and what others did to it since.
+#
+# A change is entered before it is made and confirmed when it was read back: whatever happens in between, the book
+# names at least every node that was touched.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStanding:
+    """One change that stands, as in ``NODE_STANDINGS``.
+
+    Attributes
+    ----------
+    own : str
+        What the site itself had there; of a node's power empty.
+    after : str
+        What was read back; empty: it is entered, and not yet read back.
+    admins : bool
+        Whether it is somebody else's now.
+    """
+
+    lever: NodeLever
+    node: str
+    service: str
+    mode: Mode
+    value: str
+    own: str
+    after: str
+    written_at: datetime
+    admins: bool = False
+
+    @property
+    def key(self) -> NodeKey:
+        """Lever and node."""
+        return self.lever, self.node
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether it was read back as asked."""
+        return bool(self.after)
+
+
+NodeBook = dict[NodeKey, NodeStanding]
+"""What stands, by lever and node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBooks:
+    """What stands on the cluster, and what would stand if the shadows could act."""
+
+    real: NodeBook
+    shadow: NodeBook
+
+    def frame(self) -> pd.DataFrame:
+        """Return both as columns of ``NODE_STANDINGS``."""
+        return _node_frame([*self.real.values(), *self.shadow.values()])
+
+    def ours(self, lever: NodeLever) -> list[NodeStanding]:
+        """Return what stands on the cluster because of Helios."""
+        return [row for row in self.real.values() if row.lever is lever and not row.admins]
+
+    def own(self) -> dict[NodeKey, str]:
+        """Return what the site itself has, where Helios changed it."""
+        return {key: row.own for key, row in self.real.items() if not row.admins}
+
+
+def node_books_of(frame: pd.DataFrame) -> NodeBooks:
+    """Read ``NODE_STANDINGS``."""
+    rows = [_node_standing(record) for record in NODE_STANDINGS.check(frame).to_dict("records")]
+    return NodeBooks(
+        real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
+        shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undo:
+    """What would have to be taken back, in plain words that outlive the database: what a kill switch reads.
+
+    Attributes
+    ----------
+    asleep : tuple of str
+        Nodes that Helios put to sleep, or is about to.
+    weights : tuple of (str, int)
+        Nodes whose weight Helios changed, and the site's own weight of each.
+    keep_awake : str, optional
+        The site's own keep-awake list; None: Helios did not change it.
+    """
+
+    asleep: tuple[str, ...] = ()
+    weights: tuple[tuple[str, int], ...] = ()
+    keep_awake: str | None = None
+
+    @classmethod
+    def of(cls, books: NodeBooks) -> Undo:
+        """Return what undoes all that stands in the book."""
+        kept = books.real.get(LIST)
+        weights = {row.node: row.own for row in books.ours(NodeLever.WEIGHT)}
+        return cls(
+            asleep=tuple(sorted(row.node for row in books.ours(NodeLever.POWER))),
+            weights=tuple(sorted((node, int(float(own))) for node, own in weights.items())),
+            keep_awake=None if kept is None or kept.admins else kept.own,
+        )
+
+    def rows(self, *, at: datetime, service: str) -> NodeBook:
+        """Return it as entries of a book that are nobody's, to be taken back."""
+        pairs = [
+            *((NodeLever.POWER, node, "asleep", "") for node in self.asleep),
+            *((NodeLever.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
+            *([(NodeLever.KEEP_AWAKE, "", "unknown", self.keep_awake)] if self.keep_awake is not None else []),
+        ]
+        rows = [
+            NodeStanding(
+                lever=lever,
+                node=node,
+                service=service,
+                mode=Mode.ACTIVE,
+                value=value,
+                own=own,
+                after="",
+                written_at=at,
+            )
+            for lever, node, value, own in pairs
+        ]
+        return {row.key: row for row in rows}
+
+
+def weight_in(words: str) -> float | None:
+    """Return the weight that is said in the mechanism's words (``Weight 20``); None: none is."""
+    numbers = re.findall(r"\d+", words)
+    return float(numbers[-1]) if numbers else None
+
+
+def same_list(one: str, other: str) -> bool:
+    """Return whether two keep-awake lists keep the same nodes awake, however they are folded.
+
+    Each may stand alone or in the mechanism's words (``SuspendExcNodes n[1-4]``), and may say of how many nodes so many
+    are kept (``n[1-9]:4``).
+    """
+    return one == other or _kept(one) == _kept(other)
+
+
+def _kept(words: str) -> frozenset[tuple[str, ...]]:
+    text = words.rsplit(maxsplit=1)[-1] if words.split() else ""
+    try:
+        parts = [part.partition(":") for part in re.split(r",(?![^\[]*\])", text) if part]
+        plain = {(node,) for names, _, least in parts if not least for node in expand(names)}
+        return frozenset(plain | {(least, *expand(names)) for names, _, least in parts if least})
+    except HostlistInvalid:
+        return frozenset({(text,)})  # what nobody can read is the same only as itself
+
+
+def _node_standing(record: Mapping[Any, Any]) -> NodeStanding:
+    return NodeStanding(
+        lever=NodeLever(record["lever"]),
+        node=_text(record["node"]),
+        service=str(record["service"]),
+        mode=Mode(record["mode"]),
+        value=_text(record["value"]),
+        own=_text(record["own"]),
+        after=_text(record["after"]),
+        written_at=record["written_at"].to_pydatetime(),
+        admins=bool(record["admins"]),
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _node_frame(rows: Iterable[NodeStanding]) -> pd.DataFrame:
+    rows = list(rows)
+    if not rows:
+        return NODE_STANDINGS.empty()
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in NODE_STANDINGS.names}
+    columns["lever"] = [row.lever.value for row in rows]
+    columns["mode"] = [row.mode.value for row in rows]
+    columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
+    columns["admins"] = [int(row.admins) for row in rows]
+    return NODE_STANDINGS.conform(pd.DataFrame(columns))
+
+
+# How coarsely a cluster holds what it is asked to hold: what counts as the same when it is read back.
+
+MINUTES_STEP_S = 60.0 * ownership.MINUTE_STEP
+"""Distance of two neighbouring soft limits that Helios writes, s."""
+ROUNDING = 1e-9
+"""What floating point may lose of an urgency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """How far what is read may lie from what was asked.
+
+    Attributes
+    ----------
+    urgency : float
+        Half a step: an urgency is rounded to the nearest.
+    soft_limit_s : float
+        A whole step, s: a soft limit is rounded up.
+    """
+
+    urgency: float
+    soft_limit_s: float = MINUTES_STEP_S
+
+    @classmethod
+    def of(cls, slurm: Slurm) -> Resolution:
+        """Return what a bound of the SiteFactor leaves room for."""
+        return cls(urgency=0.5 / (ownership.steps(slurm.site_factor_most)) + ROUNDING)
+
+    def same(self, lever: Lever, *, asked: float, read: float) -> bool:
+        """Return whether ``read`` (NaN: no soft limit) is what the cluster makes of ``asked``."""
+        if lever is Lever.ORDER:
+            return abs(asked - read) <= self.urgency
+        return -ROUNDING <= read - asked < self.soft_limit_s
+
+    def is_nothing(self, lever: Lever, value: float) -> bool:
+        """Return whether ``value`` leaves a job as it would be without Helios."""
+        return abs(value) <= self.urgency if lever is Lever.ORDER else math.isnan(value)
+
+
+SET_AGAIN = " (set again)"
+"""Ends the ``after`` of a change that somebody had undone once, and that Helios made a second time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One change that stands, as in ``STANDINGS``.
+
+    Attributes
+    ----------
+    after : str
+        What was read back; empty but for ``SET_AGAIN``: it is entered, and not yet read back.
+    admins : bool
+        Whether it is somebody else's now.
+    """
+
+    lever: Lever
+    job_id: str
+    submitted_us: int
+    service: str
+    mode: Mode
+    value: float
+    after: str
+    written_at: datetime
+    admins: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Lever and job."""
+        return self.lever, self.job_id
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether it was read back as asked."""
+        return self.after not in {"", SET_AGAIN}
+
+    @property
+    def set_again(self) -> bool:
+        """Whether Helios made this change a second time already."""
+        return self.after.endswith(SET_AGAIN)
+
+    def is_of(self, job: PendingJob | None) -> bool:
+        """Return whether ``job`` is the one that was changed, and not a later one of the same id."""
+        return job is not None and job.job_id == self.job_id and job.submitted_us == self.submitted_us
+
+
+Book = dict[Key, Standing]
+"""What stands, by lever and job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What stands on the cluster, and what would stand if the shadows could act."""
+
+    real: Book
+    shadow: Book
+
+    def frame(self) -> pd.DataFrame:
+        """Return both as columns of ``STANDINGS``."""
+        return _frame([*self.real.values(), *self.shadow.values()])
+
+    def of_the_admins(self) -> frozenset[Key]:
+        """Return what Helios keeps off for good."""
+        return frozenset(key for key, row in self.real.items() if row.admins)
+
+
+def books_of(frame: pd.DataFrame) -> Books:
+    """Read ``STANDINGS``."""
+    submitted_us = STANDINGS.check(frame)["submitted_at"].astype("int64")
+    rows = [
+        _standing(record, submitted) for record, submitted in zip(frame.to_dict("records"), submitted_us, strict=True)
+    ]
+    return Books(
+        real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
+        shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
+    )
+
+
+def without_the_gone(books: Books, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> Books:
+    """Return the books without jobs that left the queue.
+
+    What is an admin's is remembered while the job runs: a requeue brings it back.
+    """
+    running = set(snapshot.running["job_id"])
+    return Books(
+        real={k: r for k, r in books.real.items() if r.is_of(jobs.get(r.job_id)) or (r.admins and r.job_id in running)},
+        shadow={k: r for k, r in books.shadow.items() if r.is_of(jobs.get(r.job_id))},
+    )
+
+
+def changed_by_others(book: Book, *, jobs: Mapping[str, PendingJob], resolution: Resolution) -> list[Standing]:
+    """Return what was read back as Helios had asked, and now reads otherwise.
+
+    Jobs that cannot be read (not eligible) or must be left alone anyway are not judged.
+    """
+    return [row for row in book.values() if _differs(row, jobs.get(row.job_id), resolution)]
+
+
+def without_the_released(book: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
+    """Return the book after a kill switch took everything back: without what is seen to be gone from the cluster.
+
+    That it is gone is nobody's will about that job, and no reason to keep off it.
+    """
+    return {key: row for key, row in book.items() if row.admins or _may_stand(row, jobs.get(row.job_id))}
+
+
+def _may_stand(row: Standing, job: PendingJob | None) -> bool:
+    # Slurm hides the place of a job that is held, or whose priority was set: those have a reason to be left alone.
+    return job is None or job.carries(row.lever) or not job.readable(row.lever) or bool(job.hands_off)
+
+
+def given_to_the_admins(book: Book, rows: Iterable[Standing]) -> Book:
+    """Return the book with ``rows`` marked as somebody else's."""
+    return book | {row.key: replace(row, admins=True) for row in rows}
+
+
+def _differs(row: Standing, job: PendingJob | None, resolution: Resolution) -> bool:
+    if row.admins or not row.confirmed or job is None or not row.is_of(job):
+        return False
+    if job.hands_off or not job.readable(row.lever):
+        return False
+    return not resolution.same(row.lever, asked=row.value, read=job.value(row.lever))
+
+
+def _standing(record: Mapping[Any, Any], submitted_us: int) -> Standing:
+    return Standing(
+        lever=Lever(record["lever"]),
+        job_id=record["job_id"],
+        submitted_us=submitted_us,
+        service=str(record["service"]),
+        mode=Mode(record["mode"]),
+        value=float(record["value"]),
+        after=record["after"] if isinstance(record["after"], str) else "",
+        written_at=record["written_at"].to_pydatetime(),
+        admins=bool(record["admins"]),
+    )
+
+
+def _frame(rows: list[Standing]) -> pd.DataFrame:
+    if not rows:
+        return STANDINGS.empty()
+    columns: dict[str, Any] = {
+        name: [getattr(row, name) for row in rows] for name in STANDINGS.names if name != "submitted_at"
+    }
+    columns["lever"] = [row.lever.value for row in rows]
+    columns["mode"] = [row.mode.value for row in rows]
+    columns["submitted_at"] = pd.to_datetime([row.submitted_us for row in rows], unit="us", utc=True)
+    columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
+    return STANDINGS.conform(pd.DataFrame(columns))

@@ -1,0 +1,324 @@
+"""What nobody can switch off about nodes: no service, no mode, no option.
+
+A guard looks at one wish and the node it is about, and says why not; what is refused leaves that reason. How many nodes
+may be away or on their way at once is counted in :mod:`helios.control.node_guards`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from helios.actions import NodeLever, NodeOutcome, Result
+from helios.changes import AWAKE, NodeKey, NodeWish
+from helios.config import Power, Settings
+from helios.control.applied import NodeBooks, same_list, weight_in
+from helios.control.guards import owners_of
+from helios.control.modes import OUTSIDE, ServiceMode
+from helios.control.observed import UNTOUCHABLE, SeenNode
+from helios.control.state import NodeMemory
+from helios.model import Mode, NodePower, PowerSettings, Snapshot
+
+OLDEST_DEMAND = timedelta(hours=1)
+"""Age of a forecast beyond which it says nothing about who may sleep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeScene:
+    """What a power turn sees and remembers before it asks anybody.
+
+    Attributes
+    ----------
+    nodes : mapping
+        The nodes, as the cluster gave them.
+    wanted : frozenset of str
+        Partitions in which a pending job waits for nodes.
+    never : frozenset of str
+        The nodes of ``power.never``.
+    """
+
+    snapshot: Snapshot
+    nodes: Mapping[str, SeenNode]
+    books: NodeBooks
+    memory: NodeMemory
+    settings: Settings
+    wanted: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
+
+    @property
+    def power(self) -> PowerSettings | None:
+        """How the cluster powers nodes."""
+        return self.snapshot.power
+
+    @property
+    def only_lists(self) -> bool:
+        """Whether the cluster's own timer is what puts nodes to sleep here."""
+        return self.settings.power.mechanism == "keep_awake"
+
+    def is_wanted(self, node: SeenNode) -> bool:
+        """Return whether a pending job waits for nodes of its partitions."""
+        return bool(self.wanted.intersection(node.partitions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeVerdict:
+    """What may go on, what already is so, and what may not and why."""
+
+    allowed: tuple[NodeWish, ...]
+    same: tuple[NodeWish, ...]
+    refused: tuple[NodeOutcome, ...]
+
+
+def guarded_nodes(wishes: Sequence[NodeWish], *, scene: NodeScene, mode: ServiceMode) -> NodeVerdict:
+    """Pass one service's wishes through every guard that looks at one node."""
+    once, twice = _each_once(wishes)
+    same = [wish for wish in once if _may_be_named(wish, scene, mode) == "" and is_so(wish, scene, mode.mode)]
+    kept = {wish.key for wish in same}
+    why = {wish.key: _refusal(wish, scene, mode) for wish in once if wish.key not in kept}
+    return NodeVerdict(
+        allowed=tuple(wish for wish in once if wish.key not in kept and not why[wish.key][1]),
+        same=tuple(same),
+        refused=(
+            *(wish.outcome(*why[wish.key]) for wish in once if wish.key not in kept and why[wish.key][1]),
+            *(wish.outcome(Result.REFUSED, "the service named this node twice") for wish in twice),
+        ),
+    )
+
+
+def one_owner_of_each_node(
+    wishes: Mapping[str, Sequence[NodeWish]], *, held: Mapping[NodeKey, str]
+) -> tuple[dict[str, tuple[NodeWish, ...]], dict[str, tuple[NodeOutcome, ...]]]:
+    """Let each lever of each node have one service: the first configured wins.
+
+    Parameters
+    ----------
+    wishes : mapping
+        By service, in the order of configuration; a service that was not asked this turn has none.
+    held : mapping
+        The service whose change stands there now: it keeps its lever from services configured after it.
+
+    Returns
+    -------
+    allowed, refused : dict
+        By service.
+    """
+    owner = owners_of({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
+    allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
+    refused = {
+        name: tuple(
+            wish.outcome(Result.REFUSED, f"service {owner[wish.key]} has this lever of the node")
+            for wish in asked
+            if owner[wish.key] != name
+        )
+        for name, asked in wishes.items()
+    }
+    return allowed, refused
+
+
+def is_so(wish: NodeWish, scene: NodeScene, mode: Mode) -> bool:
+    """Return whether what is wished for stands already; for a shadow, whether it would."""
+    row = (scene.books.shadow if mode is Mode.SHADOW else scene.books.real).get(wish.key)
+    node = scene.nodes.get(wish.node)
+    if wish.lever is NodeLever.POWER:
+        return _has_power(wish, node, would_sleep=mode is Mode.SHADOW and row is not None)
+    if row is None or row.value != wish.value or row.admins:
+        return False
+    if mode is Mode.SHADOW:
+        return True
+    if wish.lever is NodeLever.WEIGHT:
+        return row.confirmed and node is not None and node.weight == weight_in(row.after)
+    return row.confirmed and scene.power is not None and same_list(scene.power.keep_awake, row.after)
+
+
+def _has_power(wish: NodeWish, node: SeenNode | None, *, would_sleep: bool) -> bool:
+    if node is None:
+        return False
+    if wish.value == AWAKE:
+        return not would_sleep and node.power in {NodePower.AWAKE, NodePower.WAKING}
+    return would_sleep or node.away
+
+
+def why_not_asleep(node: SeenNode, scene: NodeScene) -> str:
+    """Return why a node must not be asleep for Helios' sake, whatever it does now; empty: it may."""
+    return (
+        scene.memory.protected
+        or _no_forecast(scene)
+        or _not_this_one(node, scene)
+        or ("a pending job waits for nodes of its partition" if scene.is_wanted(node) else "")
+    )
+
+
+def _each_once(wishes: Sequence[NodeWish]) -> tuple[list[NodeWish], list[NodeWish]]:
+    first = {wish.key: wish for wish in reversed(wishes)}
+    return [w for w in wishes if first[w.key] is w], [w for w in wishes if first[w.key] is not w]
+
+
+def _refusal(wish: NodeWish, scene: NodeScene, mode: ServiceMode) -> tuple[Result, str]:
+    if why := _may_be_named(wish, scene, mode):
+        return Result.REFUSED, why
+    if wish.lever is NodeLever.KEEP_AWAKE:
+        return Result.REFUSED, _no_list(scene)
+    node = scene.nodes[wish.node]
+    if wish.lever is NodeLever.WEIGHT:
+        return Result.REFUSED, "its own weight is not known" if math.isnan(node.weight) else ""
+    if wish.value == AWAKE:
+        return _no_wake(node, scene)
+    return Result.REFUSED, _no_sleep(node, scene)
+
+
+def _may_be_named(wish: NodeWish, scene: NodeScene, mode: ServiceMode) -> str:
+    row = scene.books.real.get(wish.key)
+    if row is not None and row.admins:
+        return "somebody changed it after Helios did: it is theirs"
+    if wish.lever is NodeLever.KEEP_AWAKE:
+        return ""
+    node = scene.nodes.get(wish.node)
+    if node is None:
+        return "no such node"
+    return "" if mode.reaches(node.name, partitions=node.partitions) else OUTSIDE
+
+
+def _no_list(scene: NodeScene) -> str:
+    if not scene.only_lists:
+        return "power.mechanism is sleep: the keep-awake list is left to the site"
+    if scene.power is None:
+        return "it is not known how the cluster powers nodes"
+    return "" if scene.power.can_keep_awake else "the keep-awake list cannot be changed on this cluster"
+
+
+def _no_wake(node: SeenNode, scene: NodeScene) -> tuple[Result, str]:
+    if node.down:
+        return Result.REFUSED, f"it is {node.state or 'down'}"
+    if not node.in_service:  # what is merely planned or reserved is woken all the same
+        return Result.REFUSED, node.hands_off or f"it is {min(node.flags)}"
+    if node.power is NodePower.FALLING_ASLEEP:
+        return Result.POSTPONED, "falling asleep: it cannot be called back until it is asleep"
+    row = scene.books.real.get((NodeLever.POWER, node.name))
+    pays_at = row and row.written_at + timedelta(seconds=scene.settings.power.payback_s)
+    if pays_at and scene.snapshot.taken_at < pays_at and not scene.is_wanted(node):
+        return Result.REFUSED, f"asleep too short to pay: not woken ahead of need before {pays_at:%Y-%m-%d %H:%M} UTC"
+    return Result.REFUSED, ""
+
+
+def _no_sleep(node: SeenNode, scene: NodeScene) -> str:
+    return _not_here(scene) or _touched(node) or why_not_asleep(node, scene) or _not_idle(node, scene)
+
+
+def _not_here(scene: NodeScene) -> str:
+    if scene.only_lists:
+        return "power.mechanism is keep_awake: the cluster's own timer puts nodes to sleep"
+    if scene.power is None:
+        return "it is not known how the cluster powers nodes"
+    return scene.power.why_not or ("" if scene.power.can_sleep else "nodes cannot be put to sleep on this cluster")
+
+
+def _no_forecast(scene: NodeScene) -> str:
+    demand = scene.snapshot.demand
+    if demand is None:
+        return "there is no forecast of the demand for nodes"
+    apart_s = scene.snapshot.taken_at.timestamp() - demand.ended_s
+    bound_s = OLDEST_DEMAND.total_seconds()
+    return "" if -bound_s <= apart_s <= bound_s else "the forecast of the demand for nodes is not of this hour"
+
+
+def _touched(node: SeenNode) -> str:
+    if node.hands_off:
+        return node.hands_off
+    flags = sorted(node.flags & UNTOUCHABLE)
+    return f"it is {flags[0]}" if flags else ""
+
+
+def _not_this_one(node: SeenNode, scene: NodeScene) -> str:
+    memory, power = scene.memory, scene.settings.power
+    if node.name in scene.never:
+        return "power.never names it"
+    if node.name in memory.quarantined:
+        return f"it {memory.quarantined[node.name].what}, and nobody has cleared it"
+    if node.name in memory.keep_off:
+        return f"somebody woke it: left awake until {memory.keep_off[node.name]:%Y-%m-%d %H:%M} UTC"
+    cycles = len(memory.slept.get(node.name, ()))
+    return f"Helios put it to sleep {cycles} times in 24 hours" if cycles >= power.cycles_per_day else ""
+
+
+def _not_idle(node: SeenNode, scene: NodeScene) -> str:
+    now = scene.snapshot.taken_at
+    if node.kept_awake:
+        return "the cluster's keep-awake list names it"
+    if not node.idle:
+        return f"it is not idle: {node.state} and {node.power}" + (", and jobs hold it" if node.holds else "")
+    seen_idle = scene.memory.idle.get(node.name)
+    if seen_idle is None or seen_idle >= now:
+        return "it was not idle at the look before, and it takes two in a row"
+    since = node.idle_since or seen_idle
+    idle_s = scene.settings.power.idle_s
+    return "" if now - since >= timedelta(seconds=idle_s) else f"it has not been idle for {idle_s} s"
+
+
+# How many nodes may be away at once, and which must stay: counted as wishes are let through, one after the other.
+
+Verdict = tuple[Result, str]
+"""Why not, and whether it may be asked again; an empty reason: it may."""
+YES: Verdict = (Result.DONE, "")
+CROWDED = "as many nodes are on their way as may be"
+
+
+class Room:
+    """What is left of the bounds of ``[power]`` in one turn.
+
+    Parameters
+    ----------
+    away : collection of str
+        Nodes that count as asleep whatever is seen: those a shadow has asleep, or those the cluster's own timer may put
+        to sleep at any moment.
+    about_to_fall : collection of str
+        Those of them that the cluster's timer will put to sleep in a moment: they count as on their way already before
+        another one may sleep.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, SeenNode],
+        settings: Power,
+        *,
+        away: Iterable[str] = (),
+        about_to_fall: Collection[str] = (),
+    ) -> None:
+        gone = set(away)
+        self._about_to_fall = len(about_to_fall)
+        self._settings = settings
+        self._left = max(1, _share(settings.most_in_transition, len(nodes)))
+        self._left -= sum(node.on_its_way for node in nodes.values())
+        in_service = [node for node in nodes.values() if node.in_service]
+        self._serving = Counter(
+            kind for node in in_service if node.serves and node.name not in gone for kind in node.kinds()
+        )
+        self._away = Counter(node.pool for node in in_service if node.away or node.name in gone)
+        self._total = Counter(node.pool for node in in_service)
+
+    def to_wake(self) -> Verdict:
+        """Take a place on the way for one node that wakes."""
+        if self._left <= 0:
+            return Result.POSTPONED, CROWDED
+        self._left -= 1
+        return YES
+
+    def to_sleep(self, node: SeenNode) -> Verdict:
+        """Take a place on the way, and one among those asleep, for ``node``."""
+        if last := [kind for kind in node.kinds() if self._serving[kind] <= 1]:
+            return Result.REFUSED, f"it is the last node awake of {last[0]}"
+        most = _share(self._settings.most_asleep, self._total[node.pool])
+        if self._away[node.pool] >= most:
+            return Result.REFUSED, f"no more than {most} of {self._total[node.pool]} nodes of {node.pool} may be asleep"
+        if node.idle and self._left - self._about_to_fall <= 0:
+            return Result.POSTPONED, CROWDED
+        self._left -= node.idle
+        self._away[node.pool] += 1
+        self._serving.subtract(node.kinds())
+        return YES
+
+
+def _share(share: float, of: int) -> int:
+    return math.floor(share * of + 1e-9)  # the epsilon keeps 0.1 x 30 at 3

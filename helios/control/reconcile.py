@@ -1,0 +1,511 @@
+"""From what services ask for to what is sent to the cluster: guarded, owned, different from what stands, affordable.
+
+Pure. Desired state: what stands and is no longer asked for by a service that may write is taken back, and exactly that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from helios.actions import Lever, NodeLever, NodeOutcome, Outcome, Result
+from helios.changes import ASLEEP, LIST, TIER, Key, NodeKey, NodeProposal, NodeWish, Proposal, Wish, listed, names_in
+from helios.config import Settings
+from helios.control.applied import Book, Books, NodeBook, NodeStanding, Resolution, Standing
+from helios.control.guards import Verdict, guarded, one_owner_each
+from helios.control.modes import NOTHING, ServiceMode
+from helios.control.node_guards import (
+    NodeScene,
+    NodeVerdict,
+    Room,
+    guarded_nodes,
+    is_so,
+    one_owner_of_each_node,
+    why_not_asleep,
+)
+from helios.control.observed import PendingJob, carried
+from helios.model import Mode, NodePower, Snapshot
+from helios.ports import Service
+
+NOBODY = "it bears Helios' mark and nobody asks for it"
+SPENT = "the writes of this turn are spent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A service at the table, under its name in the configuration, and how far it may go."""
+
+    name: str
+    service: Service
+    mode: ServiceMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a turn sees and remembers of the cluster before it asks anybody.
+
+    Attributes
+    ----------
+    jobs : mapping
+        The pending jobs, as the cluster gave them.
+    """
+
+    snapshot: Snapshot
+    jobs: Mapping[str, PendingJob]
+    books: Books
+    resolution: Resolution
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBack:
+    """A change of Helios that must not stand any longer, whose it was, and why."""
+
+    key: Key
+    service: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a turn will do.
+
+    Attributes
+    ----------
+    send, same, refused : mapping
+        By service: what differs from what stands, what already is so, and what may not be or must wait.
+    take_back : tuple of TakeBack
+        On the cluster.
+    shadows_end : tuple of TakeBack
+        What would be taken back, if the shadows could act.
+    forget : frozenset of Key
+        Real entries behind which nothing is seen on the cluster any more.
+    orphans : int
+        Changes that bear Helios' mark, are in no book, and are about jobs that no service may change now: what the hook
+        or a lost database left. They are told, not touched: a shadow alone on a cluster must not write.
+    """
+
+    send: Mapping[str, tuple[Wish, ...]] = field(default_factory=dict)
+    same: Mapping[str, tuple[Wish, ...]] = field(default_factory=dict)
+    refused: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
+    take_back: tuple[TakeBack, ...] = ()
+    shadows_end: tuple[TakeBack, ...] = ()
+    forget: frozenset[Key] = frozenset()
+    orphans: int = 0
+
+
+def plan_of(proposals: Mapping[str, Proposal], *, seats: Sequence[Seat], scene: Scene) -> Plan:
+    """Return what to do about ``proposals``.
+
+    Parameters
+    ----------
+    proposals : mapping
+        Of the services that were asked in this turn and answered.
+    seats : sequence of Seat
+        In the order of configuration; without those that sit out.
+    """
+    verdicts = {seat.name: _verdict(proposals[seat.name], seat, scene) for seat in seats if seat.name in proposals}
+    real = _owned(verdicts, [seat for seat in seats if seat.mode.writes], scene.books.real)
+    shadow = _owned(verdicts, [seat for seat in seats if seat.mode.mode is Mode.SHADOW], scene.books.shadow)
+    allowed = real.allowed | shadow.allowed
+    split = {name: _split(wishes, scene, is_shadow=name in shadow.allowed) for name, wishes in allowed.items()}
+    refused = {name: (*verdicts[name].refused, *(real.refused | shadow.refused).get(name, ())) for name in verdicts}
+    unwanted = _unwanted(proposals, verdicts, real, seats=seats, scene=scene)
+    # What cannot be read is neither written blindly nor forgotten: a later turn that can read it takes it back.
+    seen = tuple(back for back in unwanted if scene.jobs[back.key[1]].carries(back.key[0]))
+    planned = Plan(
+        send={name: tuple(differing) for name, (differing, _) in split.items()},
+        same={name: tuple(same) for name, (_, same) in split.items()},
+        refused=refused,
+        take_back=seen,
+        shadows_end=tuple(_shadows_end(proposals, verdicts, shadow, seats=seats, scene=scene)),
+        forget=frozenset(back.key for back in unwanted if not _may_stand(back.key, scene)),
+        orphans=_orphans([seat for seat in seats if seat.mode.writes], scene),
+    )
+    return _within_budget(planned, writers=set(real.allowed), scene=scene)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owned:
+    allowed: dict[str, tuple[Wish, ...]]
+    refused: dict[str, tuple[Outcome, ...]]
+
+    def wanted(self) -> set[Key]:
+        return {wish.key for wishes in self.allowed.values() for wish in wishes}
+
+
+def _verdict(proposal: Proposal, seat: Seat, scene: Scene) -> Verdict:
+    return guarded(
+        proposal.wishes,
+        jobs=scene.jobs,
+        mode=seat.mode,
+        of_the_admins=scene.books.of_the_admins(),
+        most_of_one_user=scene.settings.control.most_of_one_user,
+    )
+
+
+def _owned(verdicts: Mapping[str, Verdict], seats: Sequence[Seat], book: Book) -> _Owned:
+    silent = {seat.name for seat in seats} - set(verdicts)
+    held = {key: row.service for key, row in book.items() if row.service in silent}
+    wishes = {seat.name: verdicts[seat.name].allowed if seat.name in verdicts else () for seat in seats}
+    allowed, refused = one_owner_each(wishes, held=held)
+    return _Owned(allowed=allowed, refused=refused)
+
+
+def _split(wishes: Iterable[Wish], scene: Scene, *, is_shadow: bool) -> tuple[list[Wish], list[Wish]]:
+    differing: list[Wish] = []
+    same: list[Wish] = []
+    for wish in wishes:
+        read = _would_stand(wish, scene) if is_shadow else scene.jobs[wish.job_id].value(wish.lever)
+        agrees = scene.resolution.same(wish.lever, asked=wish.value, read=read)
+        (same if agrees else differing).append(wish)
+    return differing, same
+
+
+def _would_stand(wish: Wish, scene: Scene) -> float:
+    row = scene.books.shadow.get(wish.key)
+    return NOTHING[wish.lever] if row is None else row.value
+
+
+def _may_stand(key: Key, scene: Scene) -> bool:
+    lever, job_id = key
+    job = scene.jobs[job_id]
+    return job.carries(lever) or not job.readable(lever)
+
+
+def _unwanted(
+    proposals: Mapping[str, Proposal],
+    verdicts: Mapping[str, Verdict],
+    owned: _Owned,
+    *,
+    seats: Sequence[Seat],
+    scene: Scene,
+) -> list[TakeBack]:
+    writers = {seat.name: seat for seat in seats if seat.mode.writes}
+    keep = owned.wanted() | _waiting(verdicts)
+    theirs = scene.books.of_the_admins()
+    unwanted = [
+        TakeBack(key=key, service=row.service, why=why)
+        for key, row in scene.books.real.items()
+        if key not in keep and key not in theirs and not scene.jobs[row.job_id].hands_off
+        if (why := _why_not_stand(row, writers, proposals, scene))
+    ]
+    return [*unwanted, *_nobodys(proposals, writers, keep, scene)]
+
+
+def _why_not_stand(row: Standing, writers: Mapping[str, Seat], proposals: Mapping[str, Proposal], scene: Scene) -> str:
+    if row.service not in writers:
+        return f"service {row.service} may not write now"
+    if not writers[row.service].mode.covers(scene.jobs[row.job_id]):
+        return f"it is outside the canary of service {row.service} now"
+    return f"service {row.service} no longer asks for it" if row.service in proposals else ""
+
+
+def _nobodys(
+    proposals: Mapping[str, Proposal], writers: Mapping[str, Seat], keep: set[Key], scene: Scene
+) -> Iterable[TakeBack]:
+    for key in carried(list(scene.jobs.values())):
+        job = scene.jobs[key[1]]
+        if key in keep or key in scene.books.real or job.hands_off:
+            continue
+        for name, seat in writers.items():
+            if name in proposals and seat.mode.covers(job) and _is_governed(key[0], job, proposals[name]):
+                yield TakeBack(key=key, service=name, why=NOBODY)
+                break
+
+
+def _orphans(writers: Sequence[Seat], scene: Scene) -> int:
+    return sum(
+        key not in scene.books.real
+        and not scene.jobs[key[1]].hands_off
+        and not any(seat.mode.covers(scene.jobs[key[1]]) for seat in writers)
+        for key in carried(list(scene.jobs.values()))
+    )
+
+
+def _is_governed(lever: Lever, job: PendingJob, proposal: Proposal) -> bool:
+    return job.partition in proposal.partitions if lever is Lever.ORDER else proposal.soft_limits
+
+
+def _waiting(verdicts: Mapping[str, Verdict]) -> set[Key]:
+    refused = (outcome for verdict in verdicts.values() for outcome in verdict.refused)
+    return {(outcome.lever, outcome.job_id) for outcome in refused if outcome.result is Result.POSTPONED}
+
+
+def _shadows_end(
+    proposals: Mapping[str, Proposal],
+    verdicts: Mapping[str, Verdict],
+    owned: _Owned,
+    *,
+    seats: Sequence[Seat],
+    scene: Scene,
+) -> Iterable[TakeBack]:
+    shadows = {seat.name for seat in seats if seat.mode.mode is Mode.SHADOW}
+    keep = owned.wanted() | _waiting(verdicts)
+    for key, row in scene.books.shadow.items():
+        if key in keep or scene.jobs[row.job_id].hands_off:
+            continue
+        if row.service not in shadows:
+            yield TakeBack(key=key, service=row.service, why=f"service {row.service} is no shadow now")
+        elif row.service in proposals:
+            yield TakeBack(key=key, service=row.service, why=f"service {row.service} no longer asks for it")
+
+
+def _within_budget(plan: Plan, *, writers: set[str], scene: Scene) -> Plan:
+    left = scene.settings.slurm.writes_per_turn - len(plan.take_back)
+    if left < 0:
+        return _cut(plan, writers, left, scene)
+    wanted = sum(len(plan.send[name]) for name in writers)
+    return plan if wanted <= left else _cut(plan, writers, left, scene)
+
+
+def _cut(plan: Plan, writers: set[str], left: int, scene: Scene) -> Plan:
+    send, refused = dict(plan.send), dict(plan.refused)
+    for name in (name for name in plan.send if name in writers):
+        wishes = sorted(plan.send[name], key=lambda wish: -_size(wish, scene))
+        send[name], late = tuple(wishes[: max(left, 0)]), wishes[max(left, 0) :]
+        refused[name] = (*refused.get(name, ()), *(wish.outcome(Result.POSTPONED, SPENT) for wish in late))
+        left -= len(send[name])
+    return replace(plan, send=send, refused=refused, take_back=plan.take_back[: scene.settings.slurm.writes_per_turn])
+
+
+def _size(wish: Wish, scene: Scene) -> float:
+    # Orders of the largest change first; soft limits after them, in the order of the queue.
+    return abs(wish.value - scene.jobs[wish.job_id].urgency) if wish.lever is Lever.ORDER else 0.0
+
+
+# From what services ask of nodes to what is sent to the cluster: guarded, owned, within bounds, affordable.
+#
+# Pure. Sleep and wake are asked for once and stand until somebody wakes the node; weights and the keep-awake list
+# stand until a service says otherwise. What stands for a service that may no longer write is taken back.
+
+SOON_S = 600.0
+"""How long before the cluster's idle timer ends a node counts as on its way to sleep, s."""
+TAKEN_BACK = "what stands there is taken back first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBack:
+    """A change of Helios that must not stand any longer, and why."""
+
+    row: NodeStanding
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What a power turn will do.
+
+    Attributes
+    ----------
+    send, same, refused : mapping
+        By service: what differs from what stands, what already is so, and what may not be or must wait.
+    take_back : tuple of GiveBack
+        On the cluster.
+    shadows_end : tuple of GiveBack
+        What would be taken back, if the shadows could act.
+    waiting : tuple of NodeStanding
+        What must be taken back and cannot be yet: nodes still falling asleep, drained since, or no room on the way.
+    """
+
+    send: Mapping[str, tuple[NodeWish, ...]] = field(default_factory=dict)
+    same: Mapping[str, tuple[NodeWish, ...]] = field(default_factory=dict)
+    refused: Mapping[str, tuple[NodeOutcome, ...]] = field(default_factory=dict)
+    take_back: tuple[GiveBack, ...] = ()
+    shadows_end: tuple[GiveBack, ...] = ()
+    waiting: tuple[NodeStanding, ...] = ()
+
+
+def node_plan_of(proposals: Mapping[str, NodeProposal], *, seats: Sequence[Seat], scene: NodeScene) -> NodePlan:
+    """Return what to do about ``proposals``.
+
+    Parameters
+    ----------
+    proposals : mapping
+        Of the services that were asked in this turn and answered.
+    seats : sequence of Seat
+        In the order of configuration; without those that sit out.
+    """
+    verdicts = {
+        seat.name: guarded_nodes(_bounded(proposals[seat.name].wishes, scene, seat.mode), scene=scene, mode=seat.mode)
+        for seat in seats
+        if seat.name in proposals
+    }
+    draft = _Draft(scene=scene, refused={name: list(verdict.refused) for name, verdict in verdicts.items()})
+    writers = [seat for seat in seats if seat.mode.writes]
+    draft.own(writers, verdicts, scene.books.real)
+    bounds, may_sleep = scene.settings.power, _may_sleep(scene)
+    room = Room(scene.nodes, bounds, away=may_sleep, about_to_fall=_about_to_fall(scene))
+    take_back, waiting = _given_back(proposals, writers, scene, room)
+    draft.let_through(writers, room, without={back.row.key for back in take_back})
+    for seat in seats:
+        if seat.mode.mode is Mode.SHADOW:
+            draft.own([seat], verdicts, {})
+            asleep = {row.node for row in scene.books.shadow.values() if row.value == ASLEEP}
+            draft.let_through([seat], Room(scene.nodes, bounds, away=(asleep & set(scene.nodes)) | may_sleep))
+    draft.cut(writers, left=scene.settings.slurm.writes_per_turn - len(take_back))
+    return NodePlan(
+        send={name: tuple(wishes) for name, wishes in draft.send.items()},
+        same={name: tuple(wishes) for name, wishes in draft.same.items()},
+        refused={name: tuple(outcomes) for name, outcomes in draft.refused.items()},
+        take_back=take_back,
+        shadows_end=tuple(_node_shadows_end(proposals, seats, verdicts, scene)),
+        waiting=waiting,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A plan while it is made; each method narrows it."""
+
+    scene: NodeScene
+    refused: dict[str, list[NodeOutcome]]
+    send: dict[str, list[NodeWish]] = field(default_factory=dict)
+    same: dict[str, list[NodeWish]] = field(default_factory=dict)
+
+    def own(self, seats: Sequence[Seat], verdicts: Mapping[str, NodeVerdict], book: NodeBook) -> None:
+        asked = {seat.name: verdicts[seat.name].allowed if seat.name in verdicts else () for seat in seats}
+        allowed, refused = one_owner_of_each_node(asked, held={key: row.service for key, row in book.items()})
+        for name in asked:
+            self.send[name] = list(allowed[name])
+            self.same[name] = list(verdicts[name].same) if name in verdicts else []
+            self.refused.setdefault(name, []).extend(refused[name])
+
+    def let_through(self, seats: Sequence[Seat], room: Room, *, without: Iterable[NodeKey] = ()) -> None:
+        """Keep what there is room for: wakes of all services before anybody's sleeps."""
+        taken = set(without)
+        for seat in seats:
+            late = [wish for wish in self.send[seat.name] if wish.key in taken]
+            self.send[seat.name] = [wish for wish in self.send[seat.name] if wish.key not in taken]
+            self.refused[seat.name].extend(wish.outcome(Result.POSTPONED, TAKEN_BACK) for wish in late)
+        for sleeps in (False, True):
+            for seat in seats:
+                self._pass(seat, room, sleeps=sleeps)
+
+    def _pass(self, seat: Seat, room: Room, *, sleeps: bool) -> None:
+        kept: list[NodeWish] = []
+        for wish in self.send[seat.name]:
+            if wish.lever is NodeLever.KEEP_AWAKE and sleeps:
+                self._narrow(seat, wish, room, kept)
+            elif wish.lever is NodeLever.POWER and wish.sleeps is sleeps:
+                verdict = room.to_sleep(self.scene.nodes[wish.node]) if sleeps else room.to_wake()
+                if verdict[1]:
+                    self.refused[seat.name].append(wish.outcome(*verdict))
+                else:
+                    kept.append(wish)
+            else:
+                kept.append(wish)
+        self.send[seat.name] = kept
+
+    def _narrow(self, seat: Seat, wish: NodeWish, room: Room, kept: list[NodeWish]) -> None:
+        narrowed = _kept_longer(wish, self.scene, room, mode=seat.mode.mode)
+        (self.same[seat.name] if is_so(narrowed, self.scene, seat.mode.mode) else kept).append(narrowed)
+
+    def cut(self, writers: Sequence[Seat], *, left: int) -> None:
+        """Keep what the writes of a turn pay for: power first, then the list, weights last."""
+        order = [NodeLever.POWER, NodeLever.KEEP_AWAKE, NodeLever.WEIGHT]
+        for seat in writers:
+            wishes = sorted(self.send[seat.name], key=lambda wish: order.index(wish.lever))
+            late = wishes[max(left, 0) :]
+            self.send[seat.name] = wishes[: max(left, 0)]
+            self.refused[seat.name].extend(wish.outcome(Result.POSTPONED, SPENT) for wish in late)
+            left -= len(self.send[seat.name])
+
+
+def _bounded(wishes: Iterable[NodeWish], scene: NodeScene, mode: ServiceMode) -> list[NodeWish]:
+    """Bring weights within ``power.tiers``, and the keep-awake list to nodes that there are, within the canary."""
+    bounded = []
+    for wish in wishes:
+        if wish.lever is NodeLever.WEIGHT:
+            bounded.append(replace(wish, value=f"{TIER}{min(wish.tier, scene.settings.power.tiers - 1)}"))
+        elif wish.lever is NodeLever.KEEP_AWAKE:
+            known = [scene.nodes[name] for name in wish.names if name in scene.nodes]
+            reached = {n.name for n in scene.nodes.values() if mode.reaches(n.name, partitions=n.partitions)}
+            inside, never = {node.name for node in known} & reached, scene.never & reached
+            bounded.append(replace(wish, value=listed(inside | never)))
+        else:
+            bounded.append(wish)
+    return bounded
+
+
+def _may_sleep(scene: NodeScene) -> set[str]:
+    """Return the nodes that the cluster's own timer may put to sleep at any moment, where that is who does it."""
+    return {node.name for node in scene.nodes.values() if not node.kept_awake} if scene.only_lists else set()
+
+
+def _about_to_fall(scene: NodeScene) -> list[str]:
+    if not scene.only_lists or scene.power is None:
+        return []
+    idle_s = scene.power.suspend_time_s - SOON_S
+    unkept = (node for node in scene.nodes.values() if node.idle and not node.kept_awake and node.idle_since)
+    now = scene.snapshot.taken_at
+    return [node.name for node in unkept if (now - (node.idle_since or now)).total_seconds() >= idle_s]
+
+
+def _kept_longer(wish: NodeWish, scene: NodeScene, room: Room, *, mode: Mode) -> NodeWish:
+    """Return the list with those nodes left in it that may not leave it now."""
+    row = (scene.books.shadow if mode is Mode.SHADOW else scene.books.real).get(LIST)
+    leaving = [] if row is None else [name for name in names_in(row.value) if name not in wish.names]
+    stays, first = [], ""
+    for node in (scene.nodes[name] for name in leaving if name in scene.nodes):
+        why = why_not_asleep(node, scene) or room.to_sleep(node)[1]
+        if why:
+            stays.append(node.name)
+            first = first or f"{node.name}: {why}"
+    quarantined = [name for name in scene.memory.quarantined if name in scene.nodes and row is not None]
+    value = listed([*wish.names, *stays, *quarantined])
+    told = f"{wish.reason}; {len(stays)} more stay in it ({first})" if stays else wish.reason
+    return replace(wish, value=value, reason=told)
+
+
+def _given_back(
+    proposals: Mapping[str, NodeProposal], writers: Sequence[Seat], scene: NodeScene, room: Room
+) -> tuple[tuple[GiveBack, ...], tuple[NodeStanding, ...]]:
+    modes = {seat.name: seat.mode for seat in writers}
+    back, waiting = [], []
+    for row in scene.books.real.values():
+        why = "" if row.admins else _why_node_not_stand(row, modes, proposals, scene)
+        if not why:
+            continue
+        node = scene.nodes.get(row.node)
+        if row.lever is not NodeLever.POWER:
+            back.append(GiveBack(row=row, why=why))
+        elif node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or room.to_wake()[1]:
+            waiting.append(row)
+        else:
+            back.append(GiveBack(row=row, why=why))
+    most = scene.settings.slurm.writes_per_turn
+    return tuple(back[:most]), (*waiting, *(late.row for late in back[most:]))
+
+
+def _why_node_not_stand(
+    row: NodeStanding, modes: Mapping[str, ServiceMode], proposals: Mapping[str, NodeProposal], scene: NodeScene
+) -> str:
+    if row.service not in modes:
+        return f"service {row.service} may not write now"
+    node = scene.nodes.get(row.node)
+    if node is not None and not modes[row.service].reaches(node.name, partitions=node.partitions):
+        return f"it is outside the canary of service {row.service} now"
+    other = NodeLever.POWER if scene.only_lists else NodeLever.KEEP_AWAKE
+    if row.lever is other:
+        return f"power.mechanism is {scene.settings.power.mechanism} now"
+    gives = row.service in proposals and row.key in proposals[row.service].gives_back
+    return f"service {row.service} gave it back" if gives else ""
+
+
+def _node_shadows_end(
+    proposals: Mapping[str, NodeProposal],
+    seats: Sequence[Seat],
+    verdicts: Mapping[str, NodeVerdict],
+    scene: NodeScene,
+) -> Iterable[GiveBack]:
+    shadows = {seat.name for seat in seats if seat.mode.mode is Mode.SHADOW}
+    for row in scene.books.shadow.values():
+        if row.service not in shadows:
+            yield GiveBack(row=row, why=f"service {row.service} is no shadow now")
+        elif row.service in proposals and row.lever is NodeLever.POWER:
+            # The node is awake in truth, so that a shadow that still wants it asleep asks for it again.
+            if row.key not in {wish.key for wish in verdicts[row.service].same}:
+                yield GiveBack(row=row, why=f"service {row.service} no longer wants it asleep")
+        elif row.service in proposals and row.key in proposals[row.service].gives_back:
+            yield GiveBack(row=row, why=f"service {row.service} gave it back")

@@ -1,0 +1,270 @@
+"""What a turn hands back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Required, TypedDict
+
+import pandas as pd
+
+from helios.actions import NodeLever, PowerDown, PowerUp, Result
+from helios.changes import AWAKE, NodeProposal
+from helios.control.applied import NodeBooks
+from helios.control.observed import SeenNode, nodes_seen
+from helios.control.state import NodeMemory, TurnMemory
+from helios.model import NODE_TALLIES, NodePower, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TurnReport:
+    """What was seen, decided and done in one turn.
+
+    Attributes
+    ----------
+    taken_at : datetime
+        When the cluster was looked at; the start of the turn, if it was not.
+    acted : int
+        Jobs changed on the cluster.
+    still : tuple of str
+        Why no service was listened to, for a person; empty: they were.
+    counts : mapping
+        Outcomes by service and result; a shadow's too.
+    pending, running : int
+        Jobs, array tasks counted one by one.
+    gpus_pending, gpus_running : int
+        GPUs asked for and held.
+    decisions : DataFrame
+        The lines of this turn, columns of ``DECISIONS``, whether or not they could be written down.
+    seen : bool
+        Whether the cluster could be looked at.
+    recorded : bool
+        Whether every line was written down.
+    leads : bool
+        Whether this Helios had the lease. A standby's memory must not be kept over that of the one that leads.
+    remaining : tuple of str, optional
+        After everything was to be taken back: jobs that still carry something. None: that could not be seen.
+    notes : tuple of str
+        What the operator should be told besides.
+    memory : TurnMemory
+        To be kept, and given to the next turn.
+    """
+
+    taken_at: datetime
+    acted: int
+    still: tuple[str, ...]
+    counts: Mapping[str, Mapping[Result, int]]
+    pending: int = 0
+    running: int = 0
+    gpus_pending: int = 0
+    gpus_running: int = 0
+    decisions: pd.DataFrame
+    seen: bool = True
+    recorded: bool
+    leads: bool
+    remaining: tuple[str, ...] | None = ()
+    notes: tuple[str, ...] = ()
+    memory: TurnMemory = field(default_factory=TurnMemory)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing that was to be taken back is left, as far as was looked."""
+        return self.remaining == ()
+
+    def counts_json(self) -> str:
+        """Return the counts as ``TURNS`` keeps them."""
+        return json.dumps({service: {str(k): n for k, n in sums.items()} for service, sums in self.counts.items()})
+
+
+class Sums(TypedDict, total=False):
+    """The sums of a snapshot, as :class:`TurnReport` names them."""
+
+    pending: int
+    running: int
+    gpus_pending: int
+    gpus_running: int
+
+
+def sums_of(snapshot: Snapshot | None) -> Sums:
+    """Return the jobs and GPUs of a snapshot, named as in :class:`TurnReport`; None: it was not seen."""
+    if snapshot is None:
+        return {}
+    pending, running = snapshot.pending, snapshot.running
+    return {
+        "pending": int(pending["tasks"].sum()),
+        "running": int(running["tasks"].sum()),
+        "gpus_pending": int((pending["tasks"] * pending["gpus"]).sum()),
+        "gpus_running": int((running["tasks"] * running["gpus"]).sum()),
+    }
+
+
+# What a power turn hands back, and the count of nodes that it leaves for the energy ledger.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeTurnReport:
+    """What was seen, decided and done about nodes in one turn.
+
+    Attributes
+    ----------
+    taken_at : datetime
+        When the nodes were looked at; the start of the turn, if they were not.
+    slept, woken, weighed : tuple of str
+        Nodes put to sleep, woken, and given another weight, on the cluster.
+    still : tuple of str
+        Why no service was listened to, for a person; empty: they were.
+    counts : mapping
+        Outcomes by service and result; a shadow's too.
+    nodes : mapping
+        Number of nodes by ``NodePower``; a node that is down is in none.
+    asleep_by_helios : int
+        Nodes asleep, or falling asleep, because Helios asked for it.
+    decisions : DataFrame
+        The lines of this turn, columns of ``DECISIONS``, whether or not they could be written down.
+    tallies : DataFrame
+        Columns of ``NODE_TALLIES``, a row for each pool; none if the nodes were not seen.
+    seen, recorded, leads : bool
+        Whether the cluster could be looked at, every line was written down, and this Helios had the lease. A standby's
+        memory must not be kept over that of the one that leads.
+    remaining : tuple of str, optional
+        After everything was to be taken back: nodes on which something stands yet, as those that fall asleep and can
+        be woken only then. None: that could not be seen.
+    notes : tuple of str
+        What the operator should be told besides.
+    protected : str
+        Why nothing is put to sleep any more until a person clears it; empty: nodes are.
+    memory : NodeMemory
+        To be kept, and given to the next turn.
+    """
+
+    taken_at: datetime
+    slept: tuple[str, ...] = ()
+    woken: tuple[str, ...] = ()
+    weighed: tuple[str, ...] = ()
+    still: tuple[str, ...] = ()
+    counts: Mapping[str, Mapping[Result, int]] = field(default_factory=dict)
+    nodes: Mapping[NodePower, int] = field(default_factory=dict)
+    asleep_by_helios: int = 0
+    decisions: pd.DataFrame
+    tallies: pd.DataFrame = field(default_factory=NODE_TALLIES.empty)
+    seen: bool = True
+    recorded: bool = True
+    leads: bool = True
+    remaining: tuple[str, ...] | None = ()
+    notes: tuple[str, ...] = ()
+    protected: str = ""
+    memory: NodeMemory = field(default_factory=NodeMemory)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing that was to be taken back is left, as far as was looked."""
+        return self.remaining == ()
+
+
+class NodeSums(TypedDict, total=False):
+    """The sums of a look at the nodes, as :class:`NodeTurnReport` names them."""
+
+    taken_at: Required[datetime]
+    nodes: Mapping[NodePower, int]
+    asleep_by_helios: int
+    tallies: pd.DataFrame
+
+
+def node_sums_of(
+    snapshot: Snapshot | None, books: NodeBooks, *, at: datetime, wanted: Mapping[str, float] | None = None
+) -> NodeSums:
+    """Return the sums of a look.
+
+    Parameters
+    ----------
+    snapshot : Snapshot, optional
+        None: there was none; then ``at`` is all that is known.
+    wanted : mapping, optional
+        As :func:`wanted_awake` gives it.
+    """
+    if snapshot is None:
+        return {"taken_at": at}
+    nodes = nodes_seen(snapshot)
+    ours = away_by_helios(nodes, books)
+    return {
+        "taken_at": snapshot.taken_at,
+        "nodes": powers_of(nodes),
+        "asleep_by_helios": len(ours),
+        "tallies": tallies_of(nodes, at=snapshot.taken_at, ours=ours, wanted=wanted or {}),
+    }
+
+
+def powers_of(nodes: Mapping[str, SeenNode]) -> dict[NodePower, int]:
+    """Return how many nodes are in each state of power."""
+    found = Counter(node.power for node in nodes.values())
+    return {power: found[power] for power in NodePower}
+
+
+def away_by_helios(nodes: Mapping[str, SeenNode], books: NodeBooks) -> frozenset[str]:
+    """Return the nodes that are asleep, or falling asleep, because Helios asked for it."""
+    ours = (row.node for row in books.ours(NodeLever.POWER))
+    return frozenset(name for name in ours if name in nodes and nodes[name].away)
+
+
+def tallies_of(
+    nodes: Mapping[str, SeenNode], *, at: datetime, ours: frozenset[str], wanted: Mapping[str, float]
+) -> pd.DataFrame:
+    """Count the nodes of each pool, columns of ``NODE_TALLIES``.
+
+    Parameters
+    ----------
+    ours : set of str
+        Nodes asleep because of Helios.
+    wanted : mapping
+        By pool, how many nodes the services wanted awake; a pool that is not named: none was asked.
+    """
+    rows = []
+    by_pool: dict[str, list[SeenNode]] = {}
+    for node in nodes.values():
+        by_pool.setdefault(node.pool, []).extend([node] if node.in_service else [])
+    for pool, served in by_pool.items():
+        powers = Counter(node.power for node in served)
+        rows.append(
+            {
+                "taken_at": at,
+                "pool": pool,
+                "total": len(served),
+                "busy": sum(node.holds for node in served),
+                "asleep": powers[NodePower.ASLEEP],
+                "falling_asleep": powers[NodePower.FALLING_ASLEEP],
+                "waking": powers[NodePower.WAKING],
+                "by_helios": sum(node.name in ours for node in served),
+                "wanted": wanted.get(pool, float("nan")),
+            }
+        )
+    if not rows:
+        return NODE_TALLIES.empty()
+    frame = pd.DataFrame(rows)
+    return NODE_TALLIES.conform(frame.assign(taken_at=pd.to_datetime(frame["taken_at"], utc=True)))
+
+
+def wanted_awake(proposals: Mapping[str, NodeProposal], nodes: Mapping[str, SeenNode]) -> dict[str, float]:
+    """Return how many nodes of each pool the first service that speaks of power wanted awake.
+
+    A service that was asked and asked for nothing wants what there is; one that only orders the filling says nothing.
+    """
+    said = next((proposal for proposal in proposals.values() if _speaks_of_power(proposal)), None)
+    if said is None:
+        return {}
+    lists = [wish for wish in said.wishes if wish.lever is NodeLever.KEEP_AWAKE]
+    if lists:
+        awake = {node.name for node in nodes.values() if node.holds} | set(lists[0].names)
+    else:
+        awake = {node.name for node in nodes.values() if node.power in {NodePower.AWAKE, NodePower.WAKING}}
+        awake |= {wish.node for wish in said.wishes if wish.value == AWAKE}
+        awake -= {wish.node for wish in said.wishes if wish.sleeps}
+    found = Counter(node.pool for node in nodes.values() if node.in_service and node.name in awake)
+    return {pool: float(found[pool]) for pool in {node.pool for node in nodes.values()}}
+
+
+def _speaks_of_power(proposal: NodeProposal) -> bool:
+    kinds = {PowerDown.__name__, PowerUp.__name__, "KeepAwake"}
+    return not proposal.fills or any(wish.action in kinds for wish in proposal.wishes)

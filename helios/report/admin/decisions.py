@@ -1,0 +1,203 @@
+"""The audit, asked: which decisions fell, and per service and day what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pandas as pd
+
+from helios.actions import Result
+from helios.model import DECISIONS
+from helios.report.admin.sacct_format import Answer, Kind, declared
+
+CONTROL = "helios"
+OF_A_TURN = "Turn"
+"""``action`` of a line about a whole turn, as DECISIONS declares it."""
+RESULTS = tuple(str(result) for result in Result)
+
+LINES = declared(
+    ("Time", "decided_at", Kind.MOMENT, 19, "When it was decided"),
+    ("Service", "service", Kind.TEXT, 11, "Who proposed it; helios: control itself"),
+    ("Mode", "mode", Kind.TEXT, 7, "off, shadow, canary, active or paused"),
+    ("Action", "action", Kind.TEXT, 9, "Reorder, SoftLimit, Restore, ...; Turn: a line about a whole turn"),
+    ("Target", "target", Kind.TEXT, 10, "Job id, partition, node or cluster"),
+    (
+        "Result",
+        "result",
+        Kind.TEXT,
+        9,
+        "What became of it: done, unchanged, would, refused, postponed, gone, failed, mismatch",
+    ),
+    ("Remark", "remark", Kind.TEXT, 30, "What more there is to say of the result"),
+    ("Before", "before", Kind.TEXT, 16, "What was read before"),
+    ("After", "after", Kind.TEXT, 16, "What was read back"),
+    ("Reason", "reason", Kind.TEXT, 29, "Why"),
+    ("Model", "model_id", Kind.TEXT, 20, "What predicted"),
+)
+BY_SERVICE = declared(
+    ("Day", "day", Kind.TEXT, 10, "Day, on the cluster's clock"),
+    ("Service", "service", Kind.TEXT, 12, "Service; helios: control itself"),
+    ("Mode", "mode", Kind.TEXT, 8, "Its mode at the day's end"),
+    ("ModeChgs", "mode_changes", Kind.COUNT, 8, "How often its mode changed that day"),
+    ("Turns", "turns", Kind.COUNT, 6, "Turns that left a line; of helios every turn, where recorded"),
+    ("Proposed", "proposed", Kind.COUNT, 8, "Lines about jobs and nodes; what already was so leaves none"),
+    ("Done", "done", Kind.COUNT, 6, "Written and read back"),
+    ("Would", "would", Kind.COUNT, 6, "Of a shadow: would have been written"),
+    ("Refused", "refused", Kind.COUNT, 7, "A guard or the cluster's door said no"),
+    ("Mismatch", "mismatch", Kind.COUNT, 8, "Something else was read back"),
+    ("Failed", "failed", Kind.COUNT, 6, "The cluster refused or did not answer"),
+    ("Postponed", "postponed", Kind.COUNT, 9, "The budget was spent; asked again"),
+    ("Gone", "gone", Kind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
+    ("Still", "still", Kind.COUNT, 5, "Turns in which nothing was done on purpose"),
+    ("StillReason", "still_reason", Kind.TEXT, 30, "The most frequent reason for that"),
+)
+
+
+def decision_lines(
+    decisions: pd.DataFrame,
+    *,
+    title: str,
+    services: Collection[str] = (),
+    targets: Collection[str] = (),
+    results: Collection[str] = (),
+    modes: Collection[str] = (),
+    actions: Collection[str] = (),
+    timezone: str = "UTC",
+) -> Answer:
+    """Report the audit's lines, oldest first; an empty collection means all.
+
+    Parameters
+    ----------
+    decisions : DataFrame
+        Columns of ``DECISIONS``.
+    """
+    rows = with_results(decisions)
+    chosen = (("service", services), ("target", targets), ("result", results), ("mode", modes), ("action", actions))
+    for column, names in chosen:
+        if names:
+            lowered = {name.lower() for name in names}
+            rows = rows[rows[column].astype("str").str.lower().isin(lowered)]
+    return Answer(
+        title=title,
+        fields=LINES,
+        shown=("Time", "Service", "Mode", "Action", "Target", "Result", "Reason"),
+        rows=rows.reset_index(drop=True),
+        empty="Nothing was decided in this window." if decisions.empty else "No such decision in this window.",
+        timezone=timezone,
+    )
+
+
+def with_results(decisions: pd.DataFrame) -> pd.DataFrame:
+    """Return ``decisions`` with the parts of ``outcome``: ``result``, a Result or missing, and ``remark``."""
+    parts = decisions["outcome"].astype("str").str.partition(":") if len(decisions) else pd.DataFrame(columns=[0, 1, 2])
+    return decisions.assign(result=parts[0].str.strip(), remark=parts[2].str.strip())
+
+
+def service_days(
+    decisions: pd.DataFrame,
+    *,
+    title: str,
+    turns: pd.DataFrame | None = None,
+    services: Collection[str] = (),
+    timezone: str = "UTC",
+) -> Answer:
+    """Report per day and service: turns, what came of its proposals, still turns and why, changes of mode.
+
+    Parameters
+    ----------
+    decisions : DataFrame
+        Columns of ``DECISIONS``, oldest first.
+    turns : DataFrame, optional
+        Columns of ``TURNS``; they are counted as the service ``helios``. None or empty: only turns that left a line in
+        the audit are known.
+    """
+    known = turns is not None and not turns.empty
+    lines = pd.concat([_of_decisions(decisions, turns_known=known), _of_turns(turns)], ignore_index=True)
+    table = _dated(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
+    if services:
+        table = table[table["service"].isin(list(services))]
+    return Answer(
+        title=title,
+        fields=BY_SERVICE,
+        shown=(
+            "Day",
+            "Service",
+            "Mode",
+            "Turns",
+            "Proposed",
+            "Done",
+            "Would",
+            "Refused",
+            "Mismatch",
+            "Failed",
+            "Still",
+        ),
+        rows=_by_day_and_service(table),
+        empty="Nothing was decided in this window.",
+        notes=() if known else ("Turns are those that left a line in the audit; quiet ones leave none.",),
+        timezone=timezone,
+    )
+
+
+def _of_decisions(decisions: pd.DataFrame, *, turns_known: bool) -> pd.DataFrame:
+    """Return the lines that are counted: what became of proposals, and turns in which nothing was done."""
+    rows = with_results(decisions)
+    of_a_turn = (rows["action"] == OF_A_TURN).to_numpy()
+    known = rows["result"].isin(RESULTS).to_numpy()
+    # Of a turn that was still, control says so once, when the reasons change; the turns themselves know better.
+    still = of_a_turn & ~known & (not turns_known)
+    return pd.DataFrame(
+        {
+            "at": rows["decided_at"].array,
+            "service": rows["service"].astype("object").array,
+            "mode": rows["mode"].astype("object").array,
+            "proposed": known & ~of_a_turn,
+            "is_still": still,
+            "still_reason": rows["reason"].astype("object").where(pd.Series(still, index=rows.index)).array,
+            **{f"is_{name}": (rows["result"] == name).fillna(False).to_numpy() for name in RESULTS},
+        }
+    )
+
+
+def _of_turns(turns: pd.DataFrame | None) -> pd.DataFrame:
+    if turns is None or turns.empty:
+        return _of_decisions(DECISIONS.empty(), turns_known=True)
+    still = turns["still"].astype("str").str.replace("\n", "; ").astype("object")
+    still = still.where(still.notna() & (still != ""))
+    counts = dict.fromkeys(["proposed", *(f"is_{name}" for name in RESULTS)], False)
+    return pd.DataFrame(
+        {
+            "at": turns["taken_at"].array,
+            "service": CONTROL,
+            "mode": None,
+            **counts,
+            "is_still": still.notna().array,
+            "still_reason": still.array,
+        }
+    )
+
+
+def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
+    before = table.groupby("service")["mode"].transform(lambda modes: modes.ffill().shift())
+    # Control itself has no mode: its lines say still or paused.
+    changed = before.notna() & table["mode"].notna() & (before != table["mode"]) & (table["service"] != CONTROL)
+    day = pd.to_datetime(table["at"], utc=True).dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
+    return table.assign(day=day, mode_changed=changed)
+
+
+def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
+    groups = table.groupby(["day", "service"], sort=True)
+    counted = {"mode_changes": "mode_changed", "proposed": "proposed", "still": "is_still"}
+    counted |= {name: f"is_{name}" for name in RESULTS}
+    rows = groups[list(counted.values())].sum().rename(columns={held: name for name, held in counted.items()})
+    # Control itself has no mode: its lines say still or paused, which is over when Helios goes on.
+    rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
+    rows["turns"] = groups["at"].nunique()
+    rows["still_reason"] = groups["still_reason"].agg(_commonest)
+    return rows.reset_index()
+
+
+def _commonest(reasons: pd.Series[Any]) -> str | None:
+    counts = reasons.value_counts()
+    return None if counts.empty else str(counts.index[0])

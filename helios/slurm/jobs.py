@@ -1,0 +1,489 @@
+"""A cluster made of metal: a way into Slurm as a :class:`helios.ports.Cluster`.
+
+What to do is judged from what is read at that moment, never from what was written before; whatever is written is read
+back. A change that Slurm accepted and that does not show is a mismatch, not a success: before 26.05.3 a backfill pass
+may put an old value back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import pandas as pd
+
+from helios import changes, ownership
+from helios.actions import JobAction, Lever, Outcome, Result
+from helios.changes import GONE, SOFT_LIMIT_FLAG, Ground, SettingWish, slurms_terms
+from helios.errors import HeliosError
+from helios.model import Mode, Snapshot
+from helios.slurm import parse, translate
+from helios.slurm.backend import Backend, Change, RawJob
+from helios.slurm.commands import SiteFactor
+from helios.slurm.jobs_undo import JobsUndo, Written
+from helios.slurm.undo_file import UndoNotWritten
+
+# What was read of a queue at one moment, by lever: the ground that every change is judged on.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Pending jobs and what stands on them.
+
+    Attributes
+    ----------
+    jobs : mapping
+        The pending jobs by id.
+    factors : mapping
+        What ``sprio`` says, by id.
+    release : tuple of int
+        Slurm's release.
+    undo : JobsUndo
+        What Helios wrote.
+    soft_limits : bool
+        Whether a TimeMin is a soft limit here; else it lets Slurm shorten the job.
+    """
+
+    jobs: Mapping[str, RawJob]
+    factors: Mapping[str, SiteFactor]
+    release: tuple[int, int]
+    undo: JobsUndo
+    soft_limits: bool = False
+
+    def value(self, lever: Lever, job_id: str) -> int | None:
+        """Return a pending job's SiteFactor, or its TimeMin in minutes (0: none); None: it cannot be read now."""
+        if lever is Lever.SOFT_LIMIT:
+            return translate.minutes(self.jobs[job_id]["time_min_s"])
+        factor = self.factors.get(job_id)
+        return None if factor is None or factor.direct else factor.value
+
+    def is_ours(self, lever: Lever, job_id: str) -> bool:
+        """Return whether what stands on a pending job is proved to be Helios': its mark, and a record of it."""
+        value, job = self.value(lever, job_id), self.jobs[job_id]
+        if value is None:
+            return False
+        if lever is Lever.ORDER:
+            return translate.is_our_site_factor(value, job, self.undo)
+        return translate.is_our_time_min(job, self.undo, release=self.release)
+
+    def hidden(self, job_id: str) -> int:
+        """Return the SiteFactor that Helios wrote to a pending job where Slurm hides what stands; 0: none."""
+        return self.undo.last(Lever.ORDER, self.jobs[job_id]) if self.value(Lever.ORDER, job_id) is None else 0
+
+    def suspect(self, lever: Lever, job_id: str) -> str:
+        """Return why a value that bears the mark is left as it is; empty: it bears none, or is proved."""
+        value = self.value(lever, job_id)
+        if not value or self.is_ours(lever, job_id):
+            return ""
+        # Without the flag Helios writes no TimeMin: there it is a user's.
+        is_order = lever is Lever.ORDER
+        bears = ownership.is_ours(value) if is_order else self.soft_limits and ownership.is_our_time_min(value)
+        return translate.unproved(self.undo) if bears else ""
+
+    def hands_off(self, job_id: str) -> str:
+        """Return why a pending job must be left alone; empty: it need not."""
+        return translate.hands_off(self.jobs[job_id], self.factors.get(job_id), self.undo)
+
+
+def look_at(
+    jobs: Sequence[RawJob],
+    factors: Mapping[str, SiteFactor],
+    *,
+    release: tuple[int, int],
+    scheduler_parameters: str,
+    undo: JobsUndo,
+) -> Look:
+    """Return what was read as a :class:`Look`."""
+    flags = {part.partition("=")[0].strip().lower() for part in scheduler_parameters.split(",")}
+    return Look(
+        jobs={job["job_id"]: job for job in jobs if job["state"] == "PENDING"},
+        factors=factors,
+        release=release,
+        undo=undo,
+        soft_limits=release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags,
+    )
+
+
+# What actions ask of Slurm's jobs, on the ground of what was read of them.
+
+UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
+BLIND = "0 was written on demand where Slurm hides the value"
+
+
+def wishes_of(actions: Sequence[JobAction], look: Look, *, most: int) -> list[SettingWish[int]]:
+    """Return what the actions ask for, in their order.
+
+    Raises
+    ------
+    TypeError
+        There is no such action.
+    """
+    terms = slurms_terms(site_factor=partial(ownership.site_factor, most=most))
+    return [
+        wish
+        for action in actions
+        for wish in changes.wishes_of(
+            action, terms, pending=lambda: look.jobs, is_set=lambda lever, job_id: _concerns(lever, look, job_id)
+        )
+    ]
+
+
+def verdict(wish: SettingWish[int], look: Look) -> Outcome | None:
+    """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
+    if wish.job_id not in look.jobs:
+        return wish.outcome(Result.GONE, remark=GONE)
+    return changes.verdict(wish, _ground(wish, look))
+
+
+def size(wish: SettingWish[int], look: Look, *, most: int) -> float:
+    """Return how much a wish that is to be written changes: what is taken back first, then 2 to 0."""
+    before = look.value(wish.lever, wish.job_id) or 0
+    if wish.takes_back:
+        return 3.0 if before else 2.5
+    if wish.lever is Lever.ORDER:
+        return abs(wish.wanted - before) / most
+    limit = translate.minutes(look.jobs[wish.job_id]["time_limit_s"])
+    return abs(wish.wanted - (before or limit)) / max(limit, wish.wanted)
+
+
+def _ground(wish: SettingWish[int], look: Look) -> Ground:
+    return Ground(
+        before=look.value(wish.lever, wish.job_id),
+        is_set=look.is_ours(wish.lever, wish.job_id),
+        hands_off=look.hands_off(wish.job_id),
+        soft_limits=look.soft_limits,
+        time_limit=translate.minutes(look.jobs[wish.job_id]["time_limit_s"]),
+        hidden=look.hidden(wish.job_id) if wish.lever is Lever.ORDER else 0,
+        suspect=look.suspect(wish.lever, wish.job_id),
+    )
+
+
+def _concerns(lever: Lever, look: Look, job_id: str) -> bool:
+    """Return whether a restore of everything has something to do, or to say, about a lever of a pending job."""
+    if look.is_ours(lever, job_id) or look.suspect(lever, job_id):
+        return True
+    return lever is Lever.ORDER and look.hidden(job_id) != 0
+
+
+SPENT = "the writes of this turn are spent"
+UNASKED = "nobody asked for it: it changed while its array was written"
+OVERRULED = "a later action of the same call asks otherwise"
+
+
+def now() -> datetime:
+    """Return the time, UTC."""
+    return datetime.now(UTC)
+
+
+class SlurmCluster:
+    """A :class:`helios.ports.Cluster` over a way into Slurm.
+
+    Parameters
+    ----------
+    backend : Backend
+        The way in.
+    name : str
+        The cluster's name.
+    site_factor_most : int
+        Bound of the SiteFactor that is written, either way.
+    writes_per_turn : int
+        Most jobs changed by one :meth:`apply`; the largest changes come first, the rest is ``POSTPONED``.
+    clock : callable
+        Returns the time, aware.
+    sprio : callable
+        Returns the site factor of every job that has one to read.
+    undo : JobsUndo, optional
+        The record of what Helios writes; None: one in memory.
+    notes : sequence of str
+        What a person should be told about the way in.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        name: str,
+        site_factor_most: int,
+        writes_per_turn: int,
+        sprio: Callable[[], Mapping[str, SiteFactor]],
+        undo: JobsUndo | None = None,
+        clock: Callable[[], datetime] = now,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.backend = backend
+        self.name = name
+        self.notes = tuple(notes)
+        self._most = site_factor_most
+        self._writes_per_turn = writes_per_turn
+        self._sprio = sprio
+        self._clock = clock
+        self._undo = undo or JobsUndo()
+        self._queue: list[RawJob] = []
+        self._release: tuple[int, int] | None = None
+
+    def snapshot(self) -> Snapshot:
+        """Look; prediction columns are missing.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It cannot be reached, or did not answer in time.
+        """
+        taken_at = self._clock()
+        self._undo.refresh()
+        jobs, factors, release = self.backend.queue(), self._sprio(), self._known_release()
+        return Snapshot(
+            taken_at=taken_at,
+            cluster=self.name,
+            pending=translate.pending(jobs, factors, most=self._most, release=release, undo=self._undo),
+            running=translate.running(jobs, release=release, undo=self._undo),
+            nodes=translate.node_states(self.backend.nodes()),
+        )
+
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Act, read back, and say what became of each job that an action names.
+
+        What is written stands in the undo file before. A ``Restore`` that names no jobs takes back what is proved to be
+        Helios' own; it refuses, job by job, what bears the mark and is in no record, and what Slurm hides. A task of an
+        array that changed though nobody asked for it is told as a mismatch.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It cannot be reached; nothing was written.
+        UndoNotWritten
+            What is meant cannot be written down; nothing was written.
+        """
+        if not actions:
+            return []
+        look = self._look()
+        wishes = wishes_of(actions, look, most=self._most)
+        outcomes = {at: said for at, wish in enumerate(wishes) if (said := verdict(wish, look)) is not None}
+        open_wishes = [at for at in range(len(wishes)) if at not in outcomes]
+        chosen = self._chosen({at: wishes[at] for at in open_wishes}, look)
+        outcomes |= {at: _left_out(wishes[at], look, why) for at, why in chosen.left_out.items()}
+        self._undo.add(_meant(chosen.writes.values(), look), queue=self._queue)
+        written, others = self._written(chosen.writes, look)
+        outcomes |= written
+        return [*(outcomes[at] for at in range(len(wishes))), *others]
+
+    def know(self, standings: pd.DataFrame, *, keep: bool) -> None:
+        """Take the database's book (``STANDINGS``) as a record too, of another Helios that led as well.
+
+        Parameters
+        ----------
+        keep : bool
+            Whether to write into the undo file what only the book has, for the script that has no database.
+        """
+        real = standings[(standings["mode"] != Mode.SHADOW) & ~standings["admins"].astype(bool)]
+        submitted_s = real["submitted_at"].astype("int64") // 1_000_000
+        entries = [
+            self._of_the_book(Lever(lever), str(job_id), int(submitted), float(value))
+            for lever, job_id, submitted, value in zip(
+                real["lever"], real["job_id"], submitted_s, real["value"], strict=True
+            )
+        ]
+        self._undo.refresh()
+        self._undo.know(entries)
+        if keep:
+            with suppress(UndoNotWritten):  # the book knows them still
+                self._undo.add(entry for entry in entries if entry.value and not self._undo.names(entry))
+
+    def _of_the_book(self, lever: Lever, job_id: str, submitted: int, value: float) -> Written:
+        is_order = lever is Lever.ORDER
+        worth = (
+            ownership.site_factor(value, most=self._most) if is_order else ownership.time_min(timedelta(seconds=value))
+        )
+        return Written(lever=lever, job_id=job_id, submitted=submitted, value=worth)
+
+    def close(self) -> None:
+        """Let go of the way in."""
+        self.backend.close()
+
+    def _look(self) -> Look:
+        configuration = self.backend.configuration()
+        self._release = parse.release(configuration.get("SLURM_VERSION", ""))
+        self._undo.refresh()
+        self._queue = self.backend.queue()
+        look = look_at(
+            self._queue,
+            self._sprio(),
+            release=self._release,
+            scheduler_parameters=configuration.get("SchedulerParameters", ""),
+            undo=self._undo,
+        )
+        with suppress(UndoNotWritten):  # a kill switch works with a full disk too
+            self._undo.add(_found(look), queue=self._queue)
+        return look
+
+    def _chosen(self, wishes: Mapping[int, SettingWish[int]], look: Look) -> _Choice:
+        """Choose what is written now: of each lever of a job the last wish, within the budget of jobs."""
+        last = {(wish.lever, wish.job_id): at for at, wish in wishes.items()}
+        left_out = {at: OVERRULED for at, wish in wishes.items() if last[wish.lever, wish.job_id] != at}
+        sizes: dict[str, float] = {}
+        for at in last.values():
+            job_id = wishes[at].job_id
+            sizes[job_id] = max(sizes.get(job_id, 0.0), size(wishes[at], look, most=self._most))
+        first = set(sorted(sizes, key=lambda job_id: -sizes[job_id])[: self._writes_per_turn])
+        late = {at: SPENT for at in last.values() if wishes[at].job_id not in first}
+        writes = {at: wishes[at] for at in last.values() if at not in late}
+        return _Choice(writes=writes, left_out=left_out | late)
+
+    def _written(self, wishes: Mapping[int, SettingWish[int]], look: Look) -> tuple[dict[int, Outcome], list[Outcome]]:
+        """Write and read back; return what became of each wish, and of jobs that changed without one."""
+        if not wishes:
+            return {}, []
+        answers = self._answers(list(wishes.values()), look)
+        try:
+            after = self._seen_after(look)
+        except HeliosError as reason:
+            return {at: _unread(wish, look, reason) for at, wish in wishes.items()}, []
+        outcomes = {at: became(wish, look, after, answers[wish.job_id]) for at, wish in wishes.items()}
+        with suppress(UndoNotWritten):
+            self._undo.add(_gone(wishes.values(), after))
+        return outcomes, list(_changed_unasked(wishes.values(), look, after))
+
+    def _answers(self, wishes: Sequence[SettingWish[int]], look: Look) -> dict[str, str]:
+        """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
+        changes = _changes(wishes, look)
+        arrays = [change for change in changes if look.jobs[change.job_id]["tasks"] > 1]
+        others = [change for change in changes if look.jobs[change.job_id]["tasks"] <= 1]
+        said: list[str] = []
+        for group in (arrays, others):
+            said += self._group_answers(group, first=not said) if group else []
+        return {change.job_id: answer for change, answer in zip([*arrays, *others], said, strict=True)}
+
+    def _group_answers(self, changes: Sequence[Change], *, first: bool) -> list[str]:
+        try:
+            return self.backend.change(changes)
+        except HeliosError as reason:
+            if first:
+                raise
+            # Something was written before: that must be read back and told.
+            return [reason.fact] * len(changes)
+
+    def _seen_after(self, look: Look) -> Look:
+        jobs = {job["job_id"]: job for job in self.backend.queue() if job["state"] == "PENDING"}
+        return replace(look, jobs=jobs, factors=self._sprio())
+
+    def _known_release(self) -> tuple[int, int]:
+        if self._release is None:
+            self._release = parse.release(self.backend.configuration().get("SLURM_VERSION", ""))
+        return self._release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """Which wishes are written now, and why the others are not."""
+
+    writes: Mapping[int, SettingWish[int]]
+    left_out: Mapping[int, str]
+
+
+def became(wish: SettingWish[int], before: Look, after: Look, answer: str) -> Outcome:
+    """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
+    was = before.value(wish.lever, wish.job_id)
+    if wish.job_id not in after.jobs:
+        return wish.outcome(Result.GONE, before=was, remark=GONE)
+    seen = after.value(wish.lever, wish.job_id)
+    if seen == wish.wanted:
+        return wish.outcome(Result.DONE, before=was, after=seen)
+    if answer:
+        return wish.outcome(Result.FAILED, before=was, after=seen, remark=answer)
+    if seen is not None:
+        return wish.outcome(
+            Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands"
+        )
+    if wish.takes_back:
+        own, now = before.jobs[wish.job_id]["priority"], after.jobs[wish.job_id]["priority"]
+        wrote = wish.terms.words(wish.lever, before.hidden(wish.job_id))
+        said = wish.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
+        return replace(said, before=f"priority {own}", after=f"priority {now}")
+    # It was written: said otherwise, nobody would remember that it is to be taken back.
+    return wish.outcome(Result.DONE, before=was, remark=UNSEEN)
+
+
+def _meant(wishes: Iterable[SettingWish[int]], look: Look) -> list[Written]:
+    """Return what is about to be written and would have to be taken back."""
+    return [_entry(wish.lever, look.jobs[wish.job_id], wish.wanted) for wish in wishes if wish.wanted]
+
+
+def _gone(wishes: Iterable[SettingWish[int]], after: Look) -> list[Written]:
+    """Return what was taken back and is seen to be gone, or was written away where nobody sees it."""
+    return [
+        _entry(wish.lever, after.jobs[wish.job_id], 0)
+        for wish in wishes
+        if wish.takes_back and wish.job_id in after.jobs and not after.value(wish.lever, wish.job_id)
+    ]
+
+
+def _found(look: Look) -> Iterator[Written]:
+    """Return what stands and only another record proves, and what Helios wrote and something else replaced."""
+    for job_id, job in look.jobs.items():
+        for lever in Lever:
+            value, last = look.value(lever, job_id), look.undo.last(lever, job)
+            if not value and not last:
+                continue
+            if value == last and look.undo.has(lever, job, last):
+                continue
+            if value and look.is_ours(lever, job_id):
+                if not look.undo.has(lever, job, value):
+                    yield _entry(lever, job, value)
+            elif last and value is not None:
+                yield _entry(lever, job, 0)
+            elif last and not look.undo.has(lever, job, last):
+                yield _entry(lever, job, last)
+
+
+def _entry(lever: Lever, job: RawJob, value: int) -> Written:
+    return Written(lever=lever, job_id=job["job_id"], submitted=job["submitted"], value=value)
+
+
+def _changed_unasked(wishes: Iterable[SettingWish[int]], before: Look, after: Look) -> Iterator[Outcome]:
+    """Return tasks that left an array which was written, and that read otherwise since: nobody had asked for it."""
+    asked = {(wish.lever, wish.job_id): wish for wish in wishes}
+    for job_id, job in before.jobs.items():
+        for lever in Lever:
+            wish = asked.get((lever, job["array_job_id"] or ""))
+            if wish is None or (lever, job_id) in asked or job_id not in after.jobs:
+                continue
+            was, now = before.value(lever, job_id), after.value(lever, job_id)
+            if was is not None and now is not None and was != now:
+                own = replace(wish, job_id=job_id)
+                yield own.outcome(Result.MISMATCH, before=was, after=now, remark=UNASKED)
+
+
+def _changes(wishes: Sequence[SettingWish[int]], look: Look) -> list[Change]:
+    by_job: dict[str, dict[Lever, int]] = {}
+    for wish in wishes:
+        by_job.setdefault(wish.job_id, {})[wish.lever] = wish.wanted
+    return [
+        Change(
+            job_id=job_id,
+            tasks=_tasks_of(look.jobs[job_id]),
+            site_factor=wanted.get(Lever.ORDER),
+            time_min=wanted.get(Lever.SOFT_LIMIT),
+        )
+        for job_id, wanted in by_job.items()
+    ]
+
+
+def _tasks_of(job: RawJob) -> str:
+    """Return the tasks of an array's master, without the bound on how many run at once; empty: it is none."""
+    is_master = job["array_job_id"] == job["job_id"]
+    return (job["array_tasks"] or "").partition("%")[0] if is_master else ""
+
+
+def _left_out(wish: SettingWish[int], look: Look, why: str) -> Outcome:
+    result = Result.POSTPONED if why == SPENT else Result.REFUSED
+    return wish.outcome(result, before=look.value(wish.lever, wish.job_id), remark=why)
+
+
+def _unread(wish: SettingWish[int], look: Look, reason: HeliosError) -> Outcome:
+    before = look.value(wish.lever, wish.job_id)
+    return wish.outcome(
+        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.fact}"
+    )

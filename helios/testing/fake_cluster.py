@@ -1,0 +1,457 @@
+"""A cluster in memory that keeps Slurm's rules: a fake that behaves, with hands on every knob a test needs.
+
+It keeps of each job what Slurm keeps - a SiteFactor and a TimeMin - and what Helios wrote, and derives ``urgency``,
+``soft_limit_s`` and ``hands_off`` from them as the Slurm room does, so that a value written by an admin looks like one
+even if it bears Helios' mark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import pandas as pd
+
+from helios import ownership
+from helios.actions import JobAction, Lever, Outcome, Result
+from helios.changes import GONE, Ground, SettingWish, slurms_terms, verdict, wishes_of
+from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
+from helios.model import DECISIONS, NODE_STANDINGS, STANDINGS, Snapshot
+from helios.ports import LONGEST_LEASE, Office
+from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
+
+UNPROVED = "it bears Helios' mark, and no record says that Helios wrote it"
+
+
+class Crash(Exception):
+    """The process died here: what was written before stays written."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    row: Row
+    site_factor: int = 0
+    time_min: int = 0  # minutes; 0: none
+    touched: str = ""  # why an admin's hand is on it
+    written: dict[Lever, list[int]] = field(default_factory=lambda: {lever: [] for lever in Lever})  # by Helios
+
+
+@dataclass(slots=True, kw_only=True)
+class _Faults:
+    unavailable: int = 0
+    swallowed: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    crash_after: int | None = None
+
+
+class FakeCluster:
+    """A :class:`helios.ports.Cluster` in memory.
+
+    Parameters
+    ----------
+    name : str
+        The cluster's name.
+    now : datetime
+        What its clock shows; :meth:`tick` moves it.
+    nodes : sequence of rows
+        As :func:`~helios.testing.a_node` gives them.
+    site_factor_most : int
+        Bound of the SiteFactor either way: the resolution of an urgency.
+    soft_limits : bool
+        Whether the site has switched soft limits on; otherwise they are refused.
+    writes_per_turn : int, optional
+        Most writes of one ``apply``, in the order asked; the rest is postponed. None: any number.
+
+    Attributes
+    ----------
+    writes : int
+        How many writes reached a job.
+    looks : int
+        How many snapshots were taken.
+    applied : list of tuple of JobAction
+        What each ``apply`` was given.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "venus",
+        now: datetime = NOON,
+        nodes: Sequence[Mapping[str, Any]] | None = None,
+        site_factor_most: int = 10_000,
+        soft_limits: bool = True,
+        writes_per_turn: int | None = None,
+    ) -> None:
+        self.name = name
+        self.now = now
+        self.nodes = [a_node()] if nodes is None else list(nodes)
+        self.soft_limits = soft_limits
+        self.writes_per_turn = writes_per_turn
+        self.writes = 0
+        self.looks = 0
+        self.applied: list[tuple[JobAction, ...]] = []
+        self._most = site_factor_most
+        self._terms = slurms_terms(site_factor=self.site_factor)
+        self._jobs: dict[str, _Job] = {}
+        self._faults = _Faults()
+        self._left: float = 0
+
+    # What users, time and the site do.
+
+    def submit(self, **overrides: Any) -> str:
+        """Queue a job, submitted now unless said otherwise, and return its id; columns as in ``a_pending_job``.
+
+        ``urgency``, ``soft_limit_s`` and ``user_soft_limit_s`` become what Slurm would hold for them; the first two
+        as if Helios' hook had written them.
+        """
+        row = a_pending_job(**({"submitted_at": self.now} | overrides))
+        job = _Job(row=row, site_factor=self.site_factor(row["urgency"]))
+        for column in ("user_soft_limit_s", "soft_limit_s"):
+            if row.get(column) is not None:
+                job.time_min = math.ceil(row[column] / 60)
+        job.written[Lever.ORDER].append(job.site_factor)
+        if row.get("soft_limit_s") is not None:
+            job.written[Lever.SOFT_LIMIT].append(job.time_min)
+        self._jobs[row["job_id"]] = job
+        return str(row["job_id"])
+
+    def start(self, job_id: str, *, node_list: str = "node1") -> None:
+        """Let a pending job start now."""
+        job = self._jobs[job_id]
+        job.row = a_running_job(**(job.row | {"state": "RUNNING", "started_at": self.now, "node_list": node_list}))
+
+    def end(self, job_id: str) -> None:
+        """Let a job end, or be cancelled: the cluster forgets it."""
+        del self._jobs[job_id]
+
+    def requeue(self, job_id: str) -> None:
+        """Put a running job back in the queue; what Helios set stays, as on Slurm."""
+        row = self._jobs[job_id].row
+        back = {"state": "PENDING", "started_at": None, "node_list": None, "restart": row.get("restart", 0) + 1}
+        self._jobs[job_id].row = row | back
+
+    def alter(self, job_id: str, **columns: Any) -> None:
+        """Let the user change a job: any columns of ``QUEUE`` but those that Helios sets."""
+        self._jobs[job_id].row = a_pending_job(**(self._jobs[job_id].row | columns))
+
+    def tick(self, passes: timedelta) -> None:
+        """Let time pass."""
+        self.now += passes
+
+    # What an admin does.
+
+    def hold(self, job_id: str) -> None:
+        """Hold a job; its SiteFactor stays, as on Slurm."""
+        self._jobs[job_id].touched = "held"
+        self._jobs[job_id].row["priority"] = 0.0
+
+    def unhold(self, job_id: str) -> None:
+        """Release a held job."""
+        self._jobs[job_id].touched = ""
+        self._jobs[job_id].row["priority"] = 100_000.0
+
+    def admin_sets_priority(self, job_id: str, priority: float) -> None:
+        """Set a job's priority directly; from now on its SiteFactor has no effect, and Helios keeps off."""
+        self._jobs[job_id].touched = "its priority was set directly"
+        self._jobs[job_id].row["priority"] = float(priority)
+
+    def admin_sets_site_factor(self, job_id: str, site_factor: int) -> None:
+        """Set a SiteFactor past Helios; one without its mark is the admin's own, 0 takes Helios' back."""
+        self._jobs[job_id].site_factor = site_factor
+
+    def admin_sets_time_min(self, job_id: str, minutes: int) -> None:
+        """Set a TimeMin past Helios; 0 clears."""
+        self._jobs[job_id].time_min = minutes
+
+    # What goes wrong.
+
+    def fail_next(self, *, times: int = 1) -> None:
+        """Answer the next ``times`` calls of ``snapshot`` or ``apply`` with ``ClusterUnavailable``."""
+        self._faults.unavailable = times
+
+    def swallow_writes(self, *, times: int = 1) -> None:
+        """Accept the next ``times`` writes and change nothing, as a backfill pass that puts the old value back."""
+        self._faults.swallowed = times
+
+    def refuse_writes(self, job_id: str, *, answer: str = "Access/permission denied") -> None:
+        """Answer every write to this job with ``answer``; an empty text makes it well again."""
+        self._faults.refused[job_id] = answer
+
+    def crash_after(self, *, writes: int) -> None:
+        """Raise :class:`Crash` in ``apply`` when ``writes`` more writes were made; once."""
+        self._faults.crash_after = writes
+
+    # What a test wants to know.
+
+    @property
+    def queue(self) -> list[str]:
+        """Ids of the pending jobs, first to start first."""
+        return [str(job.row["job_id"]) for job in self._in_order()]
+
+    def site_factor_of(self, job_id: str) -> int:
+        """Return a job's SiteFactor, whoever set it."""
+        return self._jobs[job_id].site_factor
+
+    def time_min_of(self, job_id: str) -> int:
+        """Return a job's TimeMin in minutes, whoever set it; 0: none."""
+        return self._jobs[job_id].time_min
+
+    def urgency_of(self, job_id: str) -> float:
+        """Return the urgency that Helios has set on a job; 0 where the SiteFactor is not its own."""
+        return self._urgency(self._jobs[job_id])
+
+    def site_factor(self, urgency: float) -> int:
+        """Return the SiteFactor that stands for ``urgency`` here."""
+        return ownership.site_factor(urgency, most=self._most)
+
+    # The socket.
+
+    def snapshot(self) -> Snapshot:
+        """Look."""
+        self._answer()
+        self.looks += 1
+        running = [job for job in self._jobs.values() if not _is_pending(job)]
+        return a_snapshot(
+            pending=[self._seen(job) for job in self._in_order()],
+            running=sorted((self._seen(job) for job in running), key=lambda row: row["started_at"]),
+            nodes=self.nodes,
+            taken_at=self.now,
+            cluster=self.name,
+        )
+
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Act, read back, and say what became of each job."""
+        self._answer()
+        self.applied.append(tuple(actions))
+        self._left = math.inf if self.writes_per_turn is None else self.writes_per_turn
+        return [outcome for action in actions for outcome in self._carried_out(action)]
+
+    def _carried_out(self, action: JobAction) -> list[Outcome]:
+        wishes = wishes_of(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
+        return [self._became(wish) for wish in wishes]
+
+    def _became(self, wish: SettingWish[int]) -> Outcome:
+        job = self._pending(wish.job_id)
+        if job is None:
+            return wish.outcome(Result.GONE, remark=GONE)
+        said = verdict(wish, self._ground(wish, job))
+        if said is not None:
+            return said
+        before = _value(job, wish.lever)
+        if self._left == 0:
+            return wish.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
+        return self._write(wish, job, before)
+
+    def _ground(self, wish: SettingWish[int], job: _Job) -> Ground:
+        value, limit_s = _value(job, wish.lever), job.row["time_limit_s"]
+        hidden = self._hides(wish.lever, job)
+        is_marked = not hidden and _is_marked(wish.lever, value)
+        return Ground(
+            before=None if hidden else value,
+            is_set=not hidden and _is_ours(job, wish.lever),
+            hands_off=self._hands_off(job),
+            soft_limits=self.soft_limits,
+            time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
+            hidden=_last(job, wish.lever) if hidden else 0,
+            suspect=UNPROVED if is_marked and not _is_ours(job, wish.lever) else "",
+        )
+
+    def _is_set(self, lever: Lever, job_id: str) -> bool:
+        job = self._jobs[job_id]
+        return bool(_last(job, lever)) if self._hides(lever, job) else _is_marked(lever, _value(job, lever))
+
+    def _hides(self, lever: Lever, job: _Job) -> bool:
+        # As on Slurm, whose sprio says nothing of a job that is held or not eligible.
+        return lever is Lever.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
+
+    def _write(self, wish: SettingWish[int], job: _Job, before: int) -> Outcome:
+        refusal = self._faults.refused.get(wish.job_id, "")
+        if refusal:
+            return wish.outcome(Result.FAILED, before=before, remark=refusal)
+        self._count_a_write()
+        job.written[wish.lever].append(wish.wanted)
+        if self._faults.swallowed > 0:
+            self._faults.swallowed -= 1
+        elif wish.lever is Lever.ORDER:
+            job.site_factor = wish.wanted
+        else:
+            job.time_min = wish.wanted
+        after = _value(job, wish.lever)
+        return wish.outcome(Result.DONE if after == wish.wanted else Result.MISMATCH, before=before, after=after)
+
+    def _count_a_write(self) -> None:
+        if self._faults.crash_after == 0:
+            self._faults.crash_after = None
+            raise Crash("told to crash at this write")
+        if self._faults.crash_after is not None:
+            self._faults.crash_after -= 1
+        self._left -= 1
+        self.writes += 1
+
+    def _answer(self) -> None:
+        if self._faults.unavailable > 0:
+            self._faults.unavailable -= 1
+            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", remedy="Call it again.")
+
+    def _pending(self, job_id: str) -> _Job | None:
+        job = self._jobs.get(job_id)
+        return job if job is not None and _is_pending(job) else None
+
+    def _pending_ids(self) -> list[str]:
+        return [job_id for job_id, job in self._jobs.items() if _is_pending(job)]
+
+    def _seen(self, job: _Job) -> Row:
+        ours = _is_ours(job, Lever.SOFT_LIMIT)
+        return job.row | {
+            "priority": self._priority(job),
+            "urgency": self._urgency(job),
+            "soft_limit_s": job.time_min * 60.0 if ours else None,
+            "user_soft_limit_s": job.time_min * 60.0 if job.time_min and not ours else None,
+            "hands_off": self._hands_off(job) or None,
+        }
+
+    def _in_order(self) -> list[_Job]:
+        return sorted((job for job in self._jobs.values() if _is_pending(job)), key=self._place_in_queue)
+
+    def _hands_off(self, job: _Job) -> str:
+        if job.touched or job.row.get("hands_off"):
+            return job.touched or str(job.row["hands_off"])
+        foreign = job.site_factor and not _is_ours(job, Lever.ORDER)
+        return f"an admin set SiteFactor {job.site_factor}" if foreign else ""
+
+    def _urgency(self, job: _Job) -> float:
+        seen = not job.touched and _is_ours(job, Lever.ORDER)
+        return ownership.urgency(job.site_factor, most=self._most) if seen else 0.0
+
+    def _priority(self, job: _Job) -> float:
+        return float(job.row["priority"]) if job.touched else float(job.row["priority"] + job.site_factor)
+
+    def _place_in_queue(self, job: _Job) -> tuple[float, pd.Timestamp, int, str]:
+        job_id = str(job.row["job_id"])
+        return (-self._priority(job), job.row["submitted_at"], len(job_id), job_id)
+
+
+def _is_pending(job: _Job) -> bool:
+    return bool(job.row["state"] == "PENDING")
+
+
+def _is_eligible(job: _Job, now: datetime) -> bool:
+    eligible_at = job.row["eligible_at"]
+    return eligible_at is not None and bool(eligible_at <= now)
+
+
+def _is_marked(lever: Lever, value: int) -> bool:
+    return ownership.is_ours(value) if lever is Lever.ORDER else ownership.is_our_time_min(value)
+
+
+def _is_ours(job: _Job, lever: Lever) -> bool:
+    value = _value(job, lever)
+    return _is_marked(lever, value) and value in job.written[lever]
+
+
+def _last(job: _Job, lever: Lever) -> int:
+    """Return what Helios wrote last, unless something else was put in its place where it can be seen."""
+    return job.written[lever][-1] if job.written[lever] else 0
+
+
+def _value(job: _Job, lever: Lever) -> int:
+    return job.site_factor if lever is Lever.ORDER else job.time_min
+
+
+# A ledger in memory: leases, fencing tokens and an audit that behave, and failures when asked for.
+
+
+class FakeLedger:
+    """A :class:`helios.ports.Ledger` in memory.
+
+    Parameters
+    ----------
+    office : Office
+        Whose: it says what stands changed in columns of ``STANDINGS``, or of ``NODE_STANDINGS``.
+
+    Attributes
+    ----------
+    office : Office
+        As it was given.
+    records : int
+        How often :meth:`record` succeeded.
+    token : int
+        The current fencing token; 0 before anybody held the lease.
+    holder : str or None
+        Who has the lease, though it may have run out; None: nobody.
+    """
+
+    def __init__(self, *, office: Office = Office.JOBS) -> None:
+        self.records = 0
+        self.token = 0
+        self.holder: str | None = None
+        self._until: datetime | None = None
+        self._written: list[pd.DataFrame] = []
+        self.office = office
+        self._kind = NODE_STANDINGS if office is Office.NODES else STANDINGS
+        self._standings = self._kind.empty()
+        self._failing = 0
+        self._well_until_failing = 0
+
+    @property
+    def decisions(self) -> pd.DataFrame:
+        """Everything recorded, columns of ``DECISIONS``, oldest first."""
+        return _stacked(self._written)
+
+    def fail_next(self, *, times: int = 1, after: int = 0) -> None:
+        """Let ``after`` more calls pass, then answer ``times`` calls of any kind with ``WarehouseUnavailable``."""
+        self._failing, self._well_until_failing = times, after
+
+    def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
+        """Take or renew the lease, as :class:`helios.ports.Ledger` says."""
+        self._answer()
+        if self.holder not in {None, holder} and self._until is not None and now < self._until:
+            self._until = min(self._until, now + max(lasts, LONGEST_LEASE))
+            return None
+        if self.holder != holder:
+            self.token += 1
+        self.holder = holder
+        self._until = now + lasts
+        return self.token
+
+    def release(self, *, holder: str) -> None:
+        """Give the lease back, if ``holder`` has it."""
+        self._answer()
+        if self.holder == holder:
+            self.holder = None
+
+    def standings(self) -> pd.DataFrame:
+        """Return what stands changed."""
+        self._answer()
+        return self._standings.copy()
+
+    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:
+        """Append and replace in one step; nothing is kept when it raises."""
+        self._answer()
+        DECISIONS.check(decisions)
+        if standings is not None:
+            self._kind.check(standings)
+        if token != self.token:
+            raise LeaseLost(
+                f"fencing token {token} is not the current one, {self.token}",
+                remedy="Another Helios took the lease; this one must not write.",
+            )
+        self._written += [decisions.copy()] if len(decisions) else []
+        self._standings = self._standings if standings is None else standings.reset_index(drop=True)
+        self.records += 1
+
+    def _answer(self) -> None:
+        if self._well_until_failing > 0 and self._failing > 0:
+            self._well_until_failing -= 1
+        elif self._failing > 0:
+            self._failing -= 1
+            raise WarehouseUnavailable("the ledger was told to fail", remedy="Call it again.")
+
+
+def _stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    # Text instead of categories: two frames with other categories do not add up to a category.
+    rows = [frame[DECISIONS.names].astype(object) for frame in frames]
+    return DECISIONS.conform(pd.concat(rows, ignore_index=True)) if rows else DECISIONS.empty()
