@@ -354,6 +354,11 @@ VARYING = (
         "waited SOME TIME",
         "a job of the recorded answers has waited until now",
     ),
+    (
+        r"predicted \S+ \w+ \([^)]*\) on (\d+ GPUs?): [\d,]+ GPU-seconds; waited SOME TIME",
+        r"predicted SOME TIME on \1; waited SOME TIME",
+        "the prediction knows the hour at which the recorded answers are read",
+    ),
 )
 """Pattern, replacement and reason of what varies in texts."""
 
