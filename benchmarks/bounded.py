@@ -32,15 +32,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.history import read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import PREDICT_AGAIN_S, Seat, play, reckoning_of
-from helios.app.whatif import Question, Stage, set_the_stage
+from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, play, reckoning_of
+from helios.app.whatif import ReplaySetup, WhatIfRequest, set_the_stage
 from helios.config import Control
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order
-from helios.predict import OnlinePredictor, train
+from helios.predict import ReplayTrainedPredictor, train
 from helios.services.qssf import Qssf
 from helios.services.queue_orders import balanced, shortest_service_first
-from helios.simulate import ORDERS, Backfill, Backlog, Guard, Reservation, SimCluster, Workload, replay
+from helios.simulate import ORDERS, Backfill, Backlog, Reservation, SimCluster, WaitBound, Workload, replay
 
 DAY_S, WEEK_S = 86_400, 7 * 86_400
 LARGE = 8
@@ -51,7 +51,7 @@ LIVE_CAP = Control().most_of_one_user
 class PerturbedRun:
     """One workload, what was predicted of it, and the longest waits that the bounds are to be measured by."""
 
-    stage: Stage
+    stage: ReplaySetup
     workload: Workload
     limit_s: np.ndarray
     quantiles_s: np.ndarray
@@ -59,10 +59,10 @@ class PerturbedRun:
     jobs: pd.DataFrame
     model: Any
 
-    def predictor(self) -> OnlinePredictor:
+    def predictor(self) -> ReplayTrainedPredictor:
         """Return a predictor that knows what came before the run."""
         stage = self.stage
-        return OnlinePredictor(
+        return ReplayTrainedPredictor(
             self.jobs, history=stage.before, model=self.model, refit_every_s=WEEK_S, timezone=stage.timezone
         )
 
@@ -80,7 +80,7 @@ class PerturbedRun:
 class Noting:
     """A predictor whose answers are kept."""
 
-    def __init__(self, predictor: OnlinePredictor, n_jobs: int) -> None:
+    def __init__(self, predictor: ReplayTrainedPredictor, n_jobs: int) -> None:
         self._predictor = predictor
         self.ended, self.waiting = predictor.ended, predictor.waiting
         self.quantiles_s = np.full((n_jobs, 3), np.nan)
@@ -91,7 +91,7 @@ class Noting:
         return self.quantiles_s[jobs]
 
 
-def a_run(stage: Stage, model: Any, seed: int, keep: int | None) -> PerturbedRun:
+def a_run(stage: ReplaySetup, model: Any, seed: int, keep: int | None) -> PerturbedRun:
     """Perturb (``keep`` None: weeks in place), predict."""
     jobs, size, partition, limit_s = perturbed(stage, seed, keep) if seed else as_recorded(stage)
     workload = Workload(
@@ -102,7 +102,7 @@ def a_run(stage: Stage, model: Any, seed: int, keep: int | None) -> PerturbedRun
         partition=partition,
     )
     predictor = Noting(
-        OnlinePredictor(jobs, history=stage.before, model=model, refit_every_s=WEEK_S, timezone=stage.timezone),
+        ReplayTrainedPredictor(jobs, history=stage.before, model=model, refit_every_s=WEEK_S, timezone=stage.timezone),
         len(jobs),
     )
     replay(
@@ -124,12 +124,14 @@ def a_run(stage: Stage, model: Any, seed: int, keep: int | None) -> PerturbedRun
     )
 
 
-def as_recorded(stage: Stage) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
+def as_recorded(stage: ReplaySetup) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
     """Return jobs, sizes, partitions and limits as they are."""
     return stage.machine.jobs, stage.workload.gpus, stage.workload.partition, stage.limit_s
 
 
-def perturbed(stage: Stage, seed: int, keep: int | None) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
+def perturbed(
+    stage: ReplaySetup, seed: int, keep: int | None
+) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
     """Return the same with weeks in another order, moved submissions and longer or shorter runs."""
     rng, jobs = np.random.default_rng(seed), stage.machine.jobs.copy()
     first = jobs["submitted_at"].iloc[0].floor("D")
@@ -165,10 +167,10 @@ def by_size(exponent: float, favour: float) -> Callable[..., np.ndarray]:
     return order
 
 
-def beside(run: PerturbedRun, share: float, backfill: Backfill) -> Guard:
+def beside(run: PerturbedRun, share: float, backfill: Backfill) -> WaitBound:
     """Return the yardstick that knows the future: a shadow queue run with true run times."""
     shadow = run.replayed(ORDERS["fifo"], backfill)
-    return Guard.beside(started_s=shadow.started_s, wait_s=shadow.wait_s, least_s=3 * 3_600, share=share)
+    return WaitBound.beside(started_s=shadow.started_s, wait_s=shadow.wait_s, least_s=3 * 3_600, share=share)
 
 
 BAD: dict[str, Callable[[PerturbedRun], np.ndarray]] = {
@@ -200,7 +202,7 @@ def acted(run: PerturbedRun, backfill: Backfill = NODES, *, most_of_one_user: fl
     cluster = SimCluster(run.workload, shape, run.jobs, estimates_s=run.limit_s, backfill=backfill)
     play(
         cluster,
-        [Seat(name="qssf", service=service, every=service.every)],
+        [ReplayedService(name="qssf", service=service, every=service.every)],
         predictor=run.predictor(),
         predict_again_s=PREDICT_AGAIN_S,
         reckoning=reckoning_of(run.workload, shape),
@@ -238,7 +240,7 @@ TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
         for share in (0.7, 0.8, 0.9, 1.2)
     },
     **{
-        f"balanced, constant {hours} h": lambda run, h=hours: shipped(run, guard=Guard.constant(h * 3_600))
+        f"balanced, constant {hours} h": lambda run, h=hours: shipped(run, guard=WaitBound.constant(h * 3_600))
         for hours in (12, 168)
     },
     "balanced, shadow FIFO + EASY (knows the future)": lambda run: shipped(run, guard=beside(run, 1, EASY)),
@@ -269,10 +271,10 @@ def figures(result: Any, run: PerturbedRun) -> np.ndarray:
     return np.array([result.wait_s.mean(), result.wait_s.max(), result.wait_s[large].mean() if large.any() else 0.0])
 
 
-def staged(given: argparse.Namespace) -> tuple[Stage, Any]:
+def staged(given: argparse.Namespace) -> tuple[ReplaySetup, Any]:
     """Return the stage, and a model of what came before it if there is enough."""
     history = read_file(given.trace, timezone=given.timezone)
-    question = Question(
+    question = WhatIfRequest(
         plans=[],
         since=given.since,
         until=given.until,

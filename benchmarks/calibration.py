@@ -20,7 +20,7 @@ from helios.predict import HistoryPredictor, JobTable
 from helios.predict.duration import train_on
 from helios.predict.evaluation import calibrated_quantiles, figures_of, judged_of
 from helios.predict.job_table import known_of
-from helios.predict.scores import Figures
+from helios.predict.scores import Scores
 
 LAST_ENDED = 500
 
@@ -45,7 +45,7 @@ def rolling_conformal(table: JobTable, quantiles: np.ndarray, *, only_widens: bo
     return found
 
 
-def line(name: str, figures: Figures) -> str:
+def line(name: str, figures: Scores) -> str:
     """Return one row of the table."""
     groups = " ".join(
         f"{group} {covered.share:.3f} of {covered.jobs:,};" if covered.jobs else f"{group} -;"

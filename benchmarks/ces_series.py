@@ -20,12 +20,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.energy.whatif_series import SeriesQuestion, energy_on_series
+from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
 from helios.ingest.node_series import read_series, summed
 from helios.predict.demand import Calendar
 from helios.services.energy_saving import CesOptions
-from helios.services.energy_saving.tuning import DAY, Goal, Known, tuned
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, tuned
 
 VARIANTS = {
     "as it is": CesOptions(),
@@ -38,7 +38,7 @@ VARIANTS = {
 }
 
 
-def asked() -> tuple[argparse.Namespace, SeriesQuestion]:
+def asked() -> tuple[argparse.Namespace, EnergySeriesRequest]:
     """Return the arguments and the question they put."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", nargs="+", type=Path)
@@ -50,7 +50,7 @@ def asked() -> tuple[argparse.Namespace, SeriesQuestion]:
     read = [read_series(path, timezone=given.timezone) for path in given.series]
     one = read[0] if len(read) == 1 else summed(read, name=f"{len(read)} files")
     since, until = (datetime.fromisoformat(text).replace(tzinfo=zone) for text in (given.since, given.until))
-    return given, SeriesQuestion(
+    return given, EnergySeriesRequest(
         name=one.name,
         start_s=one.start_s,
         step_s=one.step_s,
@@ -61,11 +61,11 @@ def asked() -> tuple[argparse.Namespace, SeriesQuestion]:
     )
 
 
-def picking_s(question: SeriesQuestion) -> float:
+def picking_s(question: EnergySeriesRequest) -> float:
     """Return the time to pick a setting from three weeks, s, without compilation."""
     busy = question.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
     most = np.repeat(np.repeat(busy[:, None, None], 5, axis=1), 3, axis=2)
-    known = Known(
+    known = KnownDemand(
         busy=busy,
         total=question.total[-21 * 1_440 :: 10],
         most=most,

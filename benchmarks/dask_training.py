@@ -19,19 +19,19 @@ from distributed import Client, LocalCluster
 from benchmarks.features import a_table
 from helios.predict import causal_features
 from helios.predict.causal_stats import FEATURES
-from helios.predict.dask_training import DaskLearner
-from helios.predict.duration import QUANTILES, Learner, Lesson, learn_here
+from helios.predict.dask_training import DaskTrainer
+from helios.predict.duration import QUANTILES, Trainer, TrainingSet, learn_here
 
 WORKERS = 2
 
 
-def a_lesson(n_rows: int) -> Lesson:
+def a_lesson(n_rows: int) -> TrainingSet:
     """Return what the trees would learn from ``n_rows`` made-up jobs."""
     table = a_table(n_rows)
     features = causal_features(table).X
     residual = np.log1p(table.run_time_s) - features[:, FEATURES.index("anchor")].astype(np.float64)
     weight = np.random.default_rng(0).uniform(0.5, 1.5, n_rows)
-    return Lesson(features=features, residual=residual, weight=weight, names=FEATURES)
+    return TrainingSet(features=features, residual=residual, weight=weight, names=FEATURES)
 
 
 def cpu_s(client: Client) -> float:
@@ -39,7 +39,7 @@ def cpu_s(client: Client) -> float:
     return time.process_time() + sum(client.run(time.process_time).values())
 
 
-def cost(learner: Learner, lesson: Lesson, client: Client) -> tuple[float, float]:
+def cost(learner: Trainer, lesson: TrainingSet, client: Client) -> tuple[float, float]:
     """Return how long ``learner`` takes for the three quantiles: by the clock on the wall, and of all processors."""
     wall_s, used_s = time.perf_counter(), cpu_s(client)
     learner(lesson, quantiles=QUANTILES, seed=0)
@@ -56,7 +56,7 @@ def main() -> None:
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        there = DaskLearner(address=cluster.scheduler_address)
+        there = DaskTrainer(address=cluster.scheduler_address)
         cost(there, a_lesson(5_000), client)  # the workers' first import of LightGBM
         for n_rows in sizes:
             lesson = a_lesson(n_rows)

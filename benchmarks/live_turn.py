@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from helios.app.history import recall
-from helios.app.job_controller import Turns
+from helios.app.job_controller import JobController
 from helios.app.live_cluster import open_site
 from helios.app.sync import JOBS as JOBS_READ
 from helios.app.training import learn
 from helios.config import Settings
-from helios.control import ServiceMode, TurnReport
+from helios.control import CycleReport, ServiceMode
 from helios.ingest import synthetic_trace
 from helios.model import REJECTS, Batch, Mode
 from helios.slurm import shell
@@ -83,7 +83,7 @@ def queue_up(rig: Rig, pending: int) -> None:
     rig.until(lambda: len(rig.site_factors()) >= pending, longest_s=120)
 
 
-def turn(turns: Turns) -> tuple[TurnReport, float, Counter[str]]:
+def turn(turns: JobController) -> tuple[CycleReport, float, Counter[str]]:
     """Take one turn; return what came of it, its seconds and the processes that it started."""
     STARTED.clear()
     began = time.perf_counter()
@@ -91,7 +91,7 @@ def turn(turns: Turns) -> tuple[TurnReport, float, Counter[str]]:
     return report, time.perf_counter() - began, STARTED.copy()
 
 
-def say(what: str, report: TurnReport, seconds: float, started: Counter[str]) -> None:
+def say(what: str, report: CycleReport, seconds: float, started: Counter[str]) -> None:
     """Print one turn."""
     counts = {str(result): number for counted in report.counts.values() for result, number in counted.items()}
     processes = f"{sum(started.values()):>3} processes {dict(started)}"
@@ -123,7 +123,7 @@ def main(pending: int, days: int) -> None:
         site = open_site(chosen)
         count_processes()
         print(f"{pending:,} jobs pending, a history of {jobs:,} jobs, a model; Slurm's commands")
-        turns = Turns(site, chosen)
+        turns = JobController(site, chosen)
         for number in range(1, 3 + -(-pending // WRITES)):
             quiet = turn_of(turns, f"turn {number}")
             time.sleep(1)
@@ -139,7 +139,7 @@ def main(pending: int, days: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def turn_of(turns: Turns, what: str) -> Counter[str]:
+def turn_of(turns: JobController, what: str) -> Counter[str]:
     """Take a turn, print it, and return the processes that it started."""
     report, seconds, started = turn(turns)
     say(what, report, seconds, started)

@@ -26,14 +26,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.app.replay_guards import Claims
+from helios.app.replay_guards import ReplayGuards
 from helios.app.slurm_workload import SlurmJobs, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
 from helios.simulate.slurm import SlurmLatency
-from helios.simulate.slurm.cluster import SlurmDoor
+from helios.simulate.slurm.cluster import SimulatedSlurm
 from helios.simulate.snapshot import Predictions, moment
 
 N_JOBS, NODES, GPUS = 300, 4, 8
@@ -116,18 +116,18 @@ def waits_s(drawn: Draw, turn_s: float, shape: Shape | None, *, hook: float, pat
     """
     workload, qssf = drawn.jobs.workload, Qssf(Qssf.Options(promote_after_s=patience_s))
 
-    def wished(door: SlurmDoor, jobs: NDArray[np.int64], now_s: int) -> Floats:
+    def wished(door: SimulatedSlurm, jobs: NDArray[np.int64], now_s: int) -> Floats:
         urgency = qssf.wishes(door.rows(jobs, drawn.predictions).values, moment(now_s)).urgency
         return urgency if shape is None else shape(urgency)
 
     if shape is not None and hook:
-        whole = SlurmDoor(workload, SITE, drawn.jobs.jobs, resolution=MOST)
+        whole = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, resolution=MOST)
         first = [wished(whole, np.array([job]), int(workload.submitted_s[job]))[0] for job in range(N_JOBS)]
         factors = ownership.site_factors(np.array(first), n_steps=ownership.steps(MOST))
         workload = replace(workload, site_factor=np.where(drawn.finds_row < hook, factors, 0))
     latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_turn_s)
-    door = SlurmDoor(workload, SITE, drawn.jobs.jobs, resolution=MOST, latency=latency)
-    claims = Claims(door, 1, Control().most_of_one_user)
+    door = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, resolution=MOST, latency=latency)
+    claims = ReplayGuards(door, 1, Control().most_of_one_user)
     now_s = int(BEGAN.timestamp() + drawn.first_turn_s)
     while len(door.ended) < N_JOBS:
         door.advance(now_s)

@@ -26,10 +26,10 @@ from helios.app.history import read_file
 from helios.app.prediction_value import PREDICTED
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import ORDERS, Policy
-from helios.app.whatif import Question, Stage, set_the_stage, teach
-from helios.predict import OnlinePredictor
+from helios.app.whatif import ReplaySetup, WhatIfRequest, set_the_stage, teach
+from helios.predict import ReplayTrainedPredictor
 from helios.predict.replay_predictor import UserLast
-from helios.simulate import Backfill, Guard, Replay, replay
+from helios.simulate import Backfill, Replay, WaitBound, replay
 
 DAY_S = 86_400
 
@@ -38,30 +38,32 @@ DAY_S = 86_400
 class Bench:
     """One machine: the jobs on it, today's queue, and what predicts."""
 
-    stage: Stage
+    stage: ReplaySetup
     today: Replay
     model: Any
 
-    def predictor(self, forecaster: Any, **options: Any) -> OnlinePredictor:
+    def predictor(self, forecaster: Any, **options: Any) -> ReplayTrainedPredictor:
         """Return a predictor that begins with ``forecaster``."""
         stage = self.stage
-        return OnlinePredictor(
+        return ReplayTrainedPredictor(
             stage.machine.jobs, history=stage.before, model=forecaster, timezone=stage.timezone, **options
         )
 
-    def model_online(self, **options: Any) -> OnlinePredictor:
+    def model_online(self, **options: Any) -> ReplayTrainedPredictor:
         """Return the trained model, which goes on learning."""
         return self.predictor(self.model, **options)
 
-    def guard(self, share: float) -> Guard:
+    def guard(self, share: float) -> WaitBound:
         """Return the bound that is this share of the longest wait so far under FIFO, 3 h at least."""
-        return Guard.beside(started_s=self.today.started_s, wait_s=self.today.wait_s, least_s=3 * 3_600, share=share)
+        return WaitBound.beside(
+            started_s=self.today.started_s, wait_s=self.today.wait_s, least_s=3 * 3_600, share=share
+        )
 
 
 class Believing:
     """A predictor of whose quantiles the order believes another number than the median."""
 
-    def __init__(self, predictor: OnlinePredictor, number: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, predictor: ReplayTrainedPredictor, number: Callable[[np.ndarray], np.ndarray]) -> None:
         self._predictor, self._number = predictor, number
         self.ended = predictor.ended
 
@@ -99,8 +101,8 @@ AGAIN = {"predict_again_s": 600}
 TRIED: dict[str, Callable[..., dict[str, Any]]] = {
     "true, no guard": lambda _: {},
     **{f"true, guard {share:g}": lambda b, s=share: {"guard": b.guard(s)} for share in (0.5, 0.7, 1.0, 1.5)},
-    "true, guard 12 h": lambda _: {"guard": Guard.constant(DAY_S // 2)},
-    "true, guard 48 h": lambda _: {"guard": Guard.constant(2 * DAY_S)},
+    "true, guard 12 h": lambda _: {"guard": WaitBound.constant(DAY_S // 2)},
+    "true, guard 48 h": lambda _: {"guard": WaitBound.constant(2 * DAY_S)},
     "off by e^N(0,1.5)": lambda b: {"run_time_s": noise(b), "guard": b.guard(1)},
     "smallest first": lambda b: {"order": ORDERS[Policy.FEWEST_GPUS], "guard": b.guard(1)},
     "user's last": lambda b: {"predictor": b.predictor(UserLast(), refit=False), "guard": b.guard(1)},
@@ -112,7 +114,7 @@ TRIED: dict[str, Callable[..., dict[str, Any]]] = {
     "model, again, guard 0.7": lambda b: {"predictor": b.model_online(), "guard": b.guard(0.7), **AGAIN},
     "model, again, guard 12 h": lambda b: {
         "predictor": b.model_online(),
-        "guard": Guard.constant(DAY_S // 2),
+        "guard": WaitBound.constant(DAY_S // 2),
         **AGAIN,
     },
     "model, again hourly": lambda b: {"predictor": b.model_online(), "guard": b.guard(1), "predict_again_s": 3_600},
@@ -139,7 +141,7 @@ TRIED: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def replayed(stage: Stage, **options: Any) -> Replay:
+def replayed(stage: ReplaySetup, **options: Any) -> Replay:
     """Replay with EASY by limits, by service, unless told otherwise; true run times unless predicted."""
     order = options.pop("order", ORDERS[Policy.QSSF])
     if "predictor" not in options:
@@ -161,7 +163,7 @@ def benches(given: argparse.Namespace) -> list[Bench]:
     """Return the machines of all sizes; the model is trained once."""
     history = read_file(given.trace, timezone=given.timezone)
     since = history.jobs["submitted_at"].iloc[int(len(history.jobs) * 0.7)].to_pydatetime()
-    question = Question(
+    question = WhatIfRequest(
         plans=[PREDICTED],
         since=since,
         gpus_per_node=given.gpus_per_node,

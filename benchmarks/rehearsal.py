@@ -34,8 +34,8 @@ from helios_night_owl import NightOwl
 from helios.actions import Action
 from helios.app.history import read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import PREDICT_AGAIN_S, Seat, play
-from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
+from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, play
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, set_the_stage
 from helios.model import Snapshot
 from helios.ports import Service
 from helios.services.qssf import Qssf
@@ -59,7 +59,7 @@ MACHINES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
 class Oracle:
     """A predictor that knows every run time."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ReplaySetup) -> None:
         self.quantiles_s = np.repeat(stage.workload.run_time_s.astype(np.float64)[:, None], 3, axis=1)
         self.source, self.sources = np.zeros(len(stage.workload), dtype=np.int16), ["oracle"]
 
@@ -116,16 +116,16 @@ WAYS = [
 ]
 
 
-def staged(name: str, jobs: int) -> Stage:
+def staged(name: str, jobs: int) -> ReplaySetup:
     """Return the first ``jobs`` of a trace on its machine."""
     trace, timezone, machine = MACHINES[name]
     history = read_file(TRACES / trace, timezone=timezone)
     submitted = history.jobs["submitted_at"]
     until = submitted.iloc[jobs] if jobs < len(submitted) else None
-    return set_the_stage(history, Question(plans=(), until=until, **machine))
+    return set_the_stage(history, WhatIfRequest(plans=(), until=until, **machine))
 
 
-def compiled(stage: Stage) -> Replay:
+def compiled(stage: ReplaySetup) -> Replay:
     """Replay with QSSF as a policy of the core."""
     return replay(
         stage.workload,
@@ -137,7 +137,7 @@ def compiled(stage: Stage) -> Replay:
     )
 
 
-def known_beforehand(stage: Stage) -> Replay:
+def known_beforehand(stage: ReplaySetup) -> Replay:
     """Replay with QSSF as a policy of the core that knows all predictions before it begins."""
     return replay(
         stage.workload,
@@ -149,7 +149,7 @@ def known_beforehand(stage: Stage) -> Replay:
     )
 
 
-def played(stage: Stage, way: Way, predictor: Any) -> tuple[SimCluster, Seat]:
+def played(stage: ReplaySetup, way: Way, predictor: Any) -> tuple[SimCluster, ReplayedService]:
     """Replay with a service acting."""
     cluster = SimCluster(
         stage.workload,
@@ -158,7 +158,7 @@ def played(stage: Stage, way: Way, predictor: Any) -> tuple[SimCluster, Seat]:
         estimates_s=stage.limit_s,
         resolution=way.resolution,
     )
-    seat = Seat(name=way.title, service=way.service(), every=way.every)
+    seat = ReplayedService(name=way.title, service=way.service(), every=way.every)
     play(cluster, [seat], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)
     return cluster, seat
 
@@ -189,7 +189,7 @@ def compare(name: str, jobs: int, *, with_model: bool) -> None:
         verdict = f"all but {other:,}" if other else "all"
         line(way.title, wait_s, took_s=took_s, of_s=of_s, asks=f"{seat.asked:,}", verdict=verdict)
     if with_model:
-        model = predictor_for(stage, None, Question(plans=()))
+        model = predictor_for(stage, None, WhatIfRequest(plans=()))
         took_s, (cluster, seat) = timed(lambda: played(stage, AGAIN, model), 1)
         wait_s = cluster.started_s - stage.workload.submitted_s
         line("  by a model", wait_s, took_s=took_s, of_s=of_s, asks=f"{seat.asked:,}")

@@ -27,20 +27,20 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.executors import Engine, Processes, here
-from helios.app.history import History, read_file
+from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
 from helios.app.resampling import predictor_of, redrawn, urn_of
-from helios.app.scenarios import Plan, Policy, RunTimes
+from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.sweep import SweepPlan, cross, sweep
-from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, set_the_stage
 from helios.ports import ReplayPredictor
 from helios.predict.scores import spearman
-from helios.report.significance import Over, interval_of
+from helios.report.significance import ResampledUnit, interval_of
 from helios.simulate import Backfill
 
 TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
 SITES = 1_000
-FIFO = Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         print(f"skipped: no trace at {options.trace}; set HELIOS_TRACES to their folder")
         return
     history = read_file(options.trace, timezone="Asia/Shanghai")
-    question = Question(
+    question = WhatIfRequest(
         plans=(),
         nodes=parse_nodes(options.nodes),
         since=pd.Timestamp(options.since, tz=history.timezone),
@@ -61,7 +61,7 @@ def main() -> None:
     given_away(history, question)
 
 
-def costs(history: History, question: Question, workers: int, times: int) -> None:
+def costs(history: LoadedHistory, question: WhatIfRequest, workers: int, times: int) -> None:
     """Print seconds of the same sweep in one process and several."""
     plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
     asked = cross(plan, base=question, timezone=history.timezone)
@@ -102,10 +102,10 @@ def coverage() -> None:
     print()
 
 
-def given_away(history: History, question: Question) -> None:
+def given_away(history: LoadedHistory, question: WhatIfRequest) -> None:
     """Print how well jobs are predicted in the history and in draws, whether copies teach or not."""
     stage = set_the_stage(history, replace(question, plans=(FIFO,)))
-    urn = urn_of(stage, Over.WEEKS)
+    urn = urn_of(stage, ResampledUnit.WEEKS)
     found: dict[str, list[tuple[float, float]]] = {
         "history as it was": [judged(stage, predictor_of(stage, None, question), stage.counted)]
     }
@@ -128,19 +128,19 @@ def given_away(history: History, question: Question) -> None:
         print(f"  {name:38s} {rank:16.3f} {error:17.3f}")
 
 
-def judged(stage: Stage, predictor: ReplayPredictor, rows: np.ndarray) -> tuple[float, float]:
+def judged(stage: ReplaySetup, predictor: ReplayPredictor, rows: np.ndarray) -> tuple[float, float]:
     """Return the errors of the medians predicted for ``rows``."""
     return errors(predicted(predictor, stage), stage, rows)
 
 
-def errors(medians: np.ndarray, stage: Stage, rows: np.ndarray) -> tuple[float, float]:
+def errors(medians: np.ndarray, stage: ReplaySetup, rows: np.ndarray) -> tuple[float, float]:
     """Return rank correlation and median log error of ``rows``."""
     p50, true = medians[rows], stage.workload.run_time_s[rows]
     error = float(np.median(np.abs(np.log1p(p50) - np.log1p(true))))
     return spearman(p50, true.astype(np.float64)) or 0.0, error
 
 
-def predicted(predictor: ReplayPredictor, stage: Stage) -> np.ndarray:
+def predicted(predictor: ReplayPredictor, stage: ReplaySetup) -> np.ndarray:
     """Return the predicted medians, s, when every job starts at its submission."""
     work = stage.workload
     ends_s = work.submitted_s + work.run_time_s

@@ -28,7 +28,7 @@ from helios.ingest import synthetic_trace
 from helios.model import JOBS
 from helios.ports import Progress, in_silence
 from helios.predict import JobTable
-from helios.predict.duration import QUANTILES, ROUNDS, Lesson, learn_here, train_on
+from helios.predict.duration import QUANTILES, ROUNDS, TrainingSet, learn_here, train_on
 from helios.predict.job_table import known_of
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
@@ -102,7 +102,7 @@ def main() -> None:
     watch = Stopwatch()
 
     def learner(
-        lesson: Lesson, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+        lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
     ) -> tuple[str, ...]:
         part = f"  of it LightGBM: {len(lesson.residual):,} rows, {len(quantiles)} x {ROUNDS} trees"
         return watch(part, lambda: learn_here(lesson, quantiles=quantiles, seed=seed, progress=progress))

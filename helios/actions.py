@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from helios.model import Snapshot
 
 
-class Lever(StrEnum):
+class JobSetting(StrEnum):
     """What of a job Helios can change."""
 
     ORDER = "order"
@@ -195,7 +195,7 @@ class SoftLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
+class RevertJobs:
     """Take back what Helios set, so that the cluster is as it would be without it.
 
     Attributes
@@ -211,13 +211,13 @@ class Restore:
         Why, for a person.
     """
 
-    lever: Lever | None = None
+    lever: JobSetting | None = None
     job_ids: tuple[str, ...] | None = None
     hidden: bool = False
     reason: str
 
 
-JobAction = Reorder | SoftLimit | Restore
+JobAction = Reorder | SoftLimit | RevertJobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class Outcome:
     """
 
     action: str
-    lever: Lever
+    lever: JobSetting
     job_id: str
     result: Result
     reason: str
@@ -252,7 +252,7 @@ class Outcome:
     remark: str = ""
 
 
-class NodeLever(StrEnum):
+class NodeSetting(StrEnum):
     """What of a node, or of all of them, Helios can change."""
 
     POWER = "power"
@@ -349,7 +349,7 @@ class FillFirst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreNodes:
+class RevertNodes:
     """Take back what Helios set on nodes, so that the cluster is as it would be without it.
 
     Attributes
@@ -363,12 +363,12 @@ class RestoreNodes:
         Why, for a person.
     """
 
-    lever: NodeLever
+    lever: NodeSetting
     own: tuple[tuple[str, str], ...]
     reason: str
 
 
-NodeAction = PowerDown | PowerUp | KeepAwake | FillFirst | RestoreNodes
+NodeAction = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
 Action = JobAction | NodeAction
 """All there is. A service acts on jobs or on nodes; each kind has its own door to the cluster."""
 
@@ -397,7 +397,7 @@ class NodeOutcome:
     """
 
     action: str
-    lever: NodeLever
+    lever: NodeSetting
     node: str
     result: Result
     reason: str

@@ -17,23 +17,23 @@ from helios.actions import (
     Action,
     FillFirst,
     JobAction,
+    JobSetting,
     KeepAwake,
-    Lever,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     Outcome,
     Place,
     PowerDown,
     PowerUp,
     Reorder,
-    Restore,
-    RestoreNodes,
     Result,
+    RevertJobs,
+    RevertNodes,
     SoftLimit,
 )
 
-Key = tuple[Lever, str]
+Key = tuple[JobSetting, str]
 """One lever of one job, by its id."""
 
 Value = TypeVar("Value", int, float)
@@ -54,7 +54,7 @@ NO_SOFT_LIMITS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms(Generic[Value]):
+class ValueMapping(Generic[Value]):
     """The values in which a cluster holds what it is asked for.
 
     Attributes
@@ -69,24 +69,24 @@ class Terms(Generic[Value]):
 
     of_urgency: Callable[[float], Value]
     of_run_time: Callable[[timedelta], Value]
-    nothing: Callable[[Lever], Value]
-    words: Callable[[Lever, Value], str]
+    nothing: Callable[[JobSetting], Value]
+    words: Callable[[JobSetting, Value], str]
 
 
 def slurms_terms(
     *, site_factor: Callable[[float], int], time_min: Callable[[timedelta], int] = ownership.time_min
-) -> Terms[int]:
+) -> ValueMapping[int]:
     """Return Slurm's own: the SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0: none."""
-    return Terms(
+    return ValueMapping(
         of_urgency=site_factor,
         of_run_time=time_min,
         nothing=lambda _: 0,
-        words=lambda lever, value: f"SiteFactor {value}" if lever is Lever.ORDER else f"TimeMin {value} min",
+        words=lambda lever, value: f"SiteFactor {value}" if lever is JobSetting.ORDER else f"TimeMin {value} min",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingWish(Generic[Value]):
+class SettingChange(Generic[Value]):
     """A value that is wanted on one lever of one job.
 
     Attributes
@@ -102,17 +102,17 @@ class SettingWish(Generic[Value]):
     """
 
     action: str
-    lever: Lever
+    lever: JobSetting
     job_id: str
     reason: str
     wanted: Value
-    terms: Terms[Value]
+    terms: ValueMapping[Value]
     unseen: bool = False
 
     @property
     def takes_back(self) -> bool:
-        """Whether it is part of a ``Restore``."""
-        return self.action == Restore.__name__
+        """Whether it is part of a ``RevertJobs``."""
+        return self.action == RevertJobs.__name__
 
     def outcome(
         self, result: Result, *, before: Value | None = None, after: Value | None = None, remark: str = ""
@@ -135,11 +135,11 @@ class SettingWish(Generic[Value]):
 
 def wishes_of(
     action: JobAction,
-    terms: Terms[Value],
+    terms: ValueMapping[Value],
     *,
     pending: Callable[[], Iterable[str]],
-    is_set: Callable[[Lever, str], bool],
-) -> Iterator[SettingWish[Value]]:
+    is_set: Callable[[JobSetting, str], bool],
+) -> Iterator[SettingChange[Value]]:
     """Return what an action asks for, in its order, each wish when it is asked for.
 
     Parameters
@@ -156,27 +156,27 @@ def wishes_of(
     """
     if isinstance(action, Reorder):
         for place in action.order:
-            yield SettingWish(
+            yield SettingChange(
                 action=Reorder.__name__,
-                lever=Lever.ORDER,
+                lever=JobSetting.ORDER,
                 job_id=place.job_id,
                 reason=place.reason,
                 wanted=terms.of_urgency(place.urgency),
                 terms=terms,
             )
     elif isinstance(action, SoftLimit):
-        yield SettingWish(
+        yield SettingChange(
             action=SoftLimit.__name__,
-            lever=Lever.SOFT_LIMIT,
+            lever=JobSetting.SOFT_LIMIT,
             job_id=action.job_id,
             reason=action.reason,
             wanted=terms.of_run_time(action.run_time),
             terms=terms,
         )
-    elif isinstance(action, Restore):
+    elif isinstance(action, RevertJobs):
         for lever, job_id in _to_restore(action, pending, is_set):
-            yield SettingWish(
-                action=Restore.__name__,
+            yield SettingChange(
+                action=RevertJobs.__name__,
                 lever=lever,
                 job_id=job_id,
                 reason=action.reason,
@@ -189,9 +189,9 @@ def wishes_of(
 
 
 def _to_restore(
-    restore: Restore, pending: Callable[[], Iterable[str]], is_set: Callable[[Lever, str], bool]
-) -> Iterator[tuple[Lever, str]]:
-    levers = tuple(Lever) if restore.lever is None else (restore.lever,)
+    restore: RevertJobs, pending: Callable[[], Iterable[str]], is_set: Callable[[JobSetting, str], bool]
+) -> Iterator[tuple[JobSetting, str]]:
+    levers = tuple(JobSetting) if restore.lever is None else (restore.lever,)
     named = restore.job_ids
     for job_id in pending() if named is None else named:
         for lever in levers:
@@ -200,7 +200,7 @@ def _to_restore(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class ChangeContext:
     """What a wish for a pending job of Slurm is judged on.
 
     Attributes
@@ -230,7 +230,7 @@ class Ground:
     suspect: str = ""
 
 
-def verdict(wish: SettingWish[int], ground: Ground) -> Outcome | None:
+def verdict(wish: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
     if wish.takes_back:
         return _of_a_restore(wish, ground)
@@ -241,7 +241,7 @@ def verdict(wish: SettingWish[int], ground: Ground) -> Outcome | None:
     return _unchanged(wish, ground) if ground.before == wish.wanted else None
 
 
-def _of_a_restore(wish: SettingWish[int], ground: Ground) -> Outcome | None:
+def _of_a_restore(wish: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     if ground.is_set:
         return None
     if ground.before is None and ground.hidden:
@@ -254,8 +254,8 @@ def _of_a_restore(wish: SettingWish[int], ground: Ground) -> Outcome | None:
     return _unchanged(wish, ground)
 
 
-def _why_no_soft_limit(wish: SettingWish[int], ground: Ground) -> str:
-    if wish.lever is not Lever.SOFT_LIMIT:
+def _why_no_soft_limit(wish: SettingChange[int], ground: ChangeContext) -> str:
+    if wish.lever is not JobSetting.SOFT_LIMIT:
         return ""
     if not ground.soft_limits:
         return NO_SOFT_LIMITS
@@ -264,21 +264,21 @@ def _why_no_soft_limit(wish: SettingWish[int], ground: Ground) -> str:
     return TOO_LONG if ground.time_limit and wish.wanted >= ground.time_limit else ""
 
 
-def _unchanged(wish: SettingWish[int], ground: Ground) -> Outcome:
+def _unchanged(wish: SettingChange[int], ground: ChangeContext) -> Outcome:
     return wish.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
 
 
 # What services ask for, node by node: the form in which it can be checked, and back again.
 
-NodeKey = tuple[NodeLever, str]
+NodeKey = tuple[NodeSetting, str]
 """One lever of one node; the keep-awake list is the cluster's and has an empty name."""
-LIST: NodeKey = (NodeLever.KEEP_AWAKE, "")
+LIST: NodeKey = (NodeSetting.KEEP_AWAKE, "")
 ASLEEP, AWAKE = "asleep", "awake"
 """What is asked of a node's power, as the book has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWish:
+class NodeChange:
     """One value for one lever of one node.
 
     Attributes
@@ -289,7 +289,7 @@ class NodeWish:
         Name of the action's class.
     """
 
-    lever: NodeLever
+    lever: NodeSetting
     node: str
     value: str
     reason: str
@@ -333,7 +333,7 @@ TIER = "tier "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProposal:
+class RequestedNodeChanges:
     """All that a service asked for in one turn.
 
     Attributes
@@ -344,12 +344,12 @@ class NodeProposal:
         Whether it gave an order of filling.
     """
 
-    wishes: tuple[NodeWish, ...]
+    wishes: tuple[NodeChange, ...]
     gives_back: frozenset[NodeKey] = frozenset()
     fills: bool = False
 
 
-def node_proposal_of(actions: Sequence[Action]) -> NodeProposal:
+def node_proposal_of(actions: Sequence[Action]) -> RequestedNodeChanges:
     """Take the actions of a service apart.
 
     Raises
@@ -357,15 +357,15 @@ def node_proposal_of(actions: Sequence[Action]) -> NodeProposal:
     TypeError
         Something is not an action on a node.
     """
-    restores = [action for action in actions if isinstance(action, RestoreNodes)]
-    return NodeProposal(
+    restores = [action for action in actions if isinstance(action, RevertNodes)]
+    return RequestedNodeChanges(
         wishes=tuple(wish for action in actions for wish in _node_wishes(action)),
         gives_back=frozenset((action.lever, node) for action in restores for node, _ in action.own),
         fills=any(isinstance(action, FillFirst) for action in actions),
     )
 
 
-def node_actions_of(wishes: Sequence[NodeWish], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
+def node_actions_of(wishes: Sequence[NodeChange], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
     """Put wishes together again: wakes first, then the keep-awake list, sleeps and the order of filling.
 
     Parameters
@@ -378,9 +378,9 @@ def node_actions_of(wishes: Sequence[NodeWish], *, own: Mapping[NodeKey, str]) -
     lists = [
         KeepAwake(nodes=wish.names, reason=wish.reason, own=own.get(LIST))
         for wish in wishes
-        if wish.lever is NodeLever.KEEP_AWAKE
+        if wish.lever is NodeSetting.KEEP_AWAKE
     ]
-    return [*ups, *lists, *downs, *_fill_first([wish for wish in wishes if wish.lever is NodeLever.WEIGHT], own)]
+    return [*ups, *lists, *downs, *_fill_first([wish for wish in wishes if wish.lever is NodeSetting.WEIGHT], own)]
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -393,37 +393,37 @@ def listed(nodes: Iterable[str]) -> str:
     return ",".join(sorted(set(nodes)))
 
 
-def _node_wishes(action: Action) -> list[NodeWish]:
+def _node_wishes(action: Action) -> list[NodeChange]:
     kind = type(action).__name__
     if isinstance(action, PowerDown):
-        return [NodeWish(lever=NodeLever.POWER, node=action.node, value=ASLEEP, reason=action.reason, action=kind)]
+        return [NodeChange(lever=NodeSetting.POWER, node=action.node, value=ASLEEP, reason=action.reason, action=kind)]
     if isinstance(action, PowerUp):
-        return [NodeWish(lever=NodeLever.POWER, node=action.node, value=AWAKE, reason=action.reason, action=kind)]
+        return [NodeChange(lever=NodeSetting.POWER, node=action.node, value=AWAKE, reason=action.reason, action=kind)]
     if isinstance(action, KeepAwake):
         value = listed(action.nodes)
-        return [NodeWish(lever=NodeLever.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
+        return [NodeChange(lever=NodeSetting.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
     if isinstance(action, FillFirst):
         return [
-            NodeWish(
-                lever=NodeLever.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.why_in(place), action=kind
+            NodeChange(
+                lever=NodeSetting.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.why_in(place), action=kind
             )
             for place, tier in enumerate(action.tiers)
             for node in tier
         ]
-    if isinstance(action, RestoreNodes):
+    if isinstance(action, RevertNodes):
         return []
     raise TypeError(
         f"{kind} is not an action on a node; there are PowerDown, PowerUp, KeepAwake, FillFirst and RestoreNodes"
     )
 
 
-def _fill_first(wishes: Sequence[NodeWish], own: Mapping[NodeKey, str]) -> list[NodeAction]:
+def _fill_first(wishes: Sequence[NodeChange], own: Mapping[NodeKey, str]) -> list[NodeAction]:
     if not wishes:
         return []
     tiers: list[list[str]] = [[] for _ in range(max(wish.tier for wish in wishes) + 1)]
     for wish in wishes:
         tiers[wish.tier].append(wish.node)
-    weights = tuple((node, int(float(text))) for (lever, node), text in own.items() if lever is NodeLever.WEIGHT)
+    weights = tuple((node, int(float(text))) for (lever, node), text in own.items() if lever is NodeSetting.WEIGHT)
     return [FillFirst(tiers=tuple(map(tuple, tiers)), reason=wishes[0].reason, own=weights)]
 
 
@@ -431,7 +431,7 @@ def _fill_first(wishes: Sequence[NodeWish], own: Mapping[NodeKey, str]) -> list[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class JobChange:
     """One value for one lever of one job.
 
     Attributes
@@ -442,7 +442,7 @@ class Wish:
         The reason of that whole order.
     """
 
-    lever: Lever
+    lever: JobSetting
     job_id: str
     value: float
     reason: str
@@ -456,14 +456,14 @@ class Wish:
 
     def outcome(self, result: Result, remark: str = "") -> Outcome:
         """Say what became of it."""
-        action = "Reorder" if self.lever is Lever.ORDER else "SoftLimit"
+        action = "Reorder" if self.lever is JobSetting.ORDER else "SoftLimit"
         return Outcome(
             action=action, lever=self.lever, job_id=self.job_id, result=result, reason=self.reason, remark=remark
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
+class RequestedChanges:
     """All that a service asked for in one turn.
 
     Attributes
@@ -474,15 +474,15 @@ class Proposal:
         Whether it gave any soft limit.
     """
 
-    wishes: tuple[Wish, ...]
+    wishes: tuple[JobChange, ...]
     partitions: frozenset[str] = frozenset()
     soft_limits: bool = False
 
 
-def proposal_of(actions: Sequence[Action]) -> Proposal:
+def proposal_of(actions: Sequence[Action]) -> RequestedChanges:
     """Take the actions of a service apart.
 
-    A ``Restore`` is the wish that nothing stands, which is what a job has that is not named.
+    A ``RevertJobs`` is the wish that nothing stands, which is what a job has that is not named.
 
     Raises
     ------
@@ -490,38 +490,38 @@ def proposal_of(actions: Sequence[Action]) -> Proposal:
         Something is not an action.
     """
     wishes = [wish for action in actions for wish in _wishes(action)]
-    restores = [action for action in actions if isinstance(action, Restore)]
-    return Proposal(
+    restores = [action for action in actions if isinstance(action, RevertJobs)]
+    return RequestedChanges(
         wishes=tuple(wish for wish in wishes if not any(_covers(restore, wish) for restore in restores)),
         partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
         soft_limits=any(isinstance(action, SoftLimit) for action in actions),
     )
 
 
-def actions_of(wishes: Sequence[Wish]) -> list[JobAction]:
+def actions_of(wishes: Sequence[JobChange]) -> list[JobAction]:
     """Put wishes together again: an order for each partition, then the soft limits.
 
     Wishes of equal urgency stay as they are given.
     """
-    orders = [wish for wish in wishes if wish.lever is Lever.ORDER]
-    limits = [wish for wish in wishes if wish.lever is Lever.SOFT_LIMIT]
+    orders = [wish for wish in wishes if wish.lever is JobSetting.ORDER]
+    limits = [wish for wish in wishes if wish.lever is JobSetting.SOFT_LIMIT]
     by_partition = groupby(sorted(orders, key=lambda wish: (wish.partition, -wish.value)), lambda wish: wish.partition)
     return [*(_reorder(partition, list(named)) for partition, named in by_partition), *map(_soft_limit, limits)]
 
 
-def _wishes(action: Action) -> list[Wish]:
+def _wishes(action: Action) -> list[JobChange]:
     if isinstance(action, Reorder):
         return [_place_wish(action, place) for place in action.order]
     if isinstance(action, SoftLimit):
         return [_limit_wish(action)]
-    if isinstance(action, Restore):
+    if isinstance(action, RevertJobs):
         return []
     raise TypeError(f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Restore")
 
 
-def _place_wish(order: Reorder, place: Place) -> Wish:
-    return Wish(
-        lever=Lever.ORDER,
+def _place_wish(order: Reorder, place: Place) -> JobChange:
+    return JobChange(
+        lever=JobSetting.ORDER,
         job_id=place.job_id,
         value=place.urgency,
         reason=place.reason,
@@ -530,19 +530,21 @@ def _place_wish(order: Reorder, place: Place) -> Wish:
     )
 
 
-def _limit_wish(limit: SoftLimit) -> Wish:
-    return Wish(lever=Lever.SOFT_LIMIT, job_id=limit.job_id, value=limit.run_time.total_seconds(), reason=limit.reason)
+def _limit_wish(limit: SoftLimit) -> JobChange:
+    return JobChange(
+        lever=JobSetting.SOFT_LIMIT, job_id=limit.job_id, value=limit.run_time.total_seconds(), reason=limit.reason
+    )
 
 
-def _covers(restore: Restore, wish: Wish) -> bool:
+def _covers(restore: RevertJobs, wish: JobChange) -> bool:
     lever_fits = restore.lever is None or restore.lever is wish.lever
     return lever_fits and (restore.job_ids is None or wish.job_id in restore.job_ids)
 
 
-def _reorder(partition: str, named: list[Wish]) -> Reorder:
+def _reorder(partition: str, named: list[JobChange]) -> Reorder:
     order = tuple(Place(job_id=wish.job_id, urgency=wish.value, reason=wish.reason) for wish in named)
     return Reorder(partition=partition, order=order, reason=named[0].why_partition)
 
 
-def _soft_limit(wish: Wish) -> SoftLimit:
+def _soft_limit(wish: JobChange) -> SoftLimit:
     return SoftLimit(job_id=wish.job_id, run_time=timedelta(seconds=wish.value), reason=wish.reason)

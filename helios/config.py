@@ -97,7 +97,7 @@ class WhatIfSettings(_Section):
     )
 
 
-class Slurm(_Section):
+class SlurmSettings(_Section):
     """How the cluster is reached."""
 
     backend: Literal["auto", "pyslurm", "commands"] = Field(
@@ -153,7 +153,7 @@ class Control(_Section):
     )
 
 
-class History(_Section):
+class HistorySettings(_Section):
     """How the cluster's own history is read."""
 
     start: str = Field(default="", description="Where the first reading begins (2026-09-01); empty: 30 days ago")
@@ -164,7 +164,7 @@ class History(_Section):
     )
 
 
-class Daemon(_Section):
+class DaemonSettings(_Section):
     """When things happen."""
 
     turn_s: int = Field(default=60, ge=1, description="Time between turns of the services, s")
@@ -293,10 +293,10 @@ class Settings(_Section):
     ingest: Ingest = Field(default_factory=Ingest)
     model: Model = Field(default_factory=Model)
     whatif: WhatIfSettings = Field(default_factory=WhatIfSettings)
-    slurm: Slurm = Field(default_factory=Slurm)
+    slurm: SlurmSettings = Field(default_factory=SlurmSettings)
     control: Control = Field(default_factory=Control)
-    history: History = Field(default_factory=History)
-    daemon: Daemon = Field(default_factory=Daemon)
+    history: HistorySettings = Field(default_factory=HistorySettings)
+    daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
     retention: Retention = Field(default_factory=Retention)
@@ -310,7 +310,7 @@ class Settings(_Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ConfigValue:
     """One key, its value, and where that came from.
 
     Attributes
@@ -348,10 +348,10 @@ class Configuration:
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
-    def listing(self) -> list[Setting]:
+    def listing(self) -> list[ConfigValue]:
         """Return every key with value, origin and meaning, in the declared order."""
         return [
-            Setting(
+            ConfigValue(
                 key=key,
                 value=without_password(getattr(getattr(self.settings, section), name)),
                 origin=self.origins.get(key, "default"),

@@ -135,7 +135,7 @@ class NodeCluster(Protocol):
         ...
 
 
-class Office(StrEnum):
+class Domain(StrEnum):
     """What a service acts on; each office has its own turn, lease and door, and may run under its own identity."""
 
     JOBS = "jobs"
@@ -162,7 +162,7 @@ Columns = Callable[[str], NDArray[Any]]
 """Some pending jobs by columns of ``QUEUE``, each as :meth:`helios.model.Snapshot.pending_values` gives it."""
 
 
-class Wishes(NamedTuple):
+class ChangeRequests(NamedTuple):
     """What a service wishes for some jobs; arrays of shape (n_jobs,).
 
     Attributes
@@ -187,7 +187,7 @@ class JobwiseService(Service, Protocol):
     ``decide`` must say the same as ``wishes``; :func:`helios.services.qssf.reorders` makes it of them.
     """
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def wishes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         """Return what it wishes for ``jobs`` as they are ``at`` a moment, which stands for ``snapshot.taken_at``."""
         ...
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
@@ -91,7 +91,7 @@ def length(text: Any, *, or_none: bool = False) -> timedelta:
     """
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text) if isinstance(text, str) else None
     if parts is None or not (or_none or float(parts[1])):
-        raise Misuse(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
+        raise UsageError(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
     return float(parts[1]) * UNITS[parts[2]]
 
 

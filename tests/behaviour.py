@@ -42,23 +42,23 @@ import pandas as pd
 from helios.actions import (
     FillFirst,
     KeepAwake,
-    NodeLever,
+    NodeSetting,
     Place,
     PowerDown,
     PowerUp,
     Reorder,
-    Restore,
-    RestoreNodes,
+    RevertJobs,
+    RevertNodes,
     SoftLimit,
 )
 from helios.app.scenarios import ORDERS as POLICIES
-from helios.config import Control, Power, Settings, Slurm
+from helios.config import Control, Power, Settings, SlurmSettings
 from helios.control import (
-    Conditions,
-    NodeMemory,
-    Seat,
+    ActiveService,
+    ControllerState,
+    NodeControllerState,
+    Preconditions,
     ServiceMode,
-    TurnMemory,
     Undo,
     release,
     release_nodes,
@@ -66,8 +66,8 @@ from helios.control import (
     take_turn,
 )
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
-from helios.ports import Office
-from helios.simulate import Backfill, Backlog, ClusterShape, Guard, Placement, Reservation, Workload, replay
+from helios.ports import Domain
+from helios.simulate import Backfill, Backlog, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
 from helios.simulate.artifact import PublishedPolicy, replay_as_published
 from helios.simulate.slurm import replay_slurm
 from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
@@ -709,9 +709,9 @@ def replays(shape: ClusterShape, jobs: Workload) -> Iterator[tuple[str, Json]]:
 
 # Of a replay; a new predictor is made for each.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "constant guard": {"guard": Guard.constant(3_600)},
+    "constant guard": {"guard": WaitBound.constant(3_600)},
     "guard by the backlog": {"guard": Backlog(least_s=600)},
-    "closed reservation": {"reservation": Reservation(closed=True), "guard": Guard.constant(3_600)},
+    "closed reservation": {"reservation": Reservation(closed=True), "guard": WaitBound.constant(3_600)},
     "reservation with idle GPUs": {"reservation": Reservation(idle_gpus=2)},
     "spread": {"placement": Placement.SPREAD},
     "random": {"placement": Placement.RANDOM, "seed": 5},
@@ -799,7 +799,7 @@ class World:
     services: tuple[str, ...]
     cluster: Any
 
-    def __init__(self, seed: int, *, office: Office) -> None:
+    def __init__(self, seed: int, *, office: Domain) -> None:
         self.seed = seed
         self.rng = np.random.default_rng([seed, len(office.value)])
         self.ledger = FakeLedger(office=office)
@@ -861,17 +861,17 @@ class World:
     def note(self, *words: object) -> None:
         self.events.append(" ".join(map(str, words)))
 
-    def seats(self) -> list[Seat]:
-        return [Seat(name=name, service=self.says[name], mode=self.modes[name]) for name in self.services]
+    def seats(self) -> list[ActiveService]:
+        return [ActiveService(name=name, service=self.says[name], mode=self.modes[name]) for name in self.services]
 
-    def conditions(self, _: Any) -> Conditions:
+    def conditions(self, _: Any) -> Preconditions:
         usual: dict[str, Any] = {
             "controller": f"ctl{self.controller}",
             "history_read_at": self.now,
             "model_trained_at": self.now,
             "clock_skew_s": 0.0,
         }
-        return Conditions(**(usual | self.trouble))
+        return Preconditions(**(usual | self.trouble))
 
     def disturb(self) -> None:
         """Let something go wrong around the turn, or not."""
@@ -918,7 +918,7 @@ class JobWorld(World):
     services = ("qssf", "packing", "soft_limits")
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, office=Office.JOBS)
+        super().__init__(seed, office=Domain.JOBS)
         self.cluster = FakeCluster(
             now=NOON,
             nodes=[a_node(name=f"node{n}", partitions=("gpu", "debug", "gpu,debug")[n % 3]) for n in range(6)],
@@ -927,9 +927,9 @@ class JobWorld(World):
         )
         self.settings = Settings(
             control=Control(most_of_one_user=(0.5, 1.0, 0.2)[seed % 3]),
-            slurm=Slurm(writes_per_turn=(500, 3)[seed % 4 == 2]),
+            slurm=SlurmSettings(writes_per_turn=(500, 3)[seed % 4 == 2]),
         )
-        self.memory = TurnMemory()
+        self.memory = ControllerState()
         self.pending: list[str] = []
         self.running: list[str] = []
         self.submitted = 0
@@ -953,7 +953,7 @@ class JobWorld(World):
                 expectation=self.expect,
                 conditions=self.conditions,
                 settings=self.settings,
-                memory=TurnMemory.from_json(self.memory.to_json()),
+                memory=ControllerState.from_json(self.memory.to_json()),
                 paused=lambda: self.pause_asked,
             )
         except Crash as crash:
@@ -1058,7 +1058,7 @@ class JobWorld(World):
             ]
         if self.happens(0.1):
             chosen = None if self.happens(0.3) else tuple(self.some_of(jobs, 3))
-            self.says["packing"].actions = [Restore(job_ids=chosen, reason="no longer wanted")]
+            self.says["packing"].actions = [RevertJobs(job_ids=chosen, reason="no longer wanted")]
 
 
 class NodeWorld(World):
@@ -1068,7 +1068,7 @@ class NodeWorld(World):
     names = tuple(f"n{place}" for place in range(1, 13))
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, office=Office.NODES)
+        super().__init__(seed, office=Domain.NODES)
         self.cluster = FakeNodes(
             nodes=[
                 a_node(name=name, partitions="gpu" if place < 6 else "debug", weight=20.0 * (1 + place % 3))
@@ -1088,7 +1088,7 @@ class NodeWorld(World):
                 failures_to_protect=2,
             )
         )
-        self.memory = NodeMemory()
+        self.memory = NodeControllerState()
         self.undo = Undo()
         self.jobs: list[str] = []
         self.submitted = 0
@@ -1118,7 +1118,7 @@ class NodeWorld(World):
                 expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
                 conditions=self.conditions,
                 settings=self.settings,
-                memory=NodeMemory.from_json(self.memory.to_json()),
+                memory=NodeControllerState.from_json(self.memory.to_json()),
                 paused=lambda: self.pause_asked,
             )
         except Crash as crash:
@@ -1176,7 +1176,7 @@ class NodeWorld(World):
             actions.append(KeepAwake(nodes=tuple(self.some_of(names, 4)), reason="needed soon"))
         if self.happens(0.05):
             own = tuple((node, "20") for node in self.some_of(names, 2))
-            actions.append(RestoreNodes(lever=self.one_of(list(NodeLever)), own=own, reason="no longer wanted"))
+            actions.append(RevertNodes(lever=self.one_of(list(NodeSetting)), own=own, reason="no longer wanted"))
         self.says["ces"].actions = actions
         if self.happens(0.4):
             order = self.some_of(names, 8)
@@ -1243,7 +1243,7 @@ def site_story(folder: Path) -> Iterator[Json]:
         report = site.turns.turn(modes=modes)
         yield {"turn": turn, **_job_report(report)}
     with site.warehouse() as warehouse:
-        ledger = warehouse.ledger("dev", office=Office.JOBS)
+        ledger = warehouse.ledger("dev", office=Domain.JOBS)
         yield {"standings": _rows(ledger.standings()), "rows": len(warehouse.decisions("dev"))}
 
 

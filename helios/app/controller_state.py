@@ -17,12 +17,12 @@ from uuid import uuid4
 import pandas as pd
 
 from helios.actions import Result
-from helios.app.cycle_summary import Tally
+from helios.app.cycle_summary import CycleTally
 from helios.app.modes import PAUSE_FILE
-from helios.control import NodeMemory, ServiceMode, TurnMemory
+from helios.control import ControllerState, NodeControllerState, ServiceMode
 from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
 from helios.model import Mode
-from helios.ports import Ledger, Office
+from helios.ports import Domain, Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
 
@@ -41,17 +41,17 @@ def opened(url: str) -> Iterator[Warehouse | HeliosError]:
         yield warehouse
 
 
-def ledger_of(warehouse: Warehouse | HeliosError, cluster: str, *, office: Office) -> Ledger:
+def ledger_of(warehouse: Warehouse | HeliosError, cluster: str, *, office: Domain) -> Ledger:
     """Return the ledger of a cluster's office; where it cannot be had, one that says why."""
     if isinstance(warehouse, HeliosError):
-        return NoLedger(warehouse)
+        return UnavailableLedger(warehouse)
     try:
         return warehouse.ledger(cluster, office=office)
     except HeliosError as trouble:
-        return NoLedger(trouble)
+        return UnavailableLedger(trouble)
 
 
-class Draft:
+class ReadOnlyLedger:
     """A ledger that keeps nothing, for a plan."""
 
     def __init__(self, standings: pd.DataFrame) -> None:
@@ -72,7 +72,7 @@ class Draft:
         """Do nothing."""
 
 
-class NoLedger:
+class UnavailableLedger:
     """A ledger that cannot be reached, for the one thing that goes on without: taking everything back."""
 
     def __init__(self, trouble: HeliosError) -> None:
@@ -108,7 +108,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 _OF_THIS_PROCESS = uuid4().hex
 
 
-class TurnUnderWay(HeliosError):
+class CycleUnderWay(HeliosError):
     """Another process of this Helios is taking a turn."""
 
 
@@ -139,7 +139,7 @@ def alone(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[
     """
     with _lock(folder / lock, within_s=within_s) as other:
         if other is not None:
-            raise TurnUnderWay(
+            raise CycleUnderWay(
                 f"Another process{other} is taking a turn on this machine just now.",
                 remedy=f"Try again in a moment. If it stays so, see who holds {folder / lock}: lslocks",
             )
@@ -147,7 +147,7 @@ def alone(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[
 
 
 @contextmanager
-def only_daemon(folder: Path, *, offices: Collection[Office]) -> Iterator[None]:
+def only_daemon(folder: Path, *, offices: Collection[Domain]) -> Iterator[None]:
     """Be the only daemon of this state folder for ``offices``.
 
     Raises
@@ -235,11 +235,11 @@ def _holder(handle: int) -> str:
     return f" (process {pids[0]})" if pids and pids[0] not in {"0", "-1"} else ""
 
 
-Memory = TypeVar("Memory", TurnMemory, NodeMemory)
+Memory = TypeVar("Memory", ControllerState, NodeControllerState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping(Generic[Memory]):
+class ControllerStateStore(Generic[Memory]):
     """What one office keeps of a cluster from one turn to the next.
 
     Attributes
@@ -350,9 +350,9 @@ def modes_or_off(
         return {name: ServiceMode(mode=Mode.OFF) for name in services}
 
 
-def tallies_of(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str, ServiceMode]) -> Iterator[Tally]:
+def tallies_of(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str, ServiceMode]) -> Iterator[CycleTally]:
     """Return how often each service's actions ended in each way, with its mode."""
     for service, by_result in counts.items():
         mode = modes[service].mode if service in modes else Mode.ACTIVE
         for result, number in by_result.items():
-            yield Tally(service=service, mode=mode.value, result=result, jobs=number)
+            yield CycleTally(service=service, mode=mode.value, result=result, jobs=number)

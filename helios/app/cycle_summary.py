@@ -18,7 +18,7 @@ Breaker = Literal["closed", "half-open", "open"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class CycleTally:
     """How many jobs one service's proposals ended for in one way.
 
     Attributes
@@ -44,7 +44,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnSummary:
+class CycleSummary:
     """One turn, as logs, health and metrics show it.
 
     Attributes
@@ -82,7 +82,7 @@ class TurnSummary:
     running: int
     acted: int
     still: tuple[str, ...] = ()
-    tallies: tuple[Tally, ...] = ()
+    tallies: tuple[CycleTally, ...] = ()
     seconds: float
     predictions: int = 0
     history_read_at: datetime | None = None
@@ -105,7 +105,7 @@ class TurnSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTurnSummary:
+class NodeCycleSummary:
     """One turn on nodes, as logs, health and metrics show it.
 
     Attributes
@@ -121,7 +121,7 @@ class NodeTurnSummary:
     quarantined : int
         Nodes that failed to wake and are left alone until a person clears them.
     still, tallies, seconds, modes, breaker, lease_held, notes, trouble
-        As in :class:`TurnSummary`; tallies count nodes.
+        As in :class:`CycleSummary`; tallies count nodes.
     """
 
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class NodeTurnSummary:
     protected: str = ""
     quarantined: int = 0
     still: tuple[str, ...] = ()
-    tallies: tuple[Tally, ...] = ()
+    tallies: tuple[CycleTally, ...] = ()
     seconds: float
     modes: Mapping[str, Mode] = field(default_factory=dict)
     breaker: Breaker = "closed"
@@ -159,7 +159,7 @@ class NodeTurnSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chores:
+class DaemonOperations:
     """Everything that the clock has done, each bound to its configuration already.
 
     Each returns one line for the log (empty: nothing worth a line) and raises HeliosError when it could not do its
@@ -184,8 +184,8 @@ class Chores:
     """
 
     ingest: Callable[[], str] | None
-    turn: Callable[[], TurnSummary] | None
+    turn: Callable[[], CycleSummary] | None
     hook: Callable[[], str]
     nightly: Callable[[], str]
     release: Callable[[str], str]
-    nodes: Callable[[], NodeTurnSummary] | None = None
+    nodes: Callable[[], NodeCycleSummary] | None = None

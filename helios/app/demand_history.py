@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import machine_for
 from helios.app.scenarios import ORDERS, Policy
 from helios.errors import NotEnoughHistory
@@ -19,7 +19,7 @@ from helios.ingest.node_series import read_series, resampled, summed
 from helios.metrics.node_usage import intervals_of, most_at_once
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, in_silence
-from helios.predict.demand import NEVER_S, Calendar, JobState, job_state, walk_forward
+from helios.predict.demand import NEVER_S, Calendar, DemandJobState, job_state, walk_forward
 from helios.predict.demand.evaluation import judge
 from helios.report.forecast import ForecastReport
 from helios.simulate import Backfill, Workload, replay
@@ -37,7 +37,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class DemandHistory:
     """The demand of a cluster, or of a part of it, in steps of ``STEP_S``, and what jobs told meanwhile.
 
     Attributes
@@ -52,7 +52,7 @@ class Watched:
     """
 
     series: NodeSeries
-    state: JobState | None
+    state: DemandJobState | None
     kind: str
     unit: str = "node"
 
@@ -64,7 +64,7 @@ def watch_files(
     total: float | None = None,
     gpus_per_node: int = 8,
     in_gpus: bool = False,
-) -> Watched:
+) -> DemandHistory:
     """Read series of busy nodes; several files are parts of one cluster and are added up.
 
     Parameters
@@ -83,11 +83,11 @@ def watch_files(
     per_node = 1 if in_gpus else gpus_per_node
     read = [resampled(read_series(path, timezone=timezone, total=share, gpus_per_node=per_node)) for path in files]
     name = read[0].name if len(read) == 1 else f"{files[0].parent.name or read[0].name} ({len(read)} files)"
-    return Watched(series=summed(read, name=name), state=None, kind="series", unit="GPU" if in_gpus else "node")
+    return DemandHistory(series=summed(read, name=name), state=None, kind="series", unit="GPU" if in_gpus else "node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterShapeAsked:
+class RequestedClusterShape:
     """How the nodes of a cluster are counted.
 
     Attributes
@@ -118,7 +118,9 @@ class ClusterShapeAsked:
         return self.nodes.get(self.partition or "", sum(self.nodes.values()))
 
 
-def watch_cluster(history: History, asked: ClusterShapeAsked, *, progress: Progress = in_silence) -> Watched:
+def watch_cluster(
+    history: LoadedHistory, asked: RequestedClusterShape, *, progress: Progress = in_silence
+) -> DemandHistory:
     """Count the busy nodes of a cluster from its jobs, step by step, with what jobs told at each.
 
     As recorded where starts and ends are known; else the jobs are replayed, first in first out with EASY backfill.
@@ -139,7 +141,7 @@ def watch_cluster(history: History, asked: ClusterShapeAsked, *, progress: Progr
         counted = _as_replayed(jobs[jobs["run_time_s"].notna()].reset_index(drop=True), asked)
     progress("Counting busy nodes", 1.0)
     steps_s = counted.first_s + STEP_S * np.arange(1, len(counted.busy) + 1, dtype=np.int64)
-    return Watched(
+    return DemandHistory(
         series=NodeSeries(
             name=history.cluster if asked.partition is None else f"{history.cluster}, {asked.partition}",
             start_s=counted.first_s,
@@ -166,7 +168,7 @@ class _Counted:
     notes: tuple[str, ...]
 
 
-def _usable(history: History, asked: ClusterShapeAsked) -> tuple[pd.DataFrame, list[str]]:
+def _usable(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.DataFrame, list[str]]:
     jobs = history.jobs
     if asked.partition is not None:
         jobs = jobs[(jobs["partition"].astype("str") == asked.partition).to_numpy(dtype=bool, na_value=False)]
@@ -181,7 +183,7 @@ def _usable(history: History, asked: ClusterShapeAsked) -> tuple[pd.DataFrame, l
     return jobs[ran].reset_index(drop=True), notes
 
 
-def _size(jobs: pd.DataFrame, asked: ClusterShapeAsked) -> NDArray[np.float64]:
+def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float64]:
     """Return what each job holds, in nodes; fractions where it shares one; whole GPUs where these are counted."""
     gpus = jobs["gpus"].to_numpy().astype(np.float64)
     if asked.in_gpus:
@@ -191,7 +193,7 @@ def _size(jobs: pd.DataFrame, asked: ClusterShapeAsked) -> NDArray[np.float64]:
     return np.asarray(jobs["nodes"].fillna(1.0).to_numpy(), dtype=np.float64)
 
 
-def _as_recorded(jobs: pd.DataFrame, asked: ClusterShapeAsked) -> _Counted:
+def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     start_s, end_s = _seconds(jobs["started_at"]), _seconds(jobs["ended_at"])
     first_s = int(start_s.min()) // STEP_S * STEP_S
     # Later nobody knows what ran that had not ended when the history was read.
@@ -212,7 +214,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: ClusterShapeAsked) -> _Counted:
     return _Counted(jobs=jobs, first_s=first_s, busy=busy, total=total, notes=tuple(notes))
 
 
-def _sizes_said(busy: NDArray[np.float64], asked: ClusterShapeAsked) -> list[str]:
+def _sizes_said(busy: NDArray[np.float64], asked: RequestedClusterShape) -> list[str]:
     notes = []
     if not asked.in_gpus:
         notes.append(
@@ -224,13 +226,13 @@ def _sizes_said(busy: NDArray[np.float64], asked: ClusterShapeAsked) -> list[str
     return notes
 
 
-def _capacity(busy: NDArray[np.float64], asked: ClusterShapeAsked) -> float:
+def _capacity(busy: NDArray[np.float64], asked: RequestedClusterShape) -> float:
     if asked.nodes is None:
         return float(busy.max())
     return float((asked.total or 0) * (asked.gpus_per_node if asked.in_gpus else 1))
 
 
-def _as_replayed(jobs: pd.DataFrame, asked: ClusterShapeAsked) -> _Counted:
+def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     resource = "gpus" if (jobs["gpus"] > 0).any() else "cpus"
     machine = machine_for(
         jobs,
@@ -307,8 +309,8 @@ def _with_times(jobs: pd.DataFrame, started_s: Seconds, ended_s: Seconds) -> pd.
 
 
 def _state(
-    jobs: pd.DataFrame, asked: ClusterShapeAsked, steps_s: Seconds, *, timezone: str, progress: Progress
-) -> JobState:
+    jobs: pd.DataFrame, asked: RequestedClusterShape, steps_s: Seconds, *, timezone: str, progress: Progress
+) -> DemandJobState:
     """Return what jobs told, with run times as shrinkage would have predicted them at each submission."""
     from helios.predict import HistoryPredictor, JobTable, causal_features  # noqa: PLC0415 - only jobs need them
 
@@ -337,7 +339,7 @@ def _seconds(times: pd.Series[pd.Timestamp]) -> Seconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastQuestion:
+class ForecastRequest:
     """Which stretch to judge, and with what.
 
     Attributes
@@ -357,7 +359,7 @@ class ForecastQuestion:
 
 
 def evaluate_forecasts(
-    watched: Watched, question: ForecastQuestion, *, progress: Progress = in_silence
+    watched: DemandHistory, question: ForecastRequest, *, progress: Progress = in_silence
 ) -> ForecastReport:
     """Forecast at every step of the window from what was known then, and judge that beside rules without a model.
 
@@ -394,7 +396,7 @@ def evaluate_forecasts(
     )
 
 
-def _window(series: NodeSeries, question: ForecastQuestion) -> tuple[int, int]:
+def _window(series: NodeSeries, question: ForecastRequest) -> tuple[int, int]:
     def step_of(moment: datetime) -> int:
         return -(-(int(moment.timestamp()) - series.start_s) // STEP_S)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.history import History, ingest, recall
+from helios.app.history import LoadedHistory, ingest, recall
 from helios.app.scenarios import default_plans
 from helios.app.training import judge, learn
-from helios.app.whatif import Question, whatif
+from helios.app.whatif import WhatIfRequest, whatif
 from helios.errors import WarehouseUnavailable
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.ports import Progress, in_silence
@@ -24,7 +24,7 @@ GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TryOut:
+class Demo:
     """What one trial found: the history's description, how well it is predicted, and its replays."""
 
     description: Description
@@ -34,7 +34,7 @@ class TryOut:
 
 def try_out(
     folder: Path, *, profile: str, days: int, seed: int, made_at: datetime, progress: Progress = in_silence
-) -> TryOut:
+) -> Demo:
     """Make a month, load it, learn from its first 70 %, and replay the rest under every default policy.
 
     Parameters
@@ -54,7 +54,7 @@ def try_out(
     history = recall(url=url, cluster=profile)
     split = FIRST_DAY + TAUGHT_SHARE * timedelta(days=days)
     learn(history, url=url, until=split, seed=seed, made_at=made_at, progress=progress)
-    return TryOut(
+    return Demo(
         description=describe(history.jobs, cluster=profile, timezone=history.timezone),
         evaluation=judge(history, train_until=split, test_fraction=1 - TAUGHT_SHARE, seed=seed, progress=progress),
         result=_replayed(history, profile=profile, split=split, seed=seed, progress=progress),
@@ -77,8 +77,8 @@ def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: P
     return trace, f"sqlite:///{warehouse}"
 
 
-def _replayed(history: History, *, profile: str, split: datetime, seed: int, progress: Progress) -> WhatIf:
-    question = Question(
+def _replayed(history: LoadedHistory, *, profile: str, split: datetime, seed: int, progress: Progress) -> WhatIf:
+    question = WhatIfRequest(
         plans=default_plans(),
         since=split,
         warm_up=WARM_UP,

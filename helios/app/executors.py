@@ -24,15 +24,15 @@ import pandas as pd
 from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
 from helios import __version__
-from helios.app.history import History
-from helios.app.resampling import Urn, predictor_of, redrawn, urn_of
-from helios.app.scenarios import Plan
-from helios.app.whatif import Question, Stage, run_of, set_the_stage, teach
+from helios.app.history import LoadedHistory
+from helios.app.resampling import Resampler, predictor_of, redrawn, urn_of
+from helios.app.scenarios import Scenario
+from helios.app.whatif import ReplaySetup, WhatIfRequest, run_of, set_the_stage, teach
 from helios.dask_client import connected, quiet, refuse_other_releases
 from helios.errors import DaskUnavailable, HeliosError
 from helios.ports import in_silence
 from helios.predict import DurationModel
-from helios.report.significance import Over
+from helios.report.significance import ResampledUnit
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -148,7 +148,7 @@ Told = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class SweepRun:
     """One replay.
 
     Attributes
@@ -161,12 +161,12 @@ class Cell:
         What is drawn; None: what the window is long enough for.
     """
 
-    question: Question
+    question: WhatIfRequest
     repeat: int = 0
-    over: Over | None = None
+    over: ResampledUnit | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Scenario:
         """The replay to make."""
         (plan,) = self.question.plans
         return plan
@@ -174,8 +174,8 @@ class Cell:
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain values, the plan's parts beside the question's."""
         asked = self.question
-        parts = {name: getattr(asked, name) for name in Question.__slots__ if name != "plans"}
-        plan = {name: getattr(self.plan, name) for name in Plan.__slots__}
+        parts = {name: getattr(asked, name) for name in WhatIfRequest.__slots__ if name != "plans"}
+        plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
         told = parts | plan | {"repeat": self.repeat, "over": self.over}
         told |= {
             "since": asked.since.isoformat() if asked.since else None,
@@ -193,7 +193,7 @@ class Cell:
         return hashlib.sha256(told.encode()).hexdigest()[:20]
 
 
-class Done(NamedTuple):
+class FinishedRun(NamedTuple):
     """A cell that was replayed, by its place among those that were asked for."""
 
     place: int
@@ -203,12 +203,12 @@ class Done(NamedTuple):
 class Engine(Protocol):
     """Replays cells, in any order."""
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
         """Yield each cell when it is done; closed before the last one, let go of what replays the others."""
         ...
 
 
-def fingerprint_of(history: History) -> str:
+def fingerprint_of(history: LoadedHistory) -> str:
     """Return what the replays of a history hang on, in 16 characters: its jobs, and its time zone."""
     rows = pd.util.hash_pandas_object(history.jobs, index=False)
     digest = hashlib.sha256(rows.to_numpy().tobytes())
@@ -216,24 +216,24 @@ def fingerprint_of(history: History) -> str:
     return digest.hexdigest()[:16]
 
 
-def here(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+def here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """Be an :class:`Engine` in this process, one cell after the other."""
-    bench = Workbench(history)
+    bench = SweepWorker(history)
     for place, cell in enumerate(cells):
-        yield Done(place, bench.tell(cell))
+        yield FinishedRun(place, bench.tell(cell))
 
 
-class Workbench:
+class SweepWorker:
     """Replays cells of one history, and keeps for the next what they share. Threads may use it side by side."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: LoadedHistory) -> None:
         self._history = history
-        self._stages: dict[str, Stage] = {}
-        self._drawn: dict[str, tuple[Stage, Urn]] = {}
+        self._stages: dict[str, ReplaySetup] = {}
+        self._drawn: dict[str, tuple[ReplaySetup, Resampler]] = {}
         self._taught: dict[str, DurationModel | None] = {}
         self._lock = Lock()
 
-    def tell(self, cell: Cell) -> Told:
+    def tell(self, cell: SweepRun) -> Told:
         """Replay a cell and tell its figures, or why it failed: a cell that fails does not stop the others."""
         try:
             return {FIGURES: self.figures(cell)}
@@ -242,7 +242,7 @@ class Workbench:
         except Exception as reason:  # whatever it is, the other cells can still be replayed
             return {FAILED: f"{type(reason).__name__}: {reason}"}
 
-    def figures(self, cell: Cell) -> dict[str, Any]:
+    def figures(self, cell: SweepRun) -> dict[str, Any]:
         """Replay a cell and return its figures; raises as :func:`helios.app.whatif.whatif`."""
         about = cell.to_json()
         with self._lock:
@@ -262,19 +262,19 @@ class Workbench:
             **run.summary.to_json(),
         }
 
-    def _stage(self, question: Question, about: str) -> Stage:
+    def _stage(self, question: WhatIfRequest, about: str) -> ReplaySetup:
         return _kept(self._stages, about, lambda: set_the_stage(self._history, question))
 
-    def _draw(self, cell: Cell, stage: Stage, about: str) -> tuple[Stage, Urn]:
+    def _draw(self, cell: SweepRun, stage: ReplaySetup, about: str) -> tuple[ReplaySetup, Resampler]:
         seed = cell.question.seed
 
-        def draw() -> tuple[Stage, Urn]:
+        def draw() -> tuple[ReplaySetup, Resampler]:
             urn = urn_of(stage, cell.over)
             return redrawn(stage, urn, repeat=cell.repeat, seed=seed), urn
 
         return _kept(self._drawn, f"{about} {cell.repeat} {cell.over} {seed}", draw)
 
-    def _teach(self, stage: Stage, question: Question) -> DurationModel | None:
+    def _teach(self, stage: ReplaySetup, question: WhatIfRequest) -> DurationModel | None:
         """Return the model of what came before the window, which is no draw's business: all share one."""
         about = f"{len(stage.before)} {stage.workload.submitted_s[0]} {question.seed}"
         return _kept(self._taught, about, lambda: teach(self._history, stage, question, in_silence))
@@ -311,7 +311,7 @@ class Processes:
 
     workers: int
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
         """Yield each cell when it is done.
 
         Raises
@@ -332,17 +332,17 @@ class Processes:
             memory_limit=0,
             silence_logs=CRITICAL,
         ) as cluster:
-            yield from Scheduler(address=cluster.scheduler_address)(history, cells)
+            yield from DaskScheduler(address=cluster.scheduler_address)(history, cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduler:
+class DaskScheduler:
     """An :class:`~helios.app.executors.Engine`: the workers of the Dask scheduler at ``address``."""
 
     address: str
     join_s: float = 0.0
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
         """Yield each cell when it is done.
 
         Raises
@@ -360,7 +360,7 @@ class Scheduler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJobs:
+class SlurmExecutor:
     """An :class:`~helios.app.executors.Engine`: workers that are jobs of the Slurm where this runs, by dask-jobqueue.
 
     Attributes
@@ -377,8 +377,8 @@ class SlurmJobs:
     options: Mapping[str, Any] = field(default_factory=dict)
     join_s: float = JOIN_S
 
-    def __call__(self, history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
-        """Yield each cell when it is done; raises as :class:`Scheduler`, and if Slurm refuses the jobs."""
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        """Yield each cell when it is done; raises as :class:`DaskScheduler`, and if Slurm refuses the jobs."""
         _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
         from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
@@ -393,7 +393,7 @@ class SlurmJobs:
         with cluster:
             _ask_slurm(cluster.job_script())
             cluster.scale(jobs=self.jobs)
-            yield from Scheduler(address=cluster.scheduler_address, join_s=self.join_s)(history, cells)
+            yield from DaskScheduler(address=cluster.scheduler_address, join_s=self.join_s)(history, cells)
 
     def _defaults(self) -> dict[str, Any]:
         """Return what a sweep wants where the plan says nothing: a process a core, and no port that others may have."""
@@ -440,7 +440,9 @@ def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
         ) from reason
 
 
-def _spread(client: Client, history: History, cells: Sequence[Cell], address: str) -> Generator[Done, None, None]:
+def _spread(
+    client: Client, history: LoadedHistory, cells: Sequence[SweepRun], address: str
+) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
 
     pass
@@ -455,7 +457,7 @@ def _spread(client: Client, history: History, cells: Sequence[Cell], address: st
     try:
         for future in as_completed(list(places), loop=client.loop):
             place = places.pop(future)
-            yield Done(place, _told(future, address))
+            yield FinishedRun(place, _told(future, address))
             future.release()
     finally:
         client.cancel(list(places), force=True)
@@ -480,14 +482,14 @@ def _told(future: Any, address: str) -> dict[str, Any]:
 class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
     """Gives each worker the history once, those that come later too, instead of with every cell."""
 
-    def __init__(self, history: History, fingerprint: str) -> None:
+    def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
         self.name = name_of(fingerprint)
         self._history = history
-        self.bench: Workbench | None = None
+        self.bench: SweepWorker | None = None
 
     def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
         """Make ready what the cells share."""
-        self.bench = Workbench(self._history)
+        self.bench = SweepWorker(self._history)
 
 
 def name_of(fingerprint: str) -> str:
@@ -495,9 +497,9 @@ def name_of(fingerprint: str) -> str:
     return f"helios-history-{fingerprint}"
 
 
-def told_there(cell: Cell, fingerprint: str) -> Told:
+def told_there(cell: SweepRun, fingerprint: str) -> Told:
     """Replay a cell on the worker that runs this."""
     plugin: Any = get_worker().plugins.get(name_of(fingerprint))
     if plugin is None:  # a worker that joined while the history was handed out
         raise Reschedule
-    return cast("Workbench", plugin.bench).tell(cell)
+    return cast("SweepWorker", plugin.bench).tell(cell)

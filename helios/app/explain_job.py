@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helios.app.job_controller import Turns
+from helios.app.job_controller import JobController
 from helios.control.modes import ServiceMode
-from helios.errors import HeliosError, Misuse, NoSuchCluster
+from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import DECISIONS, JOBS, PREDICTIONS, QUEUE, STANDINGS, Mode, Snapshot
-from helios.report.job import Why, places
+from helios.report.job import JobExplanation, places
 from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
 
@@ -23,7 +23,7 @@ from helios.warehouse import Warehouse
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
 
-class JobUnknown(Misuse):
+class JobUnknown(UsageError):
     """Neither the cluster nor the history knows the job."""
 
 
@@ -77,11 +77,11 @@ def _as_jobs(queue: pd.DataFrame, submitted_at: pd.Timestamp | None = None) -> p
 LOOK_BACK = timedelta(days=60)
 
 
-class NothingKept(Misuse):
+class NothingKept(UsageError):
     """No Helios has worked with these settings, so there is nothing to say about what it did."""
 
 
-def explain(turns: Turns, job_id: str) -> Why:
+def explain(turns: JobController, job_id: str) -> JobExplanation:
     """Return everything Helios can say about a job, pending, running or over.
 
     Parameters
@@ -162,8 +162,8 @@ def _as_predicted(job: pd.Series[Any], told: dict[str, Any]) -> pd.Series[Any]:
 
 
 def _of_the_queue(
-    turns: Turns, snapshot: Snapshot, job: pd.Series[Any], standings: pd.DataFrame, decisions: pd.DataFrame
-) -> Why:
+    turns: JobController, snapshot: Snapshot, job: pd.Series[Any], standings: pd.DataFrame, decisions: pd.DataFrame
+) -> JobExplanation:
     mine = standings[(standings["job_id"] == job["job_id"]) & (standings["submitted_at"] == job["submitted_at"])]
     real, shadow = mine[mine["mode"] != Mode.SHADOW], mine[mine["mode"] == Mode.SHADOW]
     pending = bool((snapshot.pending["job_id"] == job["job_id"]).any())
@@ -171,7 +171,7 @@ def _of_the_queue(
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     until = pd.Timestamp(snapshot.taken_at) if pending else job["started_at"]
     theirs = ("somebody changed it after Helios did: it is theirs",) if real["admins"].eq(1).any() else ()
-    return Why(
+    return JobExplanation(
         job_id=str(job["job_id"]),
         state=str(job["state"]),
         user=_text(job["user"]),
@@ -198,7 +198,7 @@ def _of_the_queue(
     )
 
 
-def _rests_on(turns: Turns, snapshot: Snapshot, job: pd.Series[Any]) -> str:
+def _rests_on(turns: JobController, snapshot: Snapshot, job: pd.Series[Any]) -> str:
     """Return whose past jobs stand behind the prediction of a pending job, and how long the last of them took."""
     from helios.predict import JobTable  # noqa: PLC0415 - numba takes a while
     from helios.predict.explain import narrowest  # noqa: PLC0415 - as above
@@ -211,11 +211,11 @@ def _rests_on(turns: Turns, snapshot: Snapshot, job: pd.Series[Any]) -> str:
     return rests_on(basis, precedent, user=_text(job["user"]), account=_text(job["account"]))
 
 
-def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.DataFrame) -> Why:
+def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.DataFrame) -> JobExplanation:
     told = _prediction_of(predictions, job)
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     started = pd.notna(job["started_at"])
-    return Why(
+    return JobExplanation(
         job_id=str(job["job_id"]),
         state=_text(job["state"]),
         user=_text(job["user"]),
@@ -239,14 +239,14 @@ def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, 
     return nothing if mine.empty else {name: mine.iloc[0][name] for name in PREDICTIONS.names}
 
 
-def _by_the_hook(turns: Turns, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
+def _by_the_hook(turns: JobController, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
     """Return what stands on a job though no turn has written it: the hook did, at submission."""
     if not pending or not job["urgency"]:
         return ()
     return (f"SiteFactor {turns.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)
 
 
-def _remarks(turns: Turns) -> tuple[str, ...]:
+def _remarks(turns: JobController) -> tuple[str, ...]:
     try:
         pause, modes = turns.pause(), turns.modes()
     except HeliosError as trouble:

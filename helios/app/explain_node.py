@@ -7,24 +7,24 @@ from datetime import timedelta
 
 import pandas as pd
 
-from helios.app.node_controller import NodeTurns
-from helios.control import NodeMemory, node_books_of
+from helios.app.node_controller import NodeController
+from helios.control import NodeControllerState, node_books_of
 from helios.control.observed import nodes_seen
 from helios.control.report import away_by_helios, tallies_of
-from helios.errors import Misuse, NoSuchCluster
+from helios.errors import NoSuchCluster, UsageError
 from helios.model import DECISIONS, NODE_STANDINGS, Snapshot
-from helios.ports import Office
-from helios.report.nodes import NodeStatus, NodeStory
+from helios.ports import Domain
+from helios.report.nodes import NodeExplanation, NodeStatus
 from helios.warehouse import Warehouse
 
 LOOK_BACK = timedelta(days=30)
 
 
-class NodeUnknown(Misuse):
+class NodeUnknown(UsageError):
     """The cluster has no such node."""
 
 
-def node_status(turns: NodeTurns) -> NodeStatus:
+def node_status(turns: NodeController) -> NodeStatus:
     """Return where the nodes stand now.
 
     Raises
@@ -45,7 +45,7 @@ def node_status(turns: NodeTurns) -> NodeStatus:
     )
 
 
-def explain_node(turns: NodeTurns, node: str) -> NodeStory:
+def explain_node(turns: NodeController, node: str) -> NodeExplanation:
     """Return what there is to say about one node.
 
     Raises
@@ -59,14 +59,14 @@ def explain_node(turns: NodeTurns, node: str) -> NodeStory:
     if node not in set(snapshot.nodes["name"]):
         raise NodeUnknown(f"The cluster has no node {node!r}.", remedy="See all: sinfo --Node, or helios power status")
     standings, memory = _standings(turns), turns.remembered()
-    return NodeStory(
+    return NodeExplanation(
         node=node,
         facts=tuple(_facts(snapshot, node, standings[standings["node"] == node], memory)),
         decisions=_decisions(turns, node, snapshot),
     )
 
 
-def _facts(snapshot: Snapshot, node: str, standings: pd.DataFrame, memory: NodeMemory) -> Iterator[str]:
+def _facts(snapshot: Snapshot, node: str, standings: pd.DataFrame, memory: NodeControllerState) -> Iterator[str]:
     seen = nodes_seen(snapshot)[node]
     state = snapshot.nodes.set_index("name").loc[node]
     words = [str(word) for word in (state["state"], state["flags"]) if isinstance(word, str)]
@@ -93,15 +93,15 @@ def _facts(snapshot: Snapshot, node: str, standings: pd.DataFrame, memory: NodeM
     yield f"Helios put it to sleep {times if cycles else 'not once'} in the last 24 hours."
 
 
-def _standings(turns: NodeTurns) -> pd.DataFrame:
+def _standings(turns: NodeController) -> pd.DataFrame:
     with Warehouse.open(turns.settings.database.url) as warehouse:
         try:
-            return warehouse.ledger(turns.site.name, office=Office.NODES).standings()
+            return warehouse.ledger(turns.site.name, office=Domain.NODES).standings()
         except NoSuchCluster:
             return NODE_STANDINGS.empty()
 
 
-def _decisions(turns: NodeTurns, node: str, snapshot: Snapshot) -> pd.DataFrame:
+def _decisions(turns: NodeController, node: str, snapshot: Snapshot) -> pd.DataFrame:
     with Warehouse.open(turns.settings.database.url) as warehouse:
         try:
             made = warehouse.decisions_about(turns.site.name, node, since=snapshot.taken_at - LOOK_BACK)

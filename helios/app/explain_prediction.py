@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from helios.app.explain_job import JobUnknown, known_before, queued
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.model import Snapshot
@@ -20,7 +20,7 @@ from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while
     from helios.predict import DurationModel
-    from helios.predict.explain import Explained, Resemblance
+    from helios.predict.explain import Explained, SimilarJob
 
 NEAR = 3
 """How many of the nearest job ids an error names."""
@@ -32,7 +32,7 @@ Chooser = Callable[[datetime], Chosen]
 
 
 def explain(
-    history: History,
+    history: LoadedHistory,
     job_id: str,
     *,
     choose: Chooser,
@@ -74,14 +74,14 @@ def queue_of(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
     """Return what looks at the live cluster of that name, which is opened when it is first asked for."""
 
     def look() -> Snapshot:
-        from helios.app.operations import Desk  # noqa: PLC0415 - a job of the past needs no cluster
+        from helios.app.operations import Operations  # noqa: PLC0415 - a job of the past needs no cluster
 
-        return Desk(settings, cluster=cluster).site.cluster.snapshot()
+        return Operations(settings, cluster=cluster).site.cluster.snapshot()
 
     return look
 
 
-def kept_model(history: History, *, url: str, model_id: str | None) -> Chooser:
+def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
     """Return what chooses among the models in the warehouse: the one named, else the one of the job's day.
 
     That is the newest that had stopped learning by then; where there is none, the one in charge, which is said.
@@ -103,7 +103,7 @@ def kept_model(history: History, *, url: str, model_id: str | None) -> Chooser:
     return choose
 
 
-def model_of_that_day(history: History, *, seed: int, progress: Progress = in_silence) -> Chooser:
+def model_of_that_day(history: LoadedHistory, *, seed: int, progress: Progress = in_silence) -> Chooser:
     """Return what trains a model on what had ended by the job's moment; shrinkage alone where that is too little."""
 
     def choose(known_at: datetime) -> Chosen:
@@ -164,7 +164,7 @@ def _looked(look: Callable[[], Snapshot] | None) -> tuple[Snapshot | None, str]:
         return None, trouble.fact.rstrip(".")
 
 
-def _unknown(history: History, job_id: str, restart: int | None, *, trouble: str, elsewhere: str) -> JobUnknown:
+def _unknown(history: LoadedHistory, job_id: str, restart: int | None, *, trouble: str, elsewhere: str) -> JobUnknown:
     run = "" if restart is None else f", run {restart}"
     unseen = f" The queue cannot be looked at: {trouble}." if trouble else ""
     near = _near(history.jobs, job_id)
@@ -185,12 +185,12 @@ def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
     return [str(jobs["job_id"].iloc[row]) for row in sorted(apart.nsmallest(NEAR).index)]
 
 
-def _of_the_past(history: History, row: int, choose: Chooser) -> Explanation:
+def _of_the_past(history: LoadedHistory, row: int, choose: Chooser) -> Explanation:
     jobs = history.jobs.iloc[: row + 1]
     return _told(history, jobs, jobs.iloc[row], choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
 
 
-def _of_the_queue(history: History, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
+def _of_the_queue(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
     """Explain a waiting job as if it were submitted now, a running one as if at its start."""
     runs = pd.notna(job["started_at"])
     known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
@@ -200,7 +200,7 @@ def _of_the_queue(history: History, snapshot: Snapshot, job: pd.Series[Any], cho
 
 
 def _told(
-    history: History,
+    history: LoadedHistory,
     jobs: pd.DataFrame,
     job: pd.Series[Any],
     choose: Chooser,
@@ -248,7 +248,7 @@ def _remaining(explained: Explained, elapsed_s: float, limit_s: float) -> tuple[
     return float(low), float(middle), float(high)
 
 
-def _past_job(job: pd.Series[Any], past: Resemblance) -> PastJob:
+def _past_job(job: pd.Series[Any], past: SimilarJob) -> PastJob:
     return PastJob(
         job_id=str(job["job_id"]),
         user=_text(job["user"]),

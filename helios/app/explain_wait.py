@@ -13,11 +13,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.explain_job import JobUnknown
-from helios.app.history import History
-from helios.app.scenarios import ORDERS, Plan, Policy, RunTimes
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
 from helios.app.whatif import (
-    Question,
-    Stage,
+    ReplaySetup,
+    WhatIfRequest,
     predictor_for,
     replayed,
     resource_of,
@@ -25,12 +25,21 @@ from helios.app.whatif import (
     sources_said,
     teach,
 )
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.ports import Progress, in_silence
 from helios.predict import DurationModel
-from helios.report.job_wait import Beside, Blocker, Cause, Holder, Overtaken, ShorterLimit, Story, Stretch
+from helios.report.job_wait import (
+    Blocker,
+    Cause,
+    Holder,
+    OtherReplay,
+    Overtaken,
+    ShorterLimit,
+    WaitExplanation,
+    WaitInterval,
+)
 from helios.report.whatif import label_of
-from helios.simulate import Backfill, Replay, Witness
+from helios.simulate import Backfill, JobTrace, Replay
 from helios.simulate.core.state import NEVER, NOBODY
 from helios.units import MINUTE_S, unit_of
 
@@ -39,11 +48,13 @@ NEAR = 3
 HOLDERS = 3
 CAUSES = tuple(Cause)
 PRIORITY, RESOURCES, PIECES, RESERVED = (CAUSES.index(cause) for cause in Cause)
-TODAY = Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+TODAY = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 """What a Slurm site has today."""
 
 
-def tell(history: History, question: Question, job_id: str, *, progress: Progress = in_silence) -> Story:
+def tell(
+    history: LoadedHistory, question: WhatIfRequest, job_id: str, *, progress: Progress = in_silence
+) -> WaitExplanation:
     """Replay a window of history under the first plan of ``question``, and tell what held one job.
 
     Under each other plan, and under what a Slurm site has today, only the same job's start is told, beside it.
@@ -64,16 +75,18 @@ def tell(history: History, question: Question, job_id: str, *, progress: Progres
     """
     chosen, *others = dict.fromkeys((*question.plans, TODAY))
     if chosen.policy is Policy.SRTF:
-        raise Misuse(
+        raise UsageError(
             "SRTF stops and resumes jobs, and what held a job that was stopped is not told.",
             remedy="Ask for another policy, as --policy qssf.",
         )
     stage = set_the_stage(history, question)
     job = _position(history, stage, job_id)
-    asker = _Asker(stage=stage, question=question, taught=teach(history, stage, question, progress), progress=progress)
-    witness = Witness(job)
+    asker = _JobOwner(
+        stage=stage, question=question, taught=teach(history, stage, question, progress), progress=progress
+    )
+    witness = JobTrace(job)
     replay = asker.replayed(chosen, watch=witness)
-    scene = _Scene(
+    scene = _JobContext(
         history=history, unit=unit_of(resource_of(history, question)), stage=stage, plan=chosen, replay=replay, job=job
     )
     beside = tuple(_beside(plan, asker.replayed(plan), job) for plan in others)
@@ -83,16 +96,16 @@ def tell(history: History, question: Question, job_id: str, *, progress: Progres
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asker:
+class _JobOwner:
     """Makes replays of one stage, each with a predictor of its own where it asks one."""
 
-    stage: Stage
-    question: Question
+    stage: ReplaySetup
+    question: WhatIfRequest
     taught: DurationModel | None
     progress: Progress
     said: list[str] = field(default_factory=list)
 
-    def replayed(self, plan: Plan, *, watch: Witness | None = None) -> Replay:
+    def replayed(self, plan: Scenario, *, watch: JobTrace | None = None) -> Replay:
         predictor = predictor_for(self.stage, self.taught, self.question) if plan.uses_predictions else None
         replay = replayed(plan, self.stage, predictor, self.progress, question=self.question, watch=watch)
         self.said.extend(sources_said(predictor))
@@ -100,13 +113,13 @@ class _Asker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scene:
+class _JobContext:
     """One replay, and the job in it that matters."""
 
-    history: History
+    history: LoadedHistory
     unit: str
-    stage: Stage
-    plan: Plan
+    stage: ReplaySetup
+    plan: Scenario
     replay: Replay
     job: int
 
@@ -130,7 +143,9 @@ class _Scene:
         return np.flatnonzero(alike)
 
 
-def _story(scene: _Scene, witness: Witness, *, beside: tuple[Beside, ...], notes: tuple[str, ...]) -> Story:
+def _story(
+    scene: _JobContext, witness: JobTrace, *, beside: tuple[OtherReplay, ...], notes: tuple[str, ...]
+) -> WaitExplanation:
     stage, job, replay, plan = scene.stage, scene.job, scene.replay, scene.plan
     passes = witness.notes[witness.notes["at_s"] < scene.started_s]
     lasts_s = np.diff(passes["at_s"], append=scene.started_s)
@@ -138,7 +153,7 @@ def _story(scene: _Scene, witness: Witness, *, beside: tuple[Beside, ...], notes
     names = _Names(stage)
     rank, queued = witness.place if len(passes) else (0, 0)
     plans = plan.estimates is not None and replay.estimate_s is not None
-    return Story(
+    return WaitExplanation(
         job=names.of(job),
         cluster=scene.history.cluster,
         partition=stage.machine.shape.partitions[stage.workload.partition[job]],
@@ -166,7 +181,7 @@ def _story(scene: _Scene, witness: Witness, *, beside: tuple[Beside, ...], notes
 # What held it.
 
 
-def _judged(passes: NDArray[np.void], scene: _Scene) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _judged(passes: NDArray[np.void], scene: _JobContext) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, of each pass, what held the job after it (a place in ``CAUSES``), and which job came first, or NOBODY.
 
     A pass starts whatever may start. So where the job would fit and is not the first in the order, it is backfill that
@@ -191,7 +206,7 @@ def _stretches(
     *,
     gpus: int,
     names: _Names,
-) -> Iterator[Stretch]:
+) -> Iterator[WaitInterval]:
     """Join the passes that left it with the same."""
     changed = (causes[1:] != causes[:-1]) | (blockers[1:] != blockers[:-1])
     begins = [0, *(np.flatnonzero(changed) + 1).tolist()] if len(passes) else []
@@ -200,7 +215,7 @@ def _stretches(
         blocker, shadow_s = int(blockers[begin]), int(last["shadow_s"])
         fits = here["room"] >= gpus
         meant_gpus = gpus if blocker == NOBODY else names.of(blocker).gpus
-        yield Stretch(
+        yield WaitInterval(
             began_at=_moment(int(here["at_s"][0])),
             ended_at=_moment(int(last["at_s"] + lasts_s[end - 1])),
             cause=CAUSES[causes[begin]],
@@ -214,7 +229,7 @@ def _stretches(
 
 
 def _holders(
-    scene: _Scene, passes: NDArray[np.void], lasts_s: NDArray[np.int64], causes: NDArray[np.int64], names: _Names
+    scene: _JobContext, passes: NDArray[np.void], lasts_s: NDArray[np.int64], causes: NDArray[np.int64], names: _Names
 ) -> Iterator[Holder]:
     """Return who held most GPU time while the job was next in line; where that is less than half, while it waited."""
     if not len(passes):
@@ -232,7 +247,7 @@ def _holders(
             yield Holder(job=names.of(mate), held_s=round(held_s[place]), until=_moment(int(replay.ended_s[mate])))
 
 
-def _overtaken(scene: _Scene) -> Overtaken:
+def _overtaken(scene: _JobContext) -> Overtaken:
     workload, replay = scene.stage.workload, scene.replay
     mates = scene.mates()
     later = mates[(workload.submitted_s[mates] > scene.submitted_s) & (replay.started_s[mates] < scene.started_s)]
@@ -241,7 +256,7 @@ def _overtaken(scene: _Scene) -> Overtaken:
     return Overtaken(by_order=by_order, by_backfill=len(later) - by_order)
 
 
-def _shorter(scene: _Scene, passes: NDArray[np.void], causes: NDArray[np.int64]) -> ShorterLimit | None:
+def _shorter(scene: _JobContext, passes: NDArray[np.void], causes: NDArray[np.int64]) -> ShorterLimit | None:
     """Return what to plan with for the job to start earlier, at the first pass that leaves time enough for its run.
 
     Until the job starts nothing depends on what is planned for it: it would have started in that pass, if not before.
@@ -256,8 +271,8 @@ def _shorter(scene: _Scene, passes: NDArray[np.void], causes: NDArray[np.int64])
     return ShorterLimit(planned_s=int(window_s[found]), started_at=_moment(int(passes["at_s"][found])))
 
 
-def _beside(plan: Plan, replay: Replay, job: int) -> Beside:
-    return Beside(
+def _beside(plan: Scenario, replay: Replay, job: int) -> OtherReplay:
+    return OtherReplay(
         label=_label(plan),
         is_today=plan == TODAY,
         started_at=_moment(int(replay.started_s[job])),
@@ -276,7 +291,7 @@ def _recorded_wait_s(job: pd.Series) -> float | None:
 class _Names:
     """How jobs are called: by the site's id, with ``-2`` and so on where an id was used again."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ReplaySetup) -> None:
         ids = pd.Series(stage.workload.job_id)
         self._ids, self._users, self._gpus = ids, stage.machine.jobs["user"], stage.workload.gpus
         self._run = ids.groupby(ids, sort=False).cumcount().to_numpy()
@@ -297,7 +312,7 @@ class _Names:
         return [f"The id {self._ids.iloc[job]} was used {n_runs} times; write {self._ids.iloc[job]}-2 for the second."]
 
 
-def _position(history: History, stage: Stage, job_id: str) -> int:
+def _position(history: LoadedHistory, stage: ReplaySetup, job_id: str) -> int:
     """Return where the job is in the workload."""
     ids = pd.Series(stage.workload.job_id)
     rows = np.flatnonzero(_called(stage.machine.jobs, ids, job_id))
@@ -319,7 +334,7 @@ def _called(jobs: pd.DataFrame, ids: pd.Series, job_id: str) -> NDArray[np.bool_
     return called
 
 
-def _unknown(history: History, ids: pd.Series, job_id: str) -> JobUnknown:
+def _unknown(history: LoadedHistory, ids: pd.Series, job_id: str) -> JobUnknown:
     known = history.jobs[history.jobs["job_id"] == job_id]
     if len(known):
         job = known.iloc[0]
@@ -347,7 +362,7 @@ def _near(ids: pd.Series, job_id: str) -> list[str]:
     return get_close_matches(job_id, list(dict.fromkeys(ids.astype(str))), n=NEAR)
 
 
-def _label(plan: Plan) -> str:
+def _label(plan: Scenario) -> str:
     return label_of(
         policy=plan.policy.value,
         run_times=plan.run_times.value if plan.run_times else None,

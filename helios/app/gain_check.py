@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from helios.app.history import recall
 from helios.app.reports import known_nodes
 from helios.app.service_replay import soft_limit_gain
-from helios.app.whatif import Question
+from helios.app.whatif import WhatIfRequest
 from helios.config import Settings
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.ports import Progress, Service, in_silence
 from helios.services.registry import build
 from helios.warehouse import Warehouse
@@ -18,7 +18,7 @@ from helios.warehouse import Warehouse
 LOOK_BACK = timedelta(weeks=4)
 
 
-class NoGain(Misuse):
+class NoGain(UsageError):
     """A service may not act, since the site's own what-if shows no gain."""
 
 
@@ -44,7 +44,7 @@ def refuse_without_gain(
         nodes, gpus_per_node = known_nodes(warehouse, cluster)
     history = recall(url=settings.database.url, cluster=cluster)
     until = now or datetime.now(UTC)
-    question = Question(
+    question = WhatIfRequest(
         plans=(),
         since=until - LOOK_BACK,
         until=until,

@@ -17,7 +17,7 @@ from helios.warehouse import LoadReport, Warehouse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class LoadedHistory:
     """The jobs of one cluster, in submission order, and what a person should know about them.
 
     Attributes
@@ -86,7 +86,7 @@ def read_file(
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
     progress: Progress = in_silence,
-) -> History:
+) -> LoadedHistory:
     """Read a trace file without a warehouse; parameters as in :func:`ingest`."""
     trace = open_trace(path, format=trace_format, timezone=timezone)
     batches = list(_reporting(trace, f"Reading {path.name}", progress))
@@ -94,7 +94,7 @@ def read_file(
     notes = [note for batch in batches for note in batch.notes]
     if rejects := sum(len(batch.rejects) for batch in batches):
         notes.append(f"{rejects:,} rows of {path.name} make no sense and were left out; helios trace load names them")
-    return History(
+    return LoadedHistory(
         cluster=cluster or trace.cluster or cluster_named_by(path),
         jobs=in_submission_order(JOBS.conform(jobs)),
         timezone=trace.timezone,
@@ -109,7 +109,7 @@ def recall(
     since: datetime | None = None,
     until: datetime | None = None,
     columns: Sequence[str] | None = None,
-) -> History:
+) -> LoadedHistory:
     """Read one cluster's jobs, submitted in [since, until), from the warehouse.
 
     Parameters
@@ -124,7 +124,7 @@ def recall(
     """
     with Warehouse.open(url) as warehouse:
         chosen = choose_cluster(warehouse, cluster)
-        return History(
+        return LoadedHistory(
             cluster=str(chosen["name"]),
             jobs=warehouse.jobs(str(chosen["name"]), since=since, until=until, columns=columns),
             timezone=str(chosen["timezone"] or "UTC"),

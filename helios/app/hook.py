@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from helios.actions import Reorder, SoftLimit
-from helios.app.predictions import Knowledge
+from helios.app.predictions import PredictorState
 from helios.control.modes import ServiceMode
 from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Mode, Snapshot
 from helios.ports import JobwiseService, Service
@@ -34,7 +34,7 @@ def orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
 
 
 def hook_rows(
-    knowledge: Knowledge,
+    knowledge: PredictorState,
     services: Iterable[tuple[Service, ServiceMode]],
     *,
     cluster: str,
@@ -94,7 +94,7 @@ def _several(partitions: pd.Series) -> pd.Series:
     return partitions.astype("str").str.contains(",", regex=False).fillna(False)
 
 
-def _as_submitted(kinds: pd.DataFrame, knowledge: Knowledge, now: datetime) -> pd.DataFrame:
+def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime) -> pd.DataFrame:
     shared = [name for name in QUEUE.names if name in JOBS.by_name and name in kinds]
     fresh: dict[str, Any] = {
         "job_id": [f"kind {number}" for number in range(len(kinds))],

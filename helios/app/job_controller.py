@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.app.controller_state import (
     LOCK,
-    Draft,
-    Keeping,
+    ControllerStateStore,
+    ReadOnlyLedger,
     alone,
     between_turns,
     identity_of,
@@ -26,27 +26,27 @@ from helios.app.controller_state import (
     opened,
     tallies_of,
 )
-from helios.app.cycle_summary import Breaker, TurnSummary
-from helios.app.live_cluster import Site, services_of
+from helios.app.cycle_summary import Breaker, CycleSummary
+from helios.app.live_cluster import LiveCluster, services_of
 from helios.app.modes import RELEASED, RELEASED_FILE, Pause, modes_in_force, paused
-from helios.app.predictions import Outlook, job_keys, worth_storing
+from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.app.sync import read_until
 from helios.config import Settings
 from helios.control import (
+    ActiveService,
     BreakerState,
-    Conditions,
-    Resolution,
-    Seat,
+    ControllerState,
+    CycleReport,
+    Preconditions,
     ServiceMode,
     ShadowCluster,
-    TurnMemory,
-    TurnReport,
+    Tolerance,
     release,
     take_turn,
 )
 from helios.errors import HeliosError
 from helios.model import PREDICTIONS, TURNS, Mode, Snapshot
-from helios.ports import Cluster, Ledger, Office
+from helios.ports import Cluster, Domain, Ledger
 from helios.warehouse import Warehouse
 
 MEMORY = "turn"
@@ -57,7 +57,7 @@ def now_utc() -> datetime:
     return datetime.now(UTC)
 
 
-class Turns:
+class JobController:
     """Takes turns on one cluster. What must outlive the process is in the warehouse.
 
     Parameters
@@ -75,16 +75,16 @@ class Turns:
         A service of the configuration cannot be had as it is asked for.
     """
 
-    def __init__(self, site: Site, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
+    def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
         self.site, self.settings, self._clock = site, settings, clock
         self.holder = holder_of(settings)
-        self.services = services_of(settings, office=Office.JOBS)
-        self.outlook = Outlook(
+        self.services = services_of(settings, office=Domain.JOBS)
+        self.outlook = LivePredictions(
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )
         self._folder = Path(settings.control.state_folder)
-        self._keeping = Keeping(
-            kind=TurnMemory,
+        self._keeping = ControllerStateStore(
+            kind=ControllerState,
             cluster=site.name,
             folder=self._folder,
             memory=MEMORY,
@@ -102,7 +102,7 @@ class Turns:
         """Return who paused Helios; None: nobody did."""
         return paused(self.settings.database.url, self.site.name, self._folder)
 
-    def remembered(self) -> TurnMemory:
+    def remembered(self) -> ControllerState:
         """Return what control remembers of the last turn that led.
 
         Raises
@@ -113,7 +113,7 @@ class Turns:
         with Warehouse.open(self.settings.database.url) as warehouse:
             return self._keeping.read(warehouse)
 
-    def turn(self, *, modes: Mapping[str, ServiceMode]) -> TurnReport:
+    def turn(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
         """Look, ask, check, act, write down; see :func:`helios.control.take_turn`.
 
         Without the warehouse nothing is done, except that a pause by file still takes everything back.
@@ -137,7 +137,7 @@ class Turns:
             )
             return self._kept(warehouse, report, seconds=time.monotonic() - began, taken_back=taken_back)
 
-    def plan(self, *, modes: Mapping[str, ServiceMode]) -> TurnReport:
+    def plan(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
         """Return what :meth:`turn` would do now. Nothing is written: what it acts on holds nothing that could write.
 
         Raises
@@ -150,13 +150,15 @@ class Turns:
         self.site.know(standings, keep=False)
         real = standings[standings["mode"] != Mode.SHADOW]
         stands = {
-            (Lever(lever), str(job)): float(value)
+            (JobSetting(lever), str(job)): float(value)
             for lever, job, value in zip(real["lever"], real["job_id"], real["value"], strict=True)
         }
         rehearsed = ShadowCluster(
-            look=self.site.cluster.snapshot, stands=stands, resolution=Resolution.of(self.settings.slurm)
+            look=self.site.cluster.snapshot, stands=stands, resolution=Tolerance.of(self.settings.slurm)
         )
-        return self._taken(modes, cluster=rehearsed, ledger=Draft(standings), memory=replace(memory, asked_at={}))
+        return self._taken(
+            modes, cluster=rehearsed, ledger=ReadOnlyLedger(standings), memory=replace(memory, asked_at={})
+        )
 
     def _taken(
         self,
@@ -164,12 +166,12 @@ class Turns:
         *,
         cluster: Cluster,
         ledger: Ledger,
-        memory: TurnMemory,
+        memory: ControllerState,
         released: str = "",
-    ) -> TurnReport:
+    ) -> CycleReport:
         self._predicted = None
         return take_turn(
-            seats=[Seat(name=name, service=it, mode=modes[name]) for name, it in self.services.items()],
+            seats=[ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()],
             cluster=cluster,
             expectation=self._expect,
             ledger=ledger,
@@ -191,7 +193,7 @@ class Turns:
         """
         return modes_or_off(self.modes, folder=self._folder, services=self.services)
 
-    def summary(self) -> TurnSummary:
+    def summary(self) -> CycleSummary:
         """Take a turn in the modes that were set, and return what the daemon tells of it.
 
         Raises
@@ -205,7 +207,7 @@ class Turns:
             lease = warehouse.lease(self.site.name)
             read_at = read_until(warehouse, self.site.name)
         knowledge = self.outlook.knowledge
-        return TurnSummary(
+        return CycleSummary(
             pending=report.pending,
             running=report.running,
             acted=report.acted,
@@ -222,7 +224,7 @@ class Turns:
             trouble="" if report.seen else "; ".join(report.still),
         )
 
-    def release(self, reason: str, *, hidden: bool = False) -> TurnReport:
+    def release(self, reason: str, *, hidden: bool = False) -> CycleReport:
         """Take back everything that Helios set and look whether anything is left; it needs no database.
 
         See :func:`helios.control.release`.
@@ -259,20 +261,20 @@ class Turns:
             self.site.know(self._ledger(warehouse).standings(), keep=True)
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        return ledger_of(warehouse, self.site.name, office=Office.JOBS)
+        return ledger_of(warehouse, self.site.name, office=Domain.JOBS)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
         seen = self.outlook(snapshot)
         self._predicted = seen.pending
         return seen
 
-    def _conditions(self) -> Conditions:
+    def _conditions(self) -> Preconditions:
         pause = self.pause()
         if pause:  # nothing else matters, and the warehouse may be gone
-            return Conditions(paused=str(pause))
+            return Preconditions(paused=str(pause))
         with Warehouse.open(self.settings.database.url) as warehouse:
             read_at = read_until(warehouse, self.site.name)
-        return Conditions(
+        return Preconditions(
             controller=self.site.controller(),
             history_read_at=read_at,
             model_trained_at=self.outlook.knowledge.trained_at,
@@ -283,11 +285,11 @@ class Turns:
     def _kept(
         self,
         warehouse: Warehouse | HeliosError,
-        report: TurnReport,
+        report: CycleReport,
         *,
         seconds: float,
         taken_back: Mapping[str, str],
-    ) -> TurnReport:
+    ) -> CycleReport:
         """Write down what is not control's to write; that it cannot be is a note, not a failure of the turn."""
         try:
             if isinstance(warehouse, HeliosError):
@@ -329,7 +331,7 @@ def holder_of(settings: Settings) -> str:
     return f"{socket.gethostname()} {folder.resolve()} {identity_of(folder)}"
 
 
-def another_leads(settings: Settings, cluster: str, *, now: datetime, office: Office = Office.JOBS) -> str:
+def another_leads(settings: Settings, cluster: str, *, now: datetime, office: Domain = Domain.JOBS) -> str:
     """Return who else holds the lease of a cluster's office; empty: nobody, or it cannot be known."""
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
         lease = warehouse.lease(cluster, office=office)
@@ -339,7 +341,7 @@ def another_leads(settings: Settings, cluster: str, *, now: datetime, office: Of
     return ""
 
 
-def turns_frame(report: TurnReport, *, seconds: float) -> pd.DataFrame:
+def turns_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
     """Return a turn as one row of ``TURNS``."""
     row = {
         "taken_at": report.taken_at,
@@ -355,7 +357,7 @@ def turns_frame(report: TurnReport, *, seconds: float) -> pd.DataFrame:
     return TURNS.conform(pd.DataFrame([row]))
 
 
-def breaker_in_words(memory: TurnMemory, settings: Settings, now: datetime) -> Breaker:
+def breaker_in_words(memory: ControllerState, settings: Settings, now: datetime) -> Breaker:
     """Return the state of the breaker, as health and metrics spell it."""
     names: dict[BreakerState, Breaker] = {
         BreakerState.CLOSED: "closed",

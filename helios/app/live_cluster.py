@@ -14,10 +14,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.app.sync import Accounting
-from helios.config import Settings, Slurm
-from helios.errors import ClusterUnavailable, HeliosError, Misuse
-from helios.ports import Cluster, NodeCluster, Office, Service
+from helios.app.sync import AccountingSource
+from helios.config import Settings, SlurmSettings
+from helios.errors import ClusterUnavailable, HeliosError, UsageError
+from helios.ports import Cluster, Domain, NodeCluster, Service
 from helios.services.registry import build, find, installed, office_of, options_of
 from helios.slurm import accounting, parse
 from helios.slurm.accounting import Accounting as SlurmAccounting
@@ -32,7 +32,7 @@ from helios.slurm.shell import Shell
 # Whether the partitions that a canary is to act on are there: a name that is none would be a canary of nothing.
 
 
-def refuse_unknown_partitions(settings: Slurm, cluster: str, partitions: Sequence[str]) -> list[str]:
+def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions: Sequence[str]) -> list[str]:
     """Ask the cluster for its partitions; return what is to be said where it cannot be asked.
 
     Parameters
@@ -53,11 +53,11 @@ def refuse_unknown_partitions(settings: Slurm, cluster: str, partitions: Sequenc
         return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.fact}"]
     if unknown := [name for name in partitions if name not in there]:
         names = " and no ".join(map(repr, unknown))
-        raise Misuse(f"Cluster {cluster} has no partition {names}.", remedy=f"There are: {', '.join(there)}")
+        raise UsageError(f"Cluster {cluster} has no partition {names}.", remedy=f"There are: {', '.join(there)}")
     return []
 
 
-def _partitions_of(settings: Slurm, cluster: str) -> tuple[str, ...]:
+def _partitions_of(settings: SlurmSettings, cluster: str) -> tuple[str, ...]:
     shell = way_in(settings.model_copy(update={"backend": "commands"})).shell
     if (here := SlurmAccounting(shell=shell).cluster_name()) != cluster:
         raise HeliosError(f"this machine reaches cluster {here}, not {cluster}")
@@ -77,7 +77,7 @@ def knows_nothing(_: pd.DataFrame, *, keep: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Site:
+class LiveCluster:
     """A live cluster.
 
     Attributes
@@ -112,7 +112,7 @@ class Site:
 
     name: str
     cluster: Cluster
-    accounting: Accounting
+    accounting: AccountingSource
     controller: Callable[[], str | None]
     clock_skew_s: Callable[[], float | None]
     site_factor: Callable[[float], int]
@@ -127,7 +127,7 @@ class Site:
 # The services of a configuration, made, and sorted by what they act on.
 
 
-def services_of(settings: Settings, *, office: Office | None = None) -> dict[str, Service]:
+def services_of(settings: Settings, *, office: Domain | None = None) -> dict[str, Service]:
     """Return the services of the configuration, in its order.
 
     Parameters
@@ -144,7 +144,7 @@ def services_of(settings: Settings, *, office: Office | None = None) -> dict[str
     return {name: service for name, service in made.items() if office in {None, office_of(service)}}
 
 
-def offices_of(settings: Settings) -> frozenset[Office]:
+def offices_of(settings: Settings) -> frozenset[Domain]:
     """Return what the services of the configuration act on; one that cannot be had acts on nothing."""
     offered = installed()
     return frozenset(offered[name].office for name in settings.services if name in offered)
@@ -160,7 +160,7 @@ READING_S = 600.0
 """Longest wait for one window of the accounting, s: a day of a large site."""
 
 
-def open_site(settings: Settings) -> Site:
+def open_site(settings: Settings) -> LiveCluster:
     """Return the cluster that ``slurm.conf`` names.
 
     Raises
@@ -172,10 +172,10 @@ def open_site(settings: Settings) -> Site:
     undo = JobsUndo(Path(settings.control.state_folder))
     cluster, shell = open_cluster(slurm, undo=undo), _shell(settings)
     books = accounting.Accounting(shell=shell, timeout_s=READING_S)
-    return Site(
+    return LiveCluster(
         name=cluster.name,
         cluster=cluster,
-        accounting=Accounting(
+        accounting=AccountingSource(
             jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events
         ),
         controller=lambda: _controller(cluster.backend),
@@ -208,7 +208,7 @@ def preflight(settings: Settings) -> list[Finding]:
     more: list[Check] = []
     if settings.hook.publish:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
-    if Office.NODES in offices_of(settings):
+    if Domain.NODES in offices_of(settings):
         more.extend(power_checks(power.mechanism, tiers=power.tiers))
     return examine(
         shell=way.shell,

@@ -11,22 +11,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History, recall
-from helios.app.training import FEWEST_JUDGED, Study, learner_at
-from helios.errors import HeliosError, Misuse, ModelUnreadable, NotEnoughHistory
-from helios.model import ModelRecord, Step
+from helios.app.history import LoadedHistory, recall
+from helios.app.training import FEWEST_JUDGED, PreparedHistory, learner_at
+from helios.errors import HeliosError, ModelUnreadable, NotEnoughHistory, UsageError
+from helios.model import AuditStep, ModelRecord
 from helios.ports import Progress, in_silence
 from helios.predict import HistoryPredictor
-from helios.predict.comparison import Against, Contest
-from helios.predict.drift import Inputs, Moved, WeekOfErrors, moved, new_names, new_users, weeks_of_errors
+from helios.predict.comparison import Comparison, Versus
+from helios.predict.drift import FeatureShift, Inputs, WeekOfErrors, moved, new_names, new_users, weeks_of_errors
 from helios.predict.duration import DurationModel
 from helios.predict.model_record import from_record, inputs_in
 from helios.warehouse import Warehouse
 from helios.warehouse.models import before_this
 
 if TYPE_CHECKING:
-    from helios.app.training import Study
-    from helios.predict.comparison import Contest
+    from helios.app.training import PreparedHistory
+    from helios.predict.comparison import Comparison
 
 
 # Whether the work of a cluster, and the errors of its model, are still as they were.
@@ -64,13 +64,13 @@ class Drift:
     days: float
     jobs: int
     inputs: Inputs
-    moved: tuple[Moved, ...]
+    moved: tuple[FeatureShift, ...]
     new_users: float | None
     new_names: float | None
     weeks: tuple[WeekOfErrors, ...]
 
     @property
-    def unusual(self) -> tuple[Moved, ...]:
+    def unusual(self) -> tuple[FeatureShift, ...]:
         """The features that changed, and by more than in the weeks of training."""
         return tuple(one for one in self.moved if one.is_unusual)
 
@@ -119,7 +119,7 @@ class Drift:
         return f"{said}, {grown} {usual:.2f}"
 
 
-def drift_of(studied: Study, record: ModelRecord, *, days: float, at: datetime) -> Drift:
+def drift_of(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> Drift:
     """Compare the last ``days`` before ``at`` with the training of the model in ``record``.
 
     Raises
@@ -149,7 +149,7 @@ def drift_of(studied: Study, record: ModelRecord, *, days: float, at: datetime) 
     )
 
 
-def _weeks(studied: Study, model: DurationModel, *, at: datetime) -> tuple[WeekOfErrors, ...]:
+def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> tuple[WeekOfErrors, ...]:
     judged = model.as_judged()
     stopped = judged.trained_until if judged else model.trained_until
     rows = studied.judged(max(stopped, at - timedelta(weeks=WEEKS)), at)
@@ -164,7 +164,7 @@ def _weeks(studied: Study, model: DurationModel, *, at: datetime) -> tuple[WeekO
 
 
 def _predicted(
-    studied: Study, model: DurationModel, judged: DurationModel | None, rows: NDArray[np.int64]
+    studied: PreparedHistory, model: DurationModel, judged: DurationModel | None, rows: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Predict each job by the model, or by its backtest where the model may have learned from it."""
     features = studied.features[rows]
@@ -181,7 +181,7 @@ SHRINKAGE = "shrinkage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrainingOutcome:
     """What became of a model that was trained or asked for.
 
     Attributes
@@ -202,12 +202,12 @@ class Outcome:
         False: only tried.
     """
 
-    step: Step | None
+    step: AuditStep | None
     model_id: str
     in_charge: str
     previous: str
     why: str
-    contest: Contest | None = None
+    contest: Comparison | None = None
     days: float | None = None
     written: bool = True
 
@@ -268,7 +268,7 @@ def told_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
-def training_history(url: str, cluster: str | None, *, progress: Progress = in_silence) -> History:
+def training_history(url: str, cluster: str | None, *, progress: Progress = in_silence) -> LoadedHistory:
     """Read of a cluster's jobs what training needs, and no more; None: of the only cluster."""
     from helios.predict.model_record import TRAINED_ON  # noqa: PLC0415 - as above
 
@@ -278,14 +278,14 @@ def training_history(url: str, cluster: str | None, *, progress: Progress = in_s
     return history
 
 
-def _of(url: str, cluster: str, columns: Sequence[str]) -> History:
+def _of(url: str, cluster: str, columns: Sequence[str]) -> LoadedHistory:
     """Read a cluster that is named: choosing among all would count the jobs of each, seconds for a million."""
     with Warehouse.open(url) as warehouse:
         jobs = warehouse.jobs(cluster, columns=columns)
-        return History(cluster=cluster, jobs=jobs, timezone=warehouse.timezone(cluster) or "UTC")
+        return LoadedHistory(cluster=cluster, jobs=jobs, timezone=warehouse.timezone(cluster) or "UTC")
 
 
-def until(history: History, moment: datetime) -> History:
+def until(history: LoadedHistory, moment: datetime) -> LoadedHistory:
     """Return the part of ``history`` that was submitted before ``moment``."""
     jobs = history.jobs
     later = int((jobs["submitted_at"] >= pd.Timestamp(moment)).sum())  # in submission order: they come last
@@ -293,7 +293,7 @@ def until(history: History, moment: datetime) -> History:
 
 
 def drift(
-    history: History,
+    history: LoadedHistory,
     *,
     url: str,
     model_id: str | None,
@@ -325,7 +325,7 @@ def remembered_drift(url: str, cluster: str) -> str | None:
         return warehouse.remembered(cluster, DRIFT)
 
 
-def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: datetime) -> Outcome:
+def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
     """Put a model in charge, or ``SHRINKAGE``.
 
     Raises
@@ -342,11 +342,11 @@ def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: da
             from_record(warehouse.model(cluster, model_id))
         previous = _in_charge(warehouse, cluster)
         chosen = None if model_id == SHRINKAGE else model_id
-        warehouse.decide(cluster, step=Step.PROMOTED, model_id=chosen, by=by, why=why, at=now)
-    return Outcome(step=Step.PROMOTED, model_id=model_id, in_charge=model_id, previous=previous, why=why)
+        warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id=chosen, by=by, why=why, at=now)
+    return TrainingOutcome(step=AuditStep.PROMOTED, model_id=model_id, in_charge=model_id, previous=previous, why=why)
 
 
-def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Outcome:
+def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
     """Put back in charge what was so before; a model that is gone or cannot be read is passed over.
 
     Raises
@@ -359,12 +359,14 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Ou
         before = before_this(warehouse.promotions(cluster))
         passed, chosen = _first_that_serves(warehouse, cluster, before)
         said = "; ".join([why, *passed])
-        warehouse.decide(cluster, step=Step.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
+        warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
     in_charge = chosen or SHRINKAGE
-    return Outcome(step=Step.ROLLED_BACK, model_id=in_charge, in_charge=in_charge, previous=previous, why=said)
+    return TrainingOutcome(
+        step=AuditStep.ROLLED_BACK, model_id=in_charge, in_charge=in_charge, previous=previous, why=said
+    )
 
 
-def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: datetime) -> Outcome:
+def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: datetime) -> TrainingOutcome:
     """Decide about a model that was just trained by hand and kept.
 
     Where something was decided before, all stays as it was unless ``promote_it``. The very first model takes charge if
@@ -383,7 +385,7 @@ def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: dat
 def nightly(
     *,
     url: str,
-    history: History,
+    history: LoadedHistory,
     seed: int,
     days: float,
     now: datetime,
@@ -391,7 +393,7 @@ def nightly(
     dask: str = "",
     dry_run: bool = False,
     progress: Progress = in_silence,
-) -> tuple[Outcome, str]:
+) -> tuple[TrainingOutcome, str]:
     """Train on what had ended by ``now``, and promote the model if it is better; else keep what is in charge, say why.
 
     It is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse beyond chance
@@ -441,7 +443,9 @@ def nightly(
     return outcome, line
 
 
-def compare(history: History, *, url: str, first: str, second: str, now: datetime) -> tuple[Contest, tuple[str, ...]]:
+def compare(
+    history: LoadedHistory, *, url: str, first: str, second: str, now: datetime
+) -> tuple[Comparison, tuple[str, ...]]:
     """Judge two models on the same jobs, those submitted after both had stopped learning, beside the controls.
 
     Returns
@@ -463,7 +467,7 @@ def compare(history: History, *, url: str, first: str, second: str, now: datetim
     from helios.predict import from_record  # noqa: PLC0415 - as above
 
     if first == second:
-        raise Misuse(f"{first} is the same model twice.", remedy="See what there is: helios model list")
+        raise UsageError(f"{first} is the same model twice.", remedy="See what there is: helios model list")
     with Warehouse.open(url) as warehouse:
         models = {name: from_record(warehouse.model(history.cluster, name)) for name in (first, second)}
     studied = study(history)
@@ -471,7 +475,7 @@ def compare(history: History, *, url: str, first: str, second: str, now: datetim
     return studied.contest(chosen, rows, challenger=second), notes
 
 
-def _drift_line(studied: Study, record: ModelRecord, *, days: float, at: datetime) -> str:
+def _drift_line(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> str:
     pass
 
     try:
@@ -512,7 +516,7 @@ def _first_that_serves(
             passed.append(f"passed over {model_id}: {reason.fact}")
         else:
             return passed, model_id
-    raise Misuse(
+    raise UsageError(
         "Nothing else was in charge before.", remedy="Choose what is to be: helios model promote ID (or shrinkage)"
     )
 
@@ -529,7 +533,7 @@ def _rival(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelR
         return None
 
 
-def _write(warehouse: Warehouse, cluster: str, outcome: Outcome, *, by: str, now: datetime) -> None:
+def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: str, now: datetime) -> None:
     if outcome.step is None:
         return
     chosen = None if outcome.in_charge == SHRINKAGE else outcome.in_charge
@@ -548,7 +552,7 @@ WIDER = (1, 4, 12)
 """How many times the days to judge on are taken, until enough jobs ended in them."""
 
 
-def settled(record: ModelRecord, rival: ModelRecord | None, *, decided: bool, promote_it: bool) -> Outcome:
+def settled(record: ModelRecord, rival: ModelRecord | None, *, decided: bool, promote_it: bool) -> TrainingOutcome:
     """Decide about a model that was trained by hand.
 
     Parameters
@@ -560,33 +564,33 @@ def settled(record: ModelRecord, rival: ModelRecord | None, *, decided: bool, pr
     """
     opponent, unreadable = _readable(rival)
     previous = rival.model_id if rival and opponent else SHRINKAGE
-    same = Outcome(step=None, model_id=record.model_id, in_charge=previous, previous=previous, why="")
+    same = TrainingOutcome(step=None, model_id=record.model_id, in_charge=previous, previous=previous, why="")
     if promote_it:
-        return replace(same, step=Step.PROMOTED, in_charge=record.model_id, why="promoted as it was trained")
+        return replace(same, step=AuditStep.PROMOTED, in_charge=record.model_id, why="promoted as it was trained")
     if previous == record.model_id:
         return replace(same, why="it is the model in charge, trained again with the same result")
     if previous != SHRINKAGE:
-        return replace(same, step=None if decided else Step.KEPT, why=f"{previous} is in charge")
+        return replace(same, step=None if decided else AuditStep.KEPT, why=f"{previous} is in charge")
     decided_now = against_the_controls(same, backtest_in(record))
     return replace(decided_now, why=f"{unreadable}{decided_now.why}")
 
 
-def against_the_controls(same: Outcome, contest: Contest | None) -> Outcome:
+def against_the_controls(same: TrainingOutcome, contest: Comparison | None) -> TrainingOutcome:
     """Decide where nothing but shrinkage is in charge."""
-    kept = replace(same, step=Step.KEPT, contest=contest)
+    kept = replace(same, step=AuditStep.KEPT, contest=contest)
     if contest is None:
         return replace(kept, why="its history is too short to judge it on")
     behind = [name for name in contest.against if not contest.against[name].ahead]
     if behind:
         return replace(kept, why=f"it is not ahead of {' and '.join(behind)}: {_figures(contest)}")
     return replace(
-        kept, step=Step.PROMOTED, in_charge=same.model_id, why=f"it is ahead of the controls: {_figures(contest)}"
+        kept, step=AuditStep.PROMOTED, in_charge=same.model_id, why=f"it is ahead of the controls: {_figures(contest)}"
     )
 
 
-def backtest_in(record: ModelRecord) -> Contest | None:
+def backtest_in(record: ModelRecord) -> Comparison | None:
     """Return the contest that a record's scores are; None: its history was too short for one."""
-    return Contest.from_json(record.scores) if record.scores.get("against") else None
+    return Comparison.from_json(record.scores) if record.scores.get("against") else None
 
 
 def _stood_in(name: str, judged: DurationModel) -> str:
@@ -594,7 +598,7 @@ def _stood_in(name: str, judged: DurationModel) -> str:
 
 
 def judged(
-    studied: Study,
+    studied: PreparedHistory,
     record: ModelRecord,
     candidate: DurationModel,
     rival: ModelRecord | None,
@@ -603,7 +607,7 @@ def judged(
     days: float,
     at: datetime,
     progress: Progress,
-) -> Outcome:
+) -> TrainingOutcome:
     """Decide about ``candidate``, kept as ``record``, on the last days before ``at``.
 
     Parameters
@@ -614,7 +618,7 @@ def judged(
         Length of the stretch to judge on; four and twelve times that where too few jobs ended in it.
     """
     previous = rival.model_id if rival else SHRINKAGE
-    same = Outcome(step=Step.KEPT, model_id=record.model_id, in_charge=previous, previous=previous, why="")
+    same = TrainingOutcome(step=AuditStep.KEPT, model_id=record.model_id, in_charge=previous, previous=previous, why="")
     opponent, unreadable = _readable(rival)
     if opponent is not None and previous == record.model_id:
         return replace(same, why="nothing new has ended since it was trained")
@@ -635,7 +639,7 @@ def judged(
 
 
 def common_ground(
-    studied: Study, models: Mapping[str, DurationModel], *, now: datetime
+    studied: PreparedHistory, models: Mapping[str, DurationModel], *, now: datetime
 ) -> tuple[dict[str, DurationModel], tuple[str, ...], NDArray[np.int64]]:
     """Find jobs that two models can be judged on: those submitted after both had stopped learning.
 
@@ -671,16 +675,16 @@ def common_ground(
 
 
 def _against_shrinkage(
-    studied: Study,
+    studied: PreparedHistory,
     record: ModelRecord,
     candidate: DurationModel,
-    same: Outcome,
+    same: TrainingOutcome,
     *,
     days: float,
     at: datetime,
     seed: int,
     progress: Progress,
-) -> Outcome:
+) -> TrainingOutcome:
     stretch = _days_with_enough(studied, days=days, at=at)
     if stretch is not None:
         since = at - timedelta(days=stretch)
@@ -690,7 +694,7 @@ def _against_shrinkage(
     return against_the_controls(same, backtest_in(record))
 
 
-def _against_the_rival(same: Outcome, contest: Contest) -> Outcome:
+def _against_the_rival(same: TrainingOutcome, contest: Comparison) -> TrainingOutcome:
     worse = [
         f"worse than {'the model in charge' if name == RIVAL else name} in {' and '.join(against.worse_in)}"
         for name, against in _that_count(contest).items()
@@ -700,13 +704,13 @@ def _against_the_rival(same: Outcome, contest: Contest) -> Outcome:
         return replace(same, why=f"the new model is {' and '.join(worse)}: {_figures(contest)}")
     return replace(
         same,
-        step=Step.PROMOTED,
+        step=AuditStep.PROMOTED,
         in_charge=same.model_id,
         why=f"the new model is no worse than the one in charge and than shrinkage: {_figures(contest)}",
     )
 
 
-def _that_count(contest: Contest) -> Mapping[str, Against]:
+def _that_count(contest: Comparison) -> Mapping[str, Versus]:
     return {name: against for name, against in contest.against.items() if name in {RIVAL, SHRINKAGE}}
 
 
@@ -719,7 +723,7 @@ def _readable(rival: ModelRecord | None) -> tuple[DurationModel | None, str]:
         return None, f"{reason.fact}; "
 
 
-def _days_with_enough(studied: Study, *, days: float, at: datetime) -> float | None:
+def _days_with_enough(studied: PreparedHistory, *, days: float, at: datetime) -> float | None:
     for factor in WIDER:
         if len(studied.judged(at - timedelta(days=days * factor), at)) >= FEWEST_JUDGED:
             return days * factor
@@ -727,7 +731,7 @@ def _days_with_enough(studied: Study, *, days: float, at: datetime) -> float | N
 
 
 def _duel(
-    studied: Study,
+    studied: PreparedHistory,
     candidate: DurationModel,
     opponent: DurationModel | None,
     *,
@@ -735,7 +739,7 @@ def _duel(
     at: datetime,
     seed: int,
     progress: Progress,
-) -> Contest | None:
+) -> Comparison | None:
     """Judge stand-ins that know nothing of the stretch; None: there are none, or too few jobs came after them."""
     rival = None if opponent is None else _stopped_by(opponent, since)
     begin = since if rival is None else max(since, rival.trained_until)
@@ -758,7 +762,7 @@ def _stopped_by(model: DurationModel, moment: datetime) -> DurationModel | None:
     return model if model.trained_until <= moment else model.as_judged() or model
 
 
-def _figures(contest: Contest) -> str:
+def _figures(contest: Comparison) -> str:
     """Say a contest's figures in words: the log error and rank correlation of each."""
     scores = contest.scores
     names = [contest.challenger, *contest.against]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from helios.control.modes import ServiceMode
-from helios.errors import HeliosError, Misuse, NoSuchCluster
+from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import MODES, Mode
 from helios.private_files import make_folder, write_private
 from helios.warehouse import Warehouse
@@ -81,18 +81,20 @@ def set_mode(
         name, as of a shell variable that is not set.
     """
     if mode is Mode.CANARY and not partitions and percent is None:
-        raise Misuse("A canary acts on a part of the jobs.", remedy="Say which: --partition NAME, or --percent 10")
+        raise UsageError("A canary acts on a part of the jobs.", remedy="Say which: --partition NAME, or --percent 10")
     if wrong_names := [name for name in partitions if not name.strip() or "," in name]:
-        raise Misuse(f"{wrong_names[0]!r} is no partition.", remedy="Name each by itself: -p gpu -p debug")
+        raise UsageError(f"{wrong_names[0]!r} is no partition.", remedy="Name each by itself: -p gpu -p debug")
     if mode is not Mode.CANARY and (partitions or percent is not None):
-        raise Misuse(
+        raise UsageError(
             f"Only a canary acts on a part of the jobs; {mode.value} does not.",
             remedy="Leave --partition and --percent out, or say canary.",
         )
     try:
         chosen = ServiceMode(mode=mode, partitions=partitions, percent=percent)
     except ValueError as wrong:
-        raise Misuse(f"{str(wrong).capitalize()}.", remedy="Say which: --partition NAME, or --percent 10") from wrong
+        raise UsageError(
+            f"{str(wrong).capitalize()}.", remedy="Say which: --partition NAME, or --percent 10"
+        ) from wrong
     row = {
         "service": service,
         "mode": mode.value,

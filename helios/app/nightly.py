@@ -11,10 +11,10 @@ from pathlib import Path
 import pandas as pd
 
 from helios.app.model_registry import nightly, training_history
-from helios.app.reports import LONGEST_HELD, Ask, Desk, opened
-from helios.app.sync import Reading
+from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, opened
+from helios.app.sync import SyncResult
 from helios.config import Energy, Retention, Settings
-from helios.errors import HeliosError, Misuse, NotEnoughHistory
+from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
 from helios.ports import Progress, in_silence
 from helios.private_files import make_folder, tighten, write_private
@@ -87,7 +87,7 @@ def nightly_pages(
     Misuse
         The folder cannot be written.
     """
-    ask = Ask(url=url, cluster=cluster, now=now)
+    ask = ReportQuery(url=url, cluster=cluster, now=now)
     with opened(ask) as desk:
         begin, end = desk.day(day)
         shadow = desk.shadow(
@@ -100,7 +100,7 @@ def nightly_pages(
     return _written(digest, render_nightly(digest), folder, keep=keep, sender=sender, recipient=recipient)
 
 
-def _night(desk: Desk, begin: datetime, end: datetime, shadow: ShadowDay) -> ReportedNight:
+def _night(desk: ReportContext, begin: datetime, end: datetime, shadow: ShadowDay) -> ReportedNight:
     earliest = begin - timedelta(weeks=WEEKS_BEFORE) - LONGEST_HELD
     warehouse, cluster = desk.warehouse, desk.cluster
     return ReportedNight(
@@ -117,7 +117,7 @@ def _night(desk: Desk, begin: datetime, end: datetime, shadow: ShadowDay) -> Rep
     )
 
 
-def _energy(desk: Desk, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
+def _energy(desk: ReportContext, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
     """Return what the nodes drew on the day and the days before; None where the history names no nodes."""
     try:
         return NightEnergy(
@@ -138,7 +138,7 @@ def _written(digest: Digest, page: str, folder: Path, *, keep: int, sender: str,
             write_private(folder / f"{stem}{ending}", content)
         removed = _thin_out(folder, _file_name(digest.cluster), keep=keep)
     except OSError as reason:
-        raise Misuse(
+        raise UsageError(
             f"The nightly report cannot be written: {reason}", remedy="Choose another place: report.folder"
         ) from reason
     page_at, text_at, mail_at = (folder / f"{stem}{ending}" for ending in contents)
@@ -170,7 +170,7 @@ READ_AGAIN = timedelta(days=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
+class NightlyRun:
     """What a night brought.
 
     Attributes
@@ -209,10 +209,10 @@ def night(
     settings: Settings,
     cluster: str,
     now: datetime,
-    read: Callable[[timedelta], Reading],
+    read: Callable[[timedelta], SyncResult],
     look: Callable[[], Snapshot],
     progress: Progress = in_silence,
-) -> Night:
+) -> NightlyRun:
     """Do each step of the night; one that fails is told and stops no other.
 
     Parameters
@@ -254,7 +254,7 @@ def night(
             did.append(step())
         except HeliosError as trouble:
             troubles.append(trouble)
-    return Night(did=tuple(filter(None, did)), troubles=tuple(troubles), report=kept[0] if kept else None)
+    return NightlyRun(did=tuple(filter(None, did)), troubles=tuple(troubles), report=kept[0] if kept else None)
 
 
 def nodes_of(snapshot: Snapshot) -> pd.DataFrame:

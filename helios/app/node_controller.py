@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from helios.app.controller_state import (
     LOCK_OF_NODES,
-    Draft,
-    Keeping,
+    ControllerStateStore,
+    ReadOnlyLedger,
     alone,
     between_turns,
     ledger_of,
@@ -23,17 +23,17 @@ from helios.app.controller_state import (
     opened,
     tallies_of,
 )
-from helios.app.cycle_summary import NodeTurnSummary
+from helios.app.cycle_summary import NodeCycleSummary
 from helios.app.job_controller import another_leads, breaker_in_words, holder_of, now_utc
-from helios.app.live_cluster import Site, services_of
+from helios.app.live_cluster import LiveCluster, services_of
 from helios.app.modes import Pause, modes_in_force, paused
 from helios.app.sync import read_until
 from helios.config import Settings
 from helios.control import (
-    Conditions,
-    NodeMemory,
-    NodeTurnReport,
-    Seat,
+    ActiveService,
+    NodeControllerState,
+    NodeCycleReport,
+    Preconditions,
     ServiceMode,
     ShadowNodes,
     Undo,
@@ -46,7 +46,7 @@ from helios.control.observed import nodes_seen
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import NodePower, Snapshot
-from helios.ports import Ledger, NodeCluster, Office
+from helios.ports import Domain, Ledger, NodeCluster
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
 
@@ -70,7 +70,7 @@ class NoForecast(HeliosError):
     """There is no forecast of the demand for nodes, and this is why."""
 
 
-class NodeTurns:
+class NodeController:
     """Takes turns on the nodes of one cluster. What must outlive the process is in the warehouse and the undo file.
 
     Parameters
@@ -91,17 +91,17 @@ class NodeTurns:
     """
 
     def __init__(
-        self, site: Site, settings: Settings, *, clock: Callable[[], datetime] = now_utc, patient: bool = True
+        self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc, patient: bool = True
     ) -> None:
         self.site, self.settings, self._clock = site, settings, clock
         self.holder = holder_of(settings)
-        self.services = services_of(settings, office=Office.NODES)
+        self.services = services_of(settings, office=Domain.NODES)
         self._demand: NodeDemand | None = None
         self._defect = ""
         self._patient = patient
         self._folder = Path(settings.control.state_folder)
-        self._keeping = Keeping(
-            kind=NodeMemory,
+        self._keeping = ControllerStateStore(
+            kind=NodeControllerState,
             cluster=site.name,
             folder=self._folder,
             memory=MEMORY,
@@ -133,7 +133,7 @@ class NodeTurns:
         """Return who paused Helios; None: nobody did."""
         return paused(self.settings.database.url, self.site.name, self._folder)
 
-    def remembered(self) -> NodeMemory:
+    def remembered(self) -> NodeControllerState:
         """Return what control remembers of the last turn on nodes that led.
 
         Raises
@@ -144,7 +144,7 @@ class NodeTurns:
         with Warehouse.open(self.settings.database.url) as warehouse:
             return self._keeping.read(warehouse)
 
-    def turn(self, *, modes: Mapping[str, ServiceMode]) -> NodeTurnReport:
+    def turn(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
         """Look, ask, check, act, write down; see :func:`helios.control.take_node_turn`.
 
         Without the warehouse nothing is done, except that a pause by file still wakes everything.
@@ -173,7 +173,7 @@ class NodeTurns:
             )
             return self._kept(warehouse, report, taken_back=taken_back)
 
-    def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeTurnReport:
+    def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
         """Return what :meth:`turn` would do now. Nothing is written: what it acts on holds nothing that could write.
 
         Raises
@@ -187,7 +187,7 @@ class NodeTurns:
             seats=self._seats(modes),
             cluster=ShadowNodes(look=self.nodes.snapshot, stands=node_books_of(standings).real),
             expectation=self._expect,
-            ledger=Draft(standings),
+            ledger=ReadOnlyLedger(standings),
             conditions=lambda _: self._conditions(),
             settings=self.settings,
             now=self._clock(),
@@ -198,7 +198,7 @@ class NodeTurns:
             paused=lambda: str(self.pause() or ""),
         )
 
-    def summary(self) -> NodeTurnSummary:
+    def summary(self) -> NodeCycleSummary:
         """Take a turn in the modes that were set, and return what the daemon tells of it.
 
         Raises
@@ -209,7 +209,7 @@ class NodeTurns:
         began, modes = time.monotonic(), self.modes()
         report = self.turn(modes=modes)
         memory = report.memory
-        return NodeTurnSummary(
+        return NodeCycleSummary(
             nodes=counted(report),
             by_helios=report.asleep_by_helios,
             slept=len(report.slept),
@@ -227,7 +227,7 @@ class NodeTurns:
             trouble="" if report.seen else "; ".join(report.still),
         )
 
-    def release(self, reason: str) -> NodeTurnReport:
+    def release(self, reason: str) -> NodeCycleReport:
         """Wake everything that Helios put to sleep, give back weights and list, and look; it needs no database.
 
         See :func:`helios.control.release_nodes`.
@@ -267,7 +267,7 @@ class NodeTurns:
                     return replace(report, recorded=True)
             return report
 
-    def clear(self, node: str | None) -> NodeMemory:
+    def clear(self, node: str | None) -> NodeControllerState:
         """Let a node that failed to wake sleep again; None: all of them, and end protected mode.
 
         Raises
@@ -283,7 +283,7 @@ class NodeTurns:
             self._keeping.write(warehouse, memory, at=self._clock())
         return memory
 
-    def _with_a_look(self, memory: NodeMemory) -> NodeMemory:
+    def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
         """Look once more: a node must be idle at two looks running, and a plan may have no turn before it."""
         look = self.nodes.snapshot()
         follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
@@ -309,8 +309,8 @@ class NodeTurns:
             self._defect = str(defect)
             raise NoForecast(f"{type(defect).__name__}: {defect}") from defect
 
-    def _seats(self, modes: Mapping[str, ServiceMode]) -> list[Seat]:
-        return [Seat(name=name, service=it, mode=modes[name]) for name, it in self.services.items()]
+    def _seats(self, modes: Mapping[str, ServiceMode]) -> list[ActiveService]:
+        return [ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()]
 
     def _undo(self, undo: Undo) -> None:
         file = self._folder / UNDO_FILE
@@ -328,26 +328,26 @@ class NodeTurns:
 
     def _leave_the_undo_to_the_leader(self) -> None:
         """Remove the undo file where another Helios leads: its book and file name all this one did, and stay right."""
-        if another_leads(self.settings, self.site.name, now=self._clock(), office=Office.NODES):
+        if another_leads(self.settings, self.site.name, now=self._clock(), office=Domain.NODES):
             with suppress(OSError):
                 (self._folder / UNDO_FILE).unlink(missing_ok=True)
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        return ledger_of(warehouse, self.site.name, office=Office.NODES)
+        return ledger_of(warehouse, self.site.name, office=Domain.NODES)
 
-    def _conditions(self) -> Conditions:
+    def _conditions(self) -> Preconditions:
         pause = self.pause()
         if pause:  # nothing else matters, and the warehouse may be gone
-            return Conditions(paused=str(pause))
+            return Preconditions(paused=str(pause))
         with Warehouse.open(self.settings.database.url) as warehouse:
             read_at = read_until(warehouse, self.site.name)
-        return Conditions(
+        return Preconditions(
             controller=self.site.controller(), history_read_at=read_at, clock_skew_s=self.site.clock_skew_s()
         )
 
     def _kept(
-        self, warehouse: Warehouse | HeliosError, report: NodeTurnReport, *, taken_back: Mapping[str, str]
-    ) -> NodeTurnReport:
+        self, warehouse: Warehouse | HeliosError, report: NodeCycleReport, *, taken_back: Mapping[str, str]
+    ) -> NodeCycleReport:
         """Write down what is not control's to write; that it cannot be is a note, not a failure of the turn."""
         if not report.leads:  # a standby must not overwrite what the leader remembers
             self._leave_the_undo_to_the_leader()
@@ -363,7 +363,7 @@ class NodeTurns:
             return replace(report, notes=(*report.notes, f"this turn could not be written down: {trouble.fact}"))
         return report
 
-    def _tally(self, warehouse: Warehouse, report: NodeTurnReport) -> None:
+    def _tally(self, warehouse: Warehouse, report: NodeCycleReport) -> None:
         changed = bool(report.slept or report.woken)
         late = self._tallied_at is None or report.taken_at - self._tallied_at >= TALLY_EVERY
         if report.tallies.empty or not (changed or late):
@@ -380,13 +380,13 @@ def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) 
     is nobody's will.
     """
     try:
-        NodeMemory.from_json(warehouse.remembered(cluster, MEMORY) or NodeMemory().to_json())
+        NodeControllerState.from_json(warehouse.remembered(cluster, MEMORY) or NodeControllerState().to_json())
     except MemoryDamaged:
         warehouse.remember(cluster, MEMORY, "", at=at)
     warehouse.remember(cluster, RELEASED, f"before {at:%Y-%m-%d %H:%M:%S} UTC", at=at)
 
 
-def counted(report: NodeTurnReport) -> dict[str, int]:
+def counted(report: NodeCycleReport) -> dict[str, int]:
     """Return how many nodes are busy, idle, asleep, on the way, or in service in none of these."""
     tallies = report.tallies
     sums = Counter({name: int(tallies[name].sum()) for name in ("total", "busy", "asleep", "falling_asleep", "waking")})

@@ -23,8 +23,8 @@ from helios.predict.demand import (
     NEVER_S,
     Calendar,
     DemandForecaster,
+    DemandJobState,
     Forecasts,
-    JobState,
     assemble,
     job_state,
     parse_holidays,
@@ -102,7 +102,7 @@ class NodeDemand:
             self.why_not = _STILL_LEARNING if self._learning is not None else _NO_NODES
         return assemble(told, ended_s=ended_s) if told else None
 
-    def _learn(self, seen: Seen, calendar: Calendar) -> None:
+    def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
         """Have the forecasters learn anew where they never did, or a day ago; take over what they learned since."""
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
@@ -179,12 +179,12 @@ def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Lear
     return learning
 
 
-def _learned(seen: Seen, calendar: Calendar) -> dict[str, _Learned]:
+def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
     """Fit a forecaster for each pool, and say what the last weeks would have been told."""
     return {pool: _learned_of(seen, at, calendar) for at, pool in enumerate(seen.pools)}
 
 
-def _learned_of(seen: Seen, at: int, calendar: Calendar) -> _Learned:
+def _learned_of(seen: ObservedDemand, at: int, calendar: Calendar) -> _Learned:
     busy, total, state = seen.busy[at], seen.total[at], seen.states[at]
     n_steps = len(busy)
     told = walk_forward(
@@ -201,7 +201,7 @@ def _learned_of(seen: Seen, at: int, calendar: Calendar) -> _Learned:
     return _Learned(forecaster=forecaster, told=told, told_s=seen.ended_s)
 
 
-def _followed(learned: _Learned, seen: Seen, at: int) -> _Learned:
+def _followed(learned: _Learned, seen: ObservedDemand, at: int) -> _Learned:
     """Return what was learned with the forecast of now."""
     if learned.told_s >= seen.ended_s:
         return learned
@@ -210,7 +210,7 @@ def _followed(learned: _Learned, seen: Seen, at: int) -> _Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Seen:
+class ObservedDemand:
     """What a cluster's pools needed, step by step.
 
     Attributes
@@ -230,10 +230,10 @@ class Seen:
     ended_s: int
     busy: NDArray[np.float64]
     total: NDArray[np.float64]
-    states: tuple[JobState, ...]
+    states: tuple[DemandJobState, ...]
 
 
-def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> Seen:
+def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> ObservedDemand:
     """Count the busy nodes of each pool, from the jobs that ended and those that run.
 
     Parameters
@@ -258,7 +258,7 @@ def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) ->
     busy = most_at_once(held, group=group, n_groups=len(names), first_s=first_s, step_s=STEP_S, n_steps=n_steps)
     total = np.repeat(sizes[:, None], n_steps, axis=1)
     steps_s = first_s + STEP_S * np.arange(1, n_steps + 1, dtype=np.int64)
-    return Seen(
+    return ObservedDemand(
         pools=names,
         first_s=first_s,
         ended_s=ended_s,
@@ -277,7 +277,7 @@ def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
     return JOBS.conform(pd.concat([frame[[*columns, "ended_at"]] for frame in frames], ignore_index=True))
 
 
-def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> JobState:
+def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> DemandJobState:
     """Return what the jobs of a pool's partitions told."""
     partitions = set(str(nodes["partitions"].iloc[0]).split(","))
     shared = [bool(partitions & set(str(one).split(","))) for one in jobs["partition"].astype(object)]

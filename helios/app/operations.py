@@ -7,30 +7,30 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import RLock
 
-from helios.app.cycle_summary import Chores, NodeTurnSummary, TurnSummary
+from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
 from helios.app.hook import UNPUBLISHED, hook_rows, orders_new_jobs
-from helios.app.job_controller import Turns, another_leads
-from helios.app.live_cluster import Site, offices_of, open_site, services_of
-from helios.app.nightly import Night, night
-from helios.app.node_controller import NodeTurns
-from helios.app.sync import Reading, read_history
+from helios.app.job_controller import JobController, another_leads
+from helios.app.live_cluster import LiveCluster, offices_of, open_site, services_of
+from helios.app.nightly import NightlyRun, night
+from helios.app.node_controller import NodeController
+from helios.app.sync import SyncResult, read_history
 from helios.config import Configuration, Settings
-from helios.control import NodeTurnReport, ServiceMode, TurnReport
+from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
-from helios.ports import Office, Progress, Service, in_silence
+from helios.ports import Domain, Progress, Service, in_silence
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
 
-ALL_OFFICES = frozenset(Office)
+ALL_OFFICES = frozenset(Domain)
 
 
 def chores(
     configuration: Configuration,
     *,
     cluster: str | None = None,
-    offices: frozenset[Office] = ALL_OFFICES,
+    offices: frozenset[Domain] = ALL_OFFICES,
     ingest: bool = True,
-) -> Chores:
+) -> DaemonOperations:
     """Return the chores of the live cluster that this machine reaches; nothing is touched before one is called.
 
     Parameters
@@ -51,16 +51,16 @@ def chores(
     """
     settings = configuration.settings
     # A mistake in a service's options is told at the start, not every turn.
-    on_nodes = bool(services_of(settings, office=Office.NODES)) and Office.NODES in offices
-    on_jobs = Office.JOBS in offices
+    on_nodes = bool(services_of(settings, office=Domain.NODES)) and Domain.NODES in offices
+    on_jobs = Domain.JOBS in offices
     if not (on_jobs or on_nodes):
         raise ConfigurationInvalid(
             "No configured service acts on nodes, and this daemon was to act on nothing else.",
             remedy="Name one in helios.toml: [services.ces]",
         )
-    desk = Desk(settings, cluster=cluster, patient=False)
-    here = {office for office, acts in ((Office.JOBS, on_jobs), (Office.NODES, on_nodes)) if acts}
-    return Chores(
+    desk = Operations(settings, cluster=cluster, patient=False)
+    here = {office for office, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
+    return DaemonOperations(
         ingest=(lambda: desk.read().line()) if ingest else None,
         turn=desk.turn if on_jobs else None,
         nodes=desk.node_turn if on_nodes else None,
@@ -70,7 +70,7 @@ def chores(
     )
 
 
-class Desk:
+class Operations:
     """One configuration and one live cluster, which is opened when it is first needed, and again when that failed.
 
     Chores may run beside each other in several threads; turns and releases do not.
@@ -81,19 +81,19 @@ class Desk:
         settings: Settings,
         *,
         cluster: str | None = None,
-        opens: Callable[[Settings], Site] = open_site,
+        opens: Callable[[Settings], LiveCluster] = open_site,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         patient: bool = True,
     ) -> None:
         self._patient = patient
         self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
-        self._site: Site | None = None
-        self._turns: Turns | None = None
-        self._node_turns: NodeTurns | None = None
+        self._site: LiveCluster | None = None
+        self._turns: JobController | None = None
+        self._node_turns: NodeController | None = None
         self._lock = RLock()
 
     @property
-    def site(self) -> Site:
+    def site(self) -> LiveCluster:
         """The cluster.
 
         Raises
@@ -114,19 +114,19 @@ class Desk:
             return self._site
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> JobController:
         """The cluster with everything around it; raises as :attr:`site`, and where a service's options are wrong."""
         with self._lock:
             if self._turns is None:
-                self._turns = Turns(self.site, self.settings, clock=self._clock)
+                self._turns = JobController(self.site, self.settings, clock=self._clock)
             return self._turns
 
     @property
-    def node_turns(self) -> NodeTurns:
+    def node_turns(self) -> NodeController:
         """The nodes of the cluster with everything around them; raises as :attr:`turns`."""
         with self._lock:
             if self._node_turns is None:
-                self._node_turns = NodeTurns(self.site, self.settings, clock=self._clock, patient=self._patient)
+                self._node_turns = NodeController(self.site, self.settings, clock=self._clock, patient=self._patient)
             return self._node_turns
 
     @property
@@ -134,7 +134,7 @@ class Desk:
         """Where the pause file and the hook's table lie."""
         return Path(self.settings.control.state_folder)
 
-    def read(self, *, again: timedelta = timedelta(0), progress: Progress = in_silence) -> Reading:
+    def read(self, *, again: timedelta = timedelta(0), progress: Progress = in_silence) -> SyncResult:
         """Read what is missing of the cluster's history; ``again``: and so much before the watermark once more."""
         history = self.settings.history
         site = self.turns.site
@@ -149,11 +149,11 @@ class Desk:
             progress=progress,
         )
 
-    def turn(self) -> TurnSummary:
+    def turn(self) -> CycleSummary:
         """Take one turn in the modes that were set."""
         return self.turns.summary()
 
-    def node_turn(self) -> NodeTurnSummary:
+    def node_turn(self) -> NodeCycleSummary:
         """Take one turn on the nodes in the modes that were set."""
         return self.node_turns.summary()
 
@@ -200,7 +200,7 @@ class Desk:
             if not bench.why_not(name, now=now, failures=failures)
         ]
 
-    def night(self, *, progress: Progress = in_silence) -> Night:
+    def night(self, *, progress: Progress = in_silence) -> NightlyRun:
         """Do the nightly analysis once."""
         turns = self.turns
         return night(
@@ -212,7 +212,7 @@ class Desk:
             progress=progress,
         )
 
-    def release(self, why: str, *, hidden: bool = False) -> TurnReport:
+    def release(self, why: str, *, hidden: bool = False) -> CycleReport:
         """Take back everything, the hook's table too; no service need be there, or have options that can be used.
 
         Parameters
@@ -229,20 +229,20 @@ class Desk:
         try:
             retract(self.state_folder / TABLE)
         except HookTableInvalid as trouble:
-            told = released(Turns(self.site, bare, clock=self._clock).release(why, hidden=hidden))
+            told = released(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
             raise HookTableInvalid(f"{trouble.fact}; but of the jobs: {told}", remedy=trouble.remedy) from trouble
-        return Turns(self.site, bare, clock=self._clock).release(why, hidden=hidden)
+        return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
     def may_stand_on_nodes(self) -> bool:
         """Return whether anything of Helios may stand on nodes: a service acts on them, or the undo file is there."""
-        return Office.NODES in offices_of(self.settings) or (self.state_folder / UNDO_FILE).exists()
+        return Domain.NODES in offices_of(self.settings) or (self.state_folder / UNDO_FILE).exists()
 
-    def release_nodes(self, why: str) -> NodeTurnReport:
+    def release_nodes(self, why: str) -> NodeCycleReport:
         """Wake everything that Helios put to sleep, and give back weights and the keep-awake list."""
         bare = self.settings.model_copy(update={"services": {}})
-        return NodeTurns(self.site, bare, clock=self._clock).release(why)
+        return NodeController(self.site, bare, clock=self._clock).release(why)
 
-    def everything_back(self, why: str, *, hidden: bool = False) -> tuple[TurnReport, NodeTurnReport | None, str]:
+    def everything_back(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
         """Take back everything on jobs and nodes; return what became of each, and both in one line.
 
         Raises
@@ -267,7 +267,7 @@ class Desk:
             raise HeliosError("; ".join([it.fact for it in troubles] + told), remedy=troubles[0].remedy)
         return jobs, nodes, "; ".join(told)
 
-    def release_at_the_end(self, why: str, *, offices: Collection[Office] = (Office.JOBS,)) -> str:
+    def release_at_the_end(self, why: str, *, offices: Collection[Domain] = (Domain.JOBS,)) -> str:
         """Take back everything that this Helios set: nothing of an office in which another one writes to the cluster.
 
         Raises
@@ -286,10 +286,10 @@ class Desk:
             raise HeliosError(facts, remedy=troubles[0].remedy)
         return "; ".join(done)
 
-    def _released(self, office: Office, why: str) -> str:
+    def _released(self, office: Domain, why: str) -> str:
         if holder := another_leads(self.settings, self.site.name, now=self._clock(), office=office):
             return f"nothing of {office} was taken back: what stands is another Helios' ({holder})"
-        if office is Office.JOBS:
+        if office is Domain.JOBS:
             return released(self.release(why))
         if not self.settings.power.wake_on_stop:
             stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
@@ -297,7 +297,7 @@ class Desk:
         return released_nodes(self.release_nodes(why))
 
 
-def released(report: TurnReport) -> str:
+def released(report: CycleReport) -> str:
     """Return what a release did in one line.
 
     Raises
@@ -317,7 +317,7 @@ def released(report: TurnReport) -> str:
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
 
 
-def released_nodes(report: NodeTurnReport) -> str:
+def released_nodes(report: NodeCycleReport) -> str:
     """Return what a release of nodes did in one line.
 
     Raises

@@ -12,27 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from helios.app.history import History
-from helios.app.scenarios import ORDERS, Plan, Policy, RunTimes
-from helios.app.whatif import Question, Stage, measured, resource_of, set_the_stage, teach
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
+from helios.app.whatif import ReplaySetup, WhatIfRequest, measured, resource_of, set_the_stage, teach
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, in_silence
-from helios.predict import DurationModel, OnlinePredictor
+from helios.predict import DurationModel, ReplayTrainedPredictor
 from helios.predict.replay_predictor import Forecaster, UserLast
-from helios.report.models import MODEL, ORACLE, REPLAY_NAMES, TODAY, UNGUARDED_ORACLE, Value
-from helios.simulate import Backfill, Guard, Replay, replay
+from helios.report.models import MODEL, ORACLE, REPLAY_NAMES, TODAY, UNGUARDED_ORACLE, OrderValue
+from helios.simulate import Backfill, Replay, WaitBound, replay
 
 LEAST_PATIENCE_S = 3 * 3_600
 SHARE_OF_LONGEST = 1.0
 """The bound on waiting is max(3 h, the longest wait so far under FIFO + EASY). With 0.7 of it QSSF with true run times
 keeps .81 of its gain on KTH and .94 on Philly at 40 %, its longest wait being 1.14 and 0.93 x FIFO's; with all of it
 .90 and .98, at 1.41 and 0.97 x (means over four and five sizes of the machine: python -m benchmarks.ordering)."""
-PREDICTED = Plan(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
+PREDICTED = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class ReplayTarget:
     """The machine on which the judged jobs are replayed.
 
     Attributes
@@ -53,15 +53,15 @@ class Site:
 
 
 def value_of_predictions(
-    history: History,
-    site: Site,
+    history: LoadedHistory,
+    site: ReplayTarget,
     *,
     train_until: datetime | None,
     test_fraction: float,
     gpu_only: bool = False,
     seed: int = 0,
     progress: Progress = in_silence,
-) -> Value:
+) -> OrderValue:
     """Replay the judged part of a history under each order.
 
     The model is trained on what had ended before that part; what ends in a replay teaches there. Jobs larger than their
@@ -79,7 +79,7 @@ def value_of_predictions(
     PartitionUnknown
         The jobs do not fit the machine as described.
     """
-    question = Question(
+    question = WhatIfRequest(
         plans=[PREDICTED],
         since=train_until or _beginning(history, test_fraction),
         nodes=site.nodes,
@@ -90,8 +90,8 @@ def value_of_predictions(
         seed=seed,
     )
     stage = set_the_stage(history, question)
-    replays = _Replays(stage, teach(history, stage, question, progress), site, seed=seed, progress=progress)
-    return Value(
+    replays = _ValueReplays(stage, teach(history, stage, question, progress), site, seed=seed, progress=progress)
+    return OrderValue(
         nodes=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
         gpus_per_node=question.gpus_per_node,
         resource=resource_of(history, question),
@@ -102,15 +102,15 @@ def value_of_predictions(
 
 
 def value_or_reason(
-    history: History,
-    site: Site,
+    history: LoadedHistory,
+    site: ReplayTarget,
     *,
     train_until: datetime | None,
     test_fraction: float,
     gpu_only: bool = False,
     seed: int = 0,
     progress: Progress = in_silence,
-) -> Value | str:
+) -> OrderValue | str:
     """Return the value of predictions, or why the jobs cannot be replayed: that must not cost the other figures."""
     try:
         return value_of_predictions(
@@ -126,7 +126,7 @@ def value_or_reason(
         return f"The order itself was not judged, for these jobs cannot be replayed: {reason}"
 
 
-def _beginning(history: History, test_fraction: float) -> datetime:
+def _beginning(history: LoadedHistory, test_fraction: float) -> datetime:
     """Return when the first job of the last part was submitted; the same job as the evaluation's first."""
     jobs = history.jobs["submitted_at"]
     beginning: datetime = jobs.iloc[min(int(len(jobs) * (1 - test_fraction)), len(jobs) - 1)].to_pydatetime()
@@ -139,10 +139,12 @@ def _in_words(promote_after: timedelta | None) -> str:
     return f"{promote_after.total_seconds() / 3_600:g} hours"
 
 
-class _Replays:
+class _ValueReplays:
     """Makes the replays of one stage, the same rules for all."""
 
-    def __init__(self, stage: Stage, model: DurationModel | None, site: Site, *, seed: int, progress: Progress) -> None:
+    def __init__(
+        self, stage: ReplaySetup, model: DurationModel | None, site: ReplayTarget, *, seed: int, progress: Progress
+    ) -> None:
         self._stage, self._model, self._seed, self._progress = stage, model, seed, progress
         self._again_s = int(site.predict_again.total_seconds()) if site.predict_again else None
         self._today = self._replay(TODAY, Policy.FIFO)
@@ -170,19 +172,19 @@ class _Replays:
             "user_last": self._replay("user_last", Policy.QSSF, guard=self._guard, run_time_s=None, predictor=last),
         }
 
-    def _bound(self, promote_after: timedelta | None) -> Guard:
+    def _bound(self, promote_after: timedelta | None) -> WaitBound:
         if promote_after is not None:
-            return Guard.constant(int(promote_after.total_seconds()))
-        return Guard.beside(
+            return WaitBound.constant(int(promote_after.total_seconds()))
+        return WaitBound.beside(
             started_s=self._today.started_s,
             wait_s=self._today.wait_s,
             least_s=LEAST_PATIENCE_S,
             share=SHARE_OF_LONGEST,
         )
 
-    def _predictor(self, forecaster: Forecaster | None) -> OnlinePredictor:
+    def _predictor(self, forecaster: Forecaster | None) -> ReplayTrainedPredictor:
         """Return a predictor that begins with ``forecaster``; the controls are never trained."""
-        return OnlinePredictor(
+        return ReplayTrainedPredictor(
             self._stage.machine.jobs,
             history=self._stage.before,
             model=forecaster,
@@ -191,7 +193,7 @@ class _Replays:
             timezone=self._stage.timezone,
         )
 
-    def _ask(self, name: str, predictor: OnlinePredictor, *, guard: Guard | None) -> Replay:
+    def _ask(self, name: str, predictor: ReplayTrainedPredictor, *, guard: WaitBound | None) -> Replay:
         return self._replay(
             name, Policy.QSSF, guard=guard, run_time_s=None, predictor=predictor, predict_again_s=self._again_s
         )

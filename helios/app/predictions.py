@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
-from helios.metrics.backlog import EVERY_S, EXPECTED, Past, Reckoning, longest_backlog_s
+from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator, JobTimes, longest_backlog_s
 from helios.model import JOBS, ModelRecord, Snapshot, in_submission_order, seconds_of
 from helios.predict.live_predictor import LivePredictor
 from helios.warehouse import Warehouse
@@ -68,7 +68,7 @@ def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
     jobs = jobs[(jobs["group"] >= 0) & (jobs["gpus"] > 0)]
     if not jobs["ended_s"].notna().any() or not capacity.any():
         return math.nan
-    past = Past(
+    past = JobTimes(
         partition=jobs["group"].to_numpy(dtype=np.int64),
         gpus=jobs["gpus"].to_numpy(dtype=np.int64),
         since_s=jobs["since_s"].to_numpy(),
@@ -81,12 +81,12 @@ def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
     return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
 
 
-def reckoning_on(nodes: pd.DataFrame, jobs: pd.DataFrame) -> Reckoning | None:
+def reckoning_on(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
     """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on; None: without GPUs."""
     group_of, capacity = _groups(nodes)
     if not capacity.any():
         return None
-    return Reckoning(partition=_group_of_each(jobs, group_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
+    return BacklogEstimator(partition=_group_of_each(jobs, group_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
 
 
 def _ready(pending: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
@@ -154,7 +154,7 @@ UNTRUSTED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knowledge:
+class PredictorState:
     """What predictions rest on at one moment.
 
     Attributes
@@ -189,7 +189,7 @@ class Knowledge:
         return predictor.predict(queue, now=now, running=running)
 
 
-class Outlook:
+class LivePredictions:
     """Adds predictions and the longest backlog to a snapshot; reads of the warehouse only what is new there.
 
     Parameters
@@ -202,11 +202,11 @@ class Outlook:
 
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
-        self._known: Knowledge | None = None
+        self._known: PredictorState | None = None
         self._longest_backlog = BacklogWatch()
 
     @property
-    def knowledge(self) -> Knowledge:
+    def knowledge(self) -> PredictorState:
         """What predictions rest on, as the warehouse is now.
 
         Raises
@@ -239,9 +239,9 @@ class Outlook:
         )
         return replace(seen, longest_backlog_s=self._longest_backlog(seen, knowledge.history))
 
-    def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> Knowledge:
+    def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         if edition == (0, ""):
-            return Knowledge(history=JOBS.empty(), model=None, trained_at=None, timezone="UTC", edition=edition)
+            return PredictorState(history=JOBS.empty(), model=None, trained_at=None, timezone="UTC", edition=edition)
         try:
             record = warehouse.model(self._cluster)
         except NotEnoughHistory:
@@ -250,7 +250,7 @@ class Outlook:
         timezone = warehouse.timezone(self._cluster) or "UTC"
         history, predictor = self._brought_up_to_date(warehouse, timezone) or self._read_anew(warehouse, timezone)
         predictor.model = model
-        return Knowledge(
+        return PredictorState(
             history=history,
             model=model,
             trained_at=record.known_good_at if record and model else None,

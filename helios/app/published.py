@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.app.published_table import ALL, PHILLY, PublishedTable
-from helios.app.replay_cluster import Machine, machine_for
+from helios.app.replay_cluster import ReplayCluster, machine_for
 from helios.app.scenarios import ORDERS, Policy
 from helios.app.whatif import refuse_reversed
 from helios.config import zone
@@ -135,7 +135,9 @@ class PublishedAnswer:
         }
 
 
-def as_published(history: History, question: PublishedQuestion, *, progress: Progress = in_silence) -> PublishedAnswer:
+def as_published(
+    history: LoadedHistory, question: PublishedQuestion, *, progress: Progress = in_silence
+) -> PublishedAnswer:
     """Replay a history with the published semantics under each policy, and say how that differs from ours.
 
     Raises
@@ -201,7 +203,7 @@ def drawn_errors(run_time_s: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 
 
 def _chosen(
-    history: History, question: PublishedQuestion, table: PublishedTable | None
+    history: LoadedHistory, question: PublishedQuestion, table: PublishedTable | None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the jobs to replay: with GPUs, and a run time of a second or more, in the window."""
     jobs, notes = history.jobs, []
@@ -233,7 +235,7 @@ def _chosen(
     return jobs[timed], notes
 
 
-def _workload(machine: Machine) -> Workload:
+def _workload(machine: ReplayCluster) -> Workload:
     return Workload(
         job_id=machine.jobs["job_id"].to_numpy(dtype=object),
         submitted_s=machine.jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
@@ -245,7 +247,7 @@ def _workload(machine: Machine) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    machine: Machine
+    machine: ReplayCluster
     workload: Workload
     question: PublishedQuestion
     table: PublishedTable | None

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import JobLargerThanPartition, Misuse, PartitionUnknown
+from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.simulate import ClusterShape
 from helios.units import unit_of
 
@@ -20,7 +20,7 @@ MOST = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class ReplayCluster:
     """A cluster's shape, and how a trace's jobs go onto it.
 
     Attributes
@@ -56,7 +56,7 @@ def parse_nodes(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, _, count = part.strip().rpartition("=")
         if not count.isdecimal() or int(count) < 1 or (name or POOL) in nodes:
-            raise Misuse(
+            raise UsageError(
                 f"--nodes {text!r} is not understood.",
                 remedy="Write --nodes PARTITION=N[,PARTITION=N...], or --nodes N to pool all jobs on N nodes.",
             )
@@ -71,7 +71,7 @@ def machine_for(
     nodes: Mapping[str, int] | None,
     gpus_per_node: int,
     skip_oversized: bool = False,
-) -> Machine:
+) -> ReplayCluster:
     """Place a trace's jobs on a described cluster, or on one taken from their peak demand.
 
     Parameters
@@ -129,7 +129,7 @@ def _pools(name: str, named: pd.Series) -> bool:
 
 def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:
     if (total := max(sum(nodes.values()), 1) * gpus_per_node) > MOST:
-        raise Misuse(
+        raise UsageError(
             f"{sum(nodes.values()):,} nodes of {gpus_per_node:,} are {total:,}, and a replay can have {MOST:,}.",
             remedy="Check --nodes and --gpus-per-node.",
         )
@@ -141,9 +141,11 @@ def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:
     )
 
 
-def _machine(jobs: pd.DataFrame, named: pd.Series, shape: ClusterShape, resource: str, notes: list[str]) -> Machine:
+def _machine(
+    jobs: pd.DataFrame, named: pd.Series, shape: ClusterShape, resource: str, notes: list[str]
+) -> ReplayCluster:
     partition = pd.Categorical(named, categories=list(shape.partitions)).codes.astype(np.int32)
-    return Machine(
+    return ReplayCluster(
         shape=shape,
         jobs=jobs.reset_index(drop=True),
         partition=partition,
@@ -152,7 +154,7 @@ def _machine(jobs: pd.DataFrame, named: pd.Series, shape: ClusterShape, resource
     )
 
 
-def _within_size(machine: Machine, *, skip: bool) -> Machine:
+def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
     capacity = (machine.shape.nodes * machine.shape.gpus_per_node)[machine.partition]
     fits = machine.size <= capacity
     if fits.all():
@@ -167,7 +169,7 @@ def _within_size(machine: Machine, *, skip: bool) -> Machine:
         raise JobLargerThanPartition(
             f"{fact}.", remedy=f"Give it more: --nodes {partition}=N, or leave them out: --oversized skip"
         )
-    return Machine(
+    return ReplayCluster(
         shape=machine.shape,
         jobs=machine.jobs[fits].reset_index(drop=True),
         partition=machine.partition[fits],
@@ -176,7 +178,7 @@ def _within_size(machine: Machine, *, skip: bool) -> Machine:
     )
 
 
-def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> Machine:
+def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> ReplayCluster:
     named = named.fillna(POOL)
     recorded = jobs["started_at"].notna() & jobs["ended_at"].notna()
     start = jobs["started_at"].where(recorded, jobs["submitted_at"]).astype("int64").to_numpy() // 1_000_000

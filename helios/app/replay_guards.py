@@ -2,7 +2,7 @@
 
 As :mod:`helios.control` has them: of several services that want a lever the first has it, and keeps it from those after
 it also while it is not asked; what a service that was asked no longer names is taken back, and all that a benched
-one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``Restore`` is the wish that
+one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``RevertJobs`` is the wish that
 nothing stands, which is what a job has that is not named.
 """
 
@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, Lever, Reorder, Restore, Result, SoftLimit
+from helios.actions import JobAction, JobSetting, Reorder, Result, RevertJobs, SoftLimit
 from helios.control.guards import allowance
 from helios.jit import kept
 from helios.simulate.core.state import NEVER
-from helios.simulate.steppable import Playable
+from helios.simulate.steppable import SteppableReplay
 
 # The cap on one user's share in a rehearsal: the guard of a live turn (``control.guards.capped``), over columns.
 
@@ -40,7 +40,7 @@ class UserCap:
         ``control.most_of_one_user``.
     """
 
-    def __init__(self, cluster: Playable, seats: int, share: float) -> None:
+    def __init__(self, cluster: SteppableReplay, seats: int, share: float) -> None:
         self._cluster, self._share = cluster, share
         every = cluster.rows(np.arange(len(cluster.started_s)), None)
         # Who is not known is nobody in particular: all such are one, as live.
@@ -124,7 +124,7 @@ NOT_NAMED = "the service no longer asks for it"
 _STANDS = frozenset({Result.DONE, Result.UNCHANGED})
 
 
-class Claims:
+class ReplayGuards:
     """Carries out what services propose, as far as each may, and takes back what they no longer ask for.
 
     Parameters
@@ -136,7 +136,7 @@ class Claims:
         As ``control.most_of_one_user`` has it; 1: no cap.
     """
 
-    def __init__(self, cluster: Playable, seats: int, most_of_one_user: float = 1.0) -> None:
+    def __init__(self, cluster: SteppableReplay, seats: int, most_of_one_user: float = 1.0) -> None:
         self._cluster, self._alone = cluster, seats == 1
         jobs = len(cluster.started_s) + 1  # the last in place of NOBODY, whose position is -1
         self._ordered_by = np.full(jobs, FREE, dtype=np.int16)
@@ -170,12 +170,12 @@ class Claims:
 
     def act(self, seat: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Do what a service proposes, and take back what it no longer does; say how many jobs ended in each way."""
-        restores = [action for action in actions if isinstance(action, Restore)]
+        restores = [action for action in actions if isinstance(action, RevertJobs)]
         orders = [action for action in actions if isinstance(action, Reorder)]
         limits = [action for action in actions if isinstance(action, SoftLimit)]
         if restores:
             orders = [_left_of(order, restores) for order in orders]
-            limits = [limit for limit in limits if not _covers(restores, Lever.SOFT_LIMIT, limit.job_id)]
+            limits = [limit for limit in limits if not _covers(restores, JobSetting.SOFT_LIMIT, limit.job_id)]
         outcomes = self._order(seat, orders) if orders or len(self._named[seat]) else {}
         if not limits and seat not in self._limited_by.values():
             return outcomes
@@ -225,7 +225,7 @@ class Claims:
         for job_id in dropped:
             del self._limited_by[job_id]
         if dropped:
-            restore = Restore(lever=Lever.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            restore = RevertJobs(lever=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
             yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
 
 
@@ -233,12 +233,12 @@ def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[R
     return {**outcomes, result: outcomes.get(result, 0) + jobs} if jobs else outcomes
 
 
-def _left_of(order: Reorder, restores: Sequence[Restore]) -> Reorder:
-    places = tuple(place for place in order.order if not _covers(restores, Lever.ORDER, place.job_id))
+def _left_of(order: Reorder, restores: Sequence[RevertJobs]) -> Reorder:
+    places = tuple(place for place in order.order if not _covers(restores, JobSetting.ORDER, place.job_id))
     return Reorder(partition=order.partition, order=places, reason=order.reason)
 
 
-def _covers(restores: Sequence[Restore], lever: Lever, job_id: str) -> bool:
+def _covers(restores: Sequence[RevertJobs], lever: JobSetting, job_id: str) -> bool:
     return any(
         restore.lever in (None, lever) and (restore.job_ids is None or job_id in restore.job_ids)
         for restore in restores

@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from helios.app.energy.ledger import energy_ledger
 from helios.app.history import choose_cluster
-from helios.app.replay_cluster import Machine, machine_for
+from helios.app.replay_cluster import ReplayCluster, machine_for
 from helios.config import Energy
-from helios.errors import JobLargerThanPartition, Misuse, PartitionUnknown
+from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS
 from helios.ports import Order
 from helios.report.admin.decisions import decision_lines, service_days
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.queue import queue_at, queue_over_time
-from helios.report.admin.sacct_format import Answer, local_day, moment_in_words
+from helios.report.admin.sacct_format import ReportTable, local_day, moment_in_words
 from helios.report.admin.shadow import (
     LIMITS,
     MOVED_S,
     ShadowDay,
-    Waits,
+    ShadowWaits,
     decided_urgencies,
     moved_jobs,
     urgencies_of,
@@ -51,7 +51,7 @@ _COLUMNS = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ReportQuery:
     """What a report is asked for, as typed.
 
     Attributes
@@ -79,7 +79,7 @@ class Ask:
 
 
 @contextmanager
-def opened(ask: Ask) -> Iterator[Desk]:
+def opened(ask: ReportQuery) -> Iterator[ReportContext]:
     """Open the warehouse at what is asked for.
 
     Raises
@@ -95,11 +95,11 @@ def opened(ask: Ask) -> Iterator[Desk]:
             until - DEFAULT_LENGTH if ask.start is None else moment_in_words(ask.start, now=ask.now, timezone=timezone)
         )
         if since >= until:
-            raise Misuse(
+            raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
                 remedy="Give a start (-S) before the end (-E).",
             )
-        yield Desk(
+        yield ReportContext(
             warehouse=warehouse,
             ask=ask,
             cluster=str(chosen["name"]),
@@ -111,11 +111,11 @@ def opened(ask: Ask) -> Iterator[Desk]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class ReportContext:
     """One cluster of an open warehouse, and the window that is asked about."""
 
     warehouse: Warehouse
-    ask: Ask
+    ask: ReportQuery
     cluster: str
     timezone: str
     since: datetime
@@ -129,7 +129,7 @@ class Desk:
         ask = self.ask
         return chosen_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
 
-    def finished(self, answer: Answer) -> Answer:
+    def finished(self, answer: ReportTable) -> ReportTable:
         """Return the answer; where it is empty, with the stretch that the history covers."""
         first, last = self.spans
         if not answer.rows.empty or pd.isna(first):
@@ -191,7 +191,7 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
     return {str(name): int(count) for name, count in counts.items()}, int(with_gpus["gpus"].mode().iloc[0])
 
 
-def usage_report(ask: Ask, *, group: str) -> Answer:
+def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
     """Report jobs, hours, waits and failures of jobs submitted in the window, by user, account or partition."""
     with opened(ask) as desk:
         jobs = desk.jobs(desk.since, desk.until)
@@ -207,7 +207,7 @@ def usage_report(ask: Ask, *, group: str) -> Answer:
         )
 
 
-def queue_report(ask: Ask) -> Answer:
+def queue_report(ask: ReportQuery) -> ReportTable:
     """Report the queue at the window's end; where a start is given, over the window."""
     with opened(ask) as desk:
         if ask.start is None:
@@ -228,7 +228,7 @@ def queue_report(ask: Ask) -> Answer:
         )
 
 
-def prediction_report(ask: Ask, *, by: str | None = None) -> Answer:
+def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
     """Report how far off predictions of jobs submitted in the window were, beside the user's last ended run."""
     with opened(ask) as desk:
         past = desk.warehouse.jobs(desk.cluster, until=desk.until, columns=["user", "ended_at", "run_time_s"])
@@ -245,14 +245,14 @@ def prediction_report(ask: Ask, *, by: str | None = None) -> Answer:
 
 
 def decision_report(
-    ask: Ask,
+    ask: ReportQuery,
     *,
     services: Collection[str] = (),
     job_ids: Collection[str] = (),
     results: Collection[str] = (),
     modes: Collection[str] = (),
     actions: Collection[str] = (),
-) -> Answer:
+) -> ReportTable:
     """Report the audit's lines of the window; users, accounts and partitions choose the jobs they are about."""
     with opened(ask) as desk:
         decisions = desk.warehouse.decisions(desk.cluster, since=desk.since, until=desk.until)
@@ -272,7 +272,7 @@ def decision_report(
         )
 
 
-def service_report(ask: Ask, *, services: Collection[str] = ()) -> Answer:
+def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
     """Report per day and service what was proposed, done and refused, and when Helios kept still."""
     with opened(ask) as desk:
         return service_days(
@@ -284,14 +284,14 @@ def service_report(ask: Ask, *, services: Collection[str] = ()) -> Answer:
         )
 
 
-def energy_report(ask: Ask, *, energy: Energy, by: str = "day") -> EnergyLedger:
+def energy_report(ask: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
     """Report what the nodes did and drew in the window, and what sleep saved, by day, partition or node."""
     with opened(ask) as desk:
         return desk.ledger(desk.since, desk.until, energy=energy, by=by)
 
 
 def shadow_report(
-    ask: Ask,
+    ask: ReportQuery,
     *,
     day: str,
     nodes: Mapping[str, int] | None = None,
@@ -353,7 +353,7 @@ def shadow_day(
         decided=len(decided),
         earlier=0,
         later=0,
-        recorded=Waits.of(recorded) if len(recorded) else None,
+        recorded=ShadowWaits.of(recorded) if len(recorded) else None,
         without=None,
         with_decisions=None,
         moved=moved_jobs(
@@ -367,7 +367,11 @@ def shadow_day(
 
 
 def _compared(
-    day: ShadowDay, machine: Machine, counted: NDArray[np.bool_], decided: Mapping[str, float], default_limit_s: int
+    day: ShadowDay,
+    machine: ReplayCluster,
+    counted: NDArray[np.bool_],
+    decided: Mapping[str, float],
+    default_limit_s: int,
 ) -> ShadowDay:
     """Fill in what the two replays say of the jobs that count."""
     urgency = urgencies_of(machine.jobs, decided)
@@ -387,8 +391,8 @@ def _compared(
         earlier=int(np.count_nonzero(with_them - without < -MOVED_S)),
         later=int(np.count_nonzero(with_them - without > MOVED_S)),
         recorded=day.recorded,
-        without=Waits.of(without),
-        with_decisions=Waits.of(with_them),
+        without=ShadowWaits.of(without),
+        with_decisions=ShadowWaits.of(with_them),
         moved=moved,
         notes=(*day.notes, *LIMITS),
     )
@@ -396,7 +400,7 @@ def _compared(
 
 def _machine(
     jobs: pd.DataFrame, nodes: Mapping[str, int] | None, gpus_per_node: int
-) -> tuple[Machine | None, list[str]]:
+) -> tuple[ReplayCluster | None, list[str]]:
     """Return the jobs that can be replayed on their cluster, or None; and what to say of it."""
     resource = "gpus" if bool((jobs["gpus"] > 0).any()) else "cpus"
     replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
@@ -414,7 +418,7 @@ def _machine(
     return machine, [*notes, *machine.notes]
 
 
-def _replayed(machine: Machine, order: Order, default_limit_s: int) -> Replay:
+def _replayed(machine: ReplayCluster, order: Order, default_limit_s: int) -> Replay:
     jobs = machine.jobs
     limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
     workload = Workload(

@@ -19,12 +19,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.whatif import Question, Stage, predictor_for
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for
 from helios.metrics.queue import DAY_S
 from helios.model import in_submission_order
 from helios.ports import ReplayPredictor
 from helios.predict import DurationModel
-from helios.report.significance import FEWEST_WEEKS, WEEK_S, Over
+from helios.report.significance import FEWEST_WEEKS, WEEK_S, ResampledUnit
 from helios.simulate import Workload
 
 # A predictor for drawn weeks, which meets each job once, however often its week was drawn.
@@ -35,7 +35,7 @@ from helios.simulate import Workload
 # first was.
 
 
-class Unrepeated:
+class DeduplicatingPredictor:
     """A :class:`helios.ports.ReplayPredictor` before one that knows the first of each job only.
 
     Parameters
@@ -92,7 +92,7 @@ IDS = ("job_id", "array_job_id", "het_job_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Urn:
+class Resampler:
     """What may be drawn: stretches of a stage's counted jobs.
 
     Attributes
@@ -106,7 +106,7 @@ class Urn:
         A stretch stands in for those of its own kind only.
     """
 
-    over: Over
+    over: ResampledUnit
     begins_s: int
     block_s: int
     kind: NDArray[np.int64]
@@ -117,7 +117,7 @@ class Urn:
         return len(self.kind)
 
 
-def urn_of(stage: Stage, over: Over | None = None) -> Urn:
+def urn_of(stage: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
     """Return what can be drawn from a stage: weeks, days where there are too few, seeds where those are too few.
 
     Parameters
@@ -128,28 +128,34 @@ def urn_of(stage: Stage, over: Over | None = None) -> Urn:
     begins_s, span_s = stage.window_s[0], stage.window_s[1] - stage.window_s[0]
     weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + QUIET_S) // DAY_S
     if over is None:
-        over = Over.WEEKS if weeks >= FEWEST_WEEKS else Over.DAYS if days >= FEWEST_DAYS else Over.SEEDS
-    if over is Over.WEEKS:
-        return Urn(over=over, begins_s=begins_s, block_s=WEEK_S, kind=np.zeros(max(weeks, 1), dtype=np.int64))
-    if over is Over.DAYS:
+        over = (
+            ResampledUnit.WEEKS
+            if weeks >= FEWEST_WEEKS
+            else ResampledUnit.DAYS
+            if days >= FEWEST_DAYS
+            else ResampledUnit.SEEDS
+        )
+    if over is ResampledUnit.WEEKS:
+        return Resampler(over=over, begins_s=begins_s, block_s=WEEK_S, kind=np.zeros(max(weeks, 1), dtype=np.int64))
+    if over is ResampledUnit.DAYS:
         kind = _kinds_of_days(begins_s, max(days, 1), stage.timezone)
-        return Urn(over=over, begins_s=begins_s, block_s=DAY_S, kind=kind)
-    return Urn(over=over, begins_s=begins_s, block_s=HOUR_S, kind=np.zeros(0, dtype=np.int64))
+        return Resampler(over=over, begins_s=begins_s, block_s=DAY_S, kind=kind)
+    return Resampler(over=over, begins_s=begins_s, block_s=HOUR_S, kind=np.zeros(0, dtype=np.int64))
 
 
-def redrawn(stage: Stage, urn: Urn, *, repeat: int, seed: int) -> Stage:
+def redrawn(stage: ReplaySetup, urn: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
     """Return the stage with other weeks, days or arrivals; the same for the same ``repeat`` and ``seed``."""
     rng = np.random.default_rng([seed, repeat])
-    return _jittered(stage, rng) if urn.over is Over.SEEDS else _laid_end_to_end(stage, urn, rng)
+    return _jittered(stage, rng) if urn.over is ResampledUnit.SEEDS else _laid_end_to_end(stage, urn, rng)
 
 
-def predictor_of(stage: Stage, taught: DurationModel | None, question: Question) -> ReplayPredictor:
+def predictor_of(stage: ReplaySetup, taught: DurationModel | None, question: WhatIfRequest) -> ReplayPredictor:
     """Return a predictor that learns on the way, and from no job twice."""
     if stage.first is None:
         return predictor_for(stage, taught, question)
     new = stage.first == np.arange(len(stage.first))
     firsts = replace(stage, machine=replace(stage.machine, jobs=stage.machine.jobs[new].reset_index(drop=True)))
-    return Unrepeated(predictor_for(firsts, taught, question), stage.first)
+    return DeduplicatingPredictor(predictor_for(firsts, taught, question), stage.first)
 
 
 def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]:
@@ -159,7 +165,7 @@ def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]
     return np.asarray(weekday >= 5, dtype=np.int64)
 
 
-def _laid_end_to_end(stage: Stage, urn: Urn, rng: np.random.Generator) -> Stage:
+def _laid_end_to_end(stage: ReplaySetup, urn: Resampler, rng: np.random.Generator) -> ReplaySetup:
     submitted_s = stage.workload.submitted_s
     block = np.where(stage.counted, (submitted_s - urn.begins_s) // urn.block_s, -1)
     rows_of = [np.flatnonzero(block == number) for number in range(urn.blocks)]
@@ -177,7 +183,7 @@ def _laid_end_to_end(stage: Stage, urn: Urn, rng: np.random.Generator) -> Stage:
     return _taken(stage, rows, later_s.astype(np.int64), place)
 
 
-def _jittered(stage: Stage, rng: np.random.Generator) -> Stage:
+def _jittered(stage: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     """Move each burst, the jobs that one user submits in one second, to another second of its hour."""
     submitted_s = stage.workload.submitted_s
     user = stage.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
@@ -189,7 +195,9 @@ def _jittered(stage: Stage, rng: np.random.Generator) -> Stage:
     return _taken(stage, np.arange(len(submitted_s)), later_s, np.zeros(len(submitted_s), dtype=np.int64))
 
 
-def _taken(stage: Stage, rows: NDArray[np.int64], later_s: NDArray[np.int64], place: NDArray[np.int64]) -> Stage:
+def _taken(
+    stage: ReplaySetup, rows: NDArray[np.int64], later_s: NDArray[np.int64], place: NDArray[np.int64]
+) -> ReplaySetup:
     """Return the stage with the jobs ``rows``, each so much later; in a place above 0 under an id of that place."""
     jobs = _moved(stage.machine.jobs.iloc[rows].reset_index(drop=True), later_s, place)
     order = _order_of(jobs)

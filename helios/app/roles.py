@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from helios.app import modes, node_controller
 from helios.config import Settings
-from helios.ports import Office
+from helios.ports import Domain
 from helios.services.registry import installed
 from helios.warehouse import Warehouse
 
 
 def roles_granted(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
     """Give the roles of the daemons what they need; see :meth:`helios.warehouse.Warehouse.grant`."""
-    on_nodes = sorted(name for name, offered in installed().items() if offered.office is Office.NODES)
+    on_nodes = sorted(name for name, offered in installed().items() if offered.office is Domain.NODES)
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.grant(
             jobs=jobs,

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.ports import Order
 from helios.services.queue_orders import balanced, shortest_service_first
 from helios.simulate import ORDERS as CONTROLS
-from helios.simulate import RESERVING, Backfill, Backlog, Guard
+from helios.simulate import RESERVING, Backfill, Backlog, WaitBound
 from helios.units import length
 
 # What a policy can be told beside its name: one table, by which plans, keys of results and replays go.
@@ -34,7 +34,7 @@ BALANCED, SRTF = "balanced", "srtf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class PolicyOption:
     """One option of a policy.
 
     Attributes
@@ -65,21 +65,27 @@ def _length_or_never_s(text: Any) -> int | None:
 
 def _share(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise Misuse(f"{value!r} is not a share.", remedy="Write 0.9, or 0 for none")
+        raise UsageError(f"{value!r} is not a share.", remedy="Write 0.9, or 0 for none")
     return float(value)
 
 
-OPTIONS: Mapping[str, Option] = {
-    "patience": Option(
+OPTIONS: Mapping[str, PolicyOption] = {
+    "patience": PolicyOption(
         kept_as="patience_s",
         read=_length_or_never_s,
         of="",
         told='who has waited so long goes first: "12h"; "never"; instead of the bound by the backlog',
     ),
-    "share": Option(kept_as="share", read=_share, of=BALANCED, told="of the longest backlog that a job waits at most"),
-    "least": Option(kept_as="least_s", read=_length_s, of=BALANCED, told='the bound is never shorter: "3h"'),
-    "known": Option(kept_as="known_s", read=_length_s, of=BALANCED, told='longest wait of the site\'s past: "20h"'),
-    "every": Option(kept_as="every_s", read=_length_s, of=BALANCED, told='how often the backlog is looked at: "1h"'),
+    "share": PolicyOption(
+        kept_as="share", read=_share, of=BALANCED, told="of the longest backlog that a job waits at most"
+    ),
+    "least": PolicyOption(kept_as="least_s", read=_length_s, of=BALANCED, told='the bound is never shorter: "3h"'),
+    "known": PolicyOption(
+        kept_as="known_s", read=_length_s, of=BALANCED, told='longest wait of the site\'s past: "20h"'
+    ),
+    "every": PolicyOption(
+        kept_as="every_s", read=_length_s, of=BALANCED, told='how often the backlog is looked at: "1h"'
+    ),
 }
 
 
@@ -94,10 +100,10 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
     there = {name: option for name, option in OPTIONS.items() if option.of in ("", policy) and policy != SRTF}
     if unknown := [name for name in written if name not in there]:
         has = "; ".join(f"{name}: {option.told}" for name, option in there.items()) or "none"
-        raise Misuse(f"{policy} has no option {', '.join(unknown)}.", remedy=f"Its options: {has}")
+        raise UsageError(f"{policy} has no option {', '.join(unknown)}.", remedy=f"Its options: {has}")
     read = {there[name].kept_as: there[name].read(value) for name, value in written.items()}
     if "patience_s" in read and len(read) > 1:
-        raise Misuse(
+        raise UsageError(
             f"{', '.join(name for name in written if name != 'patience')} of {policy} has no part where patience is "
             "told.",
             remedy="Write a second table, as [[options.balanced]] twice: one with patience, one with the others.",
@@ -107,11 +113,11 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
     return options
 
 
-def bound_of(policy: str, options: Options) -> Guard | Backlog | None:
+def bound_of(policy: str, options: Options) -> WaitBound | Backlog | None:
     """Return what bounds the waits under a policy: what its options say, else its own; None: nothing does."""
     told: dict[str, Any] = dict(options)
     if "patience_s" in told:
-        return None if told["patience_s"] is None else Guard.constant(told["patience_s"])
+        return None if told["patience_s"] is None else WaitBound.constant(told["patience_s"])
     return Backlog(**told) if policy == BALANCED else None
 
 
@@ -150,7 +156,7 @@ does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Scenario:
     """One replay to make.
 
     Attributes
@@ -180,12 +186,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.policy is Policy.SRTF and self.backfill in RESERVING:
-            raise Misuse(
+            raise UsageError(
                 f"SRTF preempts instead of reserving, so backfill {self.backfill} has no meaning for it.",
                 remedy="Use --backfill none or --backfill skip with srtf.",
             )
         if self.run_times in {RunTimes.LIMIT, RunTimes.EXPECTED}:
-            raise Misuse(
+            raise UsageError(
                 "Queues are ordered by predicted (median) or true run times, not by time limits or expected run times.",
                 remedy="Use --run-times predicted or --run-times true.",
             )
@@ -208,7 +214,7 @@ def plans(
     backfills: Sequence[Backfill] = (),
     estimates: Sequence[Estimates] = (),
     run_times: RunTimes | None = None,
-) -> list[Plan]:
+) -> list[Scenario]:
     """Return the replays that the options ask for; without options, the default set of controls.
 
     Parameters
@@ -227,14 +233,14 @@ def plans(
         return default_plans()
     if not policies and not estimates and run_times is None:
         return [plan for plan in default_plans() if plan.backfill in backfills]
-    chosen: list[Plan] = []
+    chosen: list[Scenario] = []
     for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
         for backfill in backfills or _default_backfills(policy):
             chosen += _variants(policy, backfill, estimates, run_times)
     return list(dict.fromkeys(chosen))
 
 
-def with_options(chosen: Sequence[Plan], texts: Sequence[str]) -> list[Plan]:
+def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scenario]:
     """Return the replays, told what is written as ``balanced.share=0.8``.
 
     Raises
@@ -246,11 +252,11 @@ def with_options(chosen: Sequence[Plan], texts: Sequence[str]) -> list[Plan]:
     for text in texts:
         parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
         if parts is None:
-            raise Misuse(f"{text!r} is not understood.", remedy="Write POLICY.OPTION=VALUE, as balanced.share=0.8")
+            raise UsageError(f"{text!r} is not understood.", remedy="Write POLICY.OPTION=VALUE, as balanced.share=0.8")
         policy, name, value = parts.groups()
         told[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
     if strangers := set(told) - {plan.policy.value for plan in chosen}:
-        raise Misuse(
+        raise UsageError(
             f"{', '.join(sorted(strangers))} is told something, and is not replayed.",
             remedy=f"Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
         )
@@ -258,26 +264,26 @@ def with_options(chosen: Sequence[Plan], texts: Sequence[str]) -> list[Plan]:
     return [replace(plan, options=options.get(plan.policy.value, ())) for plan in chosen]
 
 
-def default_plans() -> list[Plan]:
+def default_plans() -> list[Scenario]:
     """Return the controls, each with and without backfill."""
     predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
     none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY
     return [
-        Plan(policy=Policy.FIFO, backfill=easy, estimates=limit),
-        Plan(policy=Policy.FIFO, backfill=none),
-        Plan(policy=Policy.FIFO, backfill=easy, estimates=true),
-        Plan(policy=Policy.FEWEST_GPUS, backfill=none),
-        Plan(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit),
-        Plan(policy=Policy.BALANCED, backfill=Backfill.NODES, run_times=predicted, estimates=RunTimes.EXPECTED),
-        Plan(policy=Policy.QSSF, backfill=none, run_times=predicted),
-        Plan(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=limit),
-        Plan(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=predicted),
-        Plan(policy=Policy.QSSF, backfill=none, run_times=true),
-        Plan(policy=Policy.QSSF, backfill=easy, run_times=true, estimates=true),
-        Plan(policy=Policy.SJF, backfill=none, run_times=true),
-        Plan(policy=Policy.SJF, backfill=easy, run_times=true, estimates=true),
-        Plan(policy=Policy.SRTF, backfill=none, run_times=true),
-        Plan(policy=Policy.SRTF, backfill=skip, run_times=true),
+        Scenario(policy=Policy.FIFO, backfill=easy, estimates=limit),
+        Scenario(policy=Policy.FIFO, backfill=none),
+        Scenario(policy=Policy.FIFO, backfill=easy, estimates=true),
+        Scenario(policy=Policy.FEWEST_GPUS, backfill=none),
+        Scenario(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit),
+        Scenario(policy=Policy.BALANCED, backfill=Backfill.NODES, run_times=predicted, estimates=RunTimes.EXPECTED),
+        Scenario(policy=Policy.QSSF, backfill=none, run_times=predicted),
+        Scenario(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=limit),
+        Scenario(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=predicted),
+        Scenario(policy=Policy.QSSF, backfill=none, run_times=true),
+        Scenario(policy=Policy.QSSF, backfill=easy, run_times=true, estimates=true),
+        Scenario(policy=Policy.SJF, backfill=none, run_times=true),
+        Scenario(policy=Policy.SJF, backfill=easy, run_times=true, estimates=true),
+        Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
+        Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
     ]
 
 
@@ -288,11 +294,11 @@ def _default_backfills(policy: Policy) -> Sequence[Backfill]:
 
 def _variants(
     policy: Policy, backfill: Backfill, estimates: Sequence[Estimates], run_times: RunTimes | None
-) -> list[Plan]:
+) -> list[Scenario]:
     if policy is Policy.SRTF:
-        return [Plan(policy=policy, backfill=backfill, run_times=RunTimes.TRUE)]
+        return [Scenario(policy=policy, backfill=backfill, run_times=RunTimes.TRUE)]
     return [
-        Plan(
+        Scenario(
             policy=policy,
             backfill=backfill,
             run_times=_believed(source, run_times) if policy in BY_RUN_TIME else None,

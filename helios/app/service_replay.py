@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import Action, JobAction, Reorder, Restore, Result, SoftLimit
-from helios.app.history import History
-from helios.app.replay_guards import Claims
-from helios.app.scenarios import Plan, Policy, RunTimes
+from helios.actions import Action, JobAction, Reorder, Result, RevertJobs, SoftLimit
+from helios.app.history import LoadedHistory
+from helios.app.replay_guards import ReplayGuards
+from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.whatif import (
-    Question,
-    Stage,
+    ReplaySetup,
+    WhatIfRequest,
     answered,
     measured,
     predictor_for,
@@ -30,16 +30,16 @@ from helios.app.whatif import (
     sources_said,
     teach,
 )
-from helios.metrics.backlog import EVERY_S, EXPECTED, Reckoning
+from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
-from helios.ports import JobwiseService, Progress, ReplayPredictor, Service, Wishes, in_silence
-from helios.predict import DurationModel, OnlinePredictor
+from helios.ports import ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, in_silence
+from helios.predict import DurationModel, ReplayTrainedPredictor
 from helios.report.whatif import Run, WhatIf
 from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
 from helios.simulate.core.state import NEVER
-from helios.simulate.snapshot import Rows, moment
-from helios.simulate.steppable import Halt, Playable
+from helios.simulate.snapshot import PendingRows, moment
+from helios.simulate.steppable import SteppableReplay, StopPoint
 
 # What is predicted of the jobs of a replay as it goes on, causally: taught by what has ended, asked as they come.
 
@@ -59,7 +59,7 @@ class NamedPredictor(ReplayPredictor, Protocol):
     sources: list[str]
 
 
-class Foresight:
+class ReplayPredictions:
     """Keeps what is predicted of each job, asked at its submission and again while it waits, and the longest backlog.
 
     Parameters
@@ -77,10 +77,10 @@ class Foresight:
 
     def __init__(
         self,
-        cluster: Playable,
+        cluster: SteppableReplay,
         predictor: NamedPredictor,
         predict_again_s: int | None,
-        reckoning: Reckoning | None = None,
+        reckoning: BacklogEstimator | None = None,
     ) -> None:
         self._cluster, self._predictor, self._period_s = cluster, predictor, predict_again_s
         self._reckoning = reckoning
@@ -161,10 +161,10 @@ _SECOND_US = 1_000_000
 _FOR_EVER = np.iinfo(np.int64).min  # as NaT
 
 
-class Standing:
+class ReplayState:
     """What a jobwise service has been asked about: new jobs, jobs predicted again and expired wishes are outdated."""
 
-    def __init__(self, cluster: Playable) -> None:
+    def __init__(self, cluster: SteppableReplay) -> None:
         self._cluster = cluster
         self._upto = 0
         self._again: list[Positions] = []
@@ -244,7 +244,7 @@ MOMENTS_PER_REPORT = 500
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Seat:
+class ReplayedService:
     """One service in a rehearsal, and what became of it.
 
     Attributes
@@ -292,7 +292,7 @@ class Seat:
         """Ask it; None: it raised, which is written down."""
         return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
 
-    def wishes(self, jobs: Rows, *, now_s: int) -> Wishes | None:
+    def wishes(self, jobs: PendingRows, *, now_s: int) -> ChangeRequests | None:
         """Ask it, being jobwise, about some jobs; None: it raised, which is written down."""
         service: Any = self.service
         return self._answer(lambda: _checked_wishes(service.wishes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s)
@@ -312,12 +312,12 @@ class Seat:
 
 
 def play(
-    cluster: Playable,
-    seats: Sequence[Seat],
+    cluster: SteppableReplay,
+    seats: Sequence[ReplayedService],
     *,
     predictor: NamedPredictor,
     predict_again_s: int | None = None,
-    reckoning: Reckoning | None = None,
+    reckoning: BacklogEstimator | None = None,
     most_of_one_user: float = 1.0,
     jobwise: bool = True,
     progress: Callable[[int], None] | None = None,
@@ -340,8 +340,10 @@ def play(
     progress : callable, optional
         Called now and then with the number of jobs ended.
     """
-    claims = Claims(cluster, len(seats), most_of_one_user)
-    played = _Play(cluster, seats, Foresight(cluster, predictor, predict_again_s, reckoning), claims, jobwise=jobwise)
+    claims = ReplayGuards(cluster, len(seats), most_of_one_user)
+    played = _ReplayRun(
+        cluster, seats, ReplayPredictions(cluster, predictor, predict_again_s, reckoning), claims, jobwise=jobwise
+    )
     moments = 0
     while (halt := played.next_halt()) is not None:
         played.stop(halt)
@@ -350,17 +352,23 @@ def play(
             progress(len(cluster.ended))
 
 
-class _Play:
+class _ReplayRun:
     """A replay on its way from one question to the next."""
 
     def __init__(
-        self, cluster: Playable, seats: Sequence[Seat], foresight: Foresight, claims: Claims, *, jobwise: bool
+        self,
+        cluster: SteppableReplay,
+        seats: Sequence[ReplayedService],
+        foresight: ReplayPredictions,
+        claims: ReplayGuards,
+        *,
+        jobwise: bool,
     ) -> None:
         self._cluster, self._foresight, self._claims = cluster, foresight, claims
         self._seats = [(seat, _standing_of(seat, cluster) if jobwise else None) for seat in seats]
         self._alarm_s = NEVER
 
-    def next_halt(self) -> Halt | None:
+    def next_halt(self) -> StopPoint | None:
         """Let time go on to where the predictor, or a service, is to be asked; None: all is over."""
         asks_from_s, alarm_from_s = NEVER, NEVER
         for seat, standing in self._seats:
@@ -377,7 +385,7 @@ class _Play:
             before_s=self._foresight.again_s,
         )
 
-    def stop(self, halt: Halt) -> None:
+    def stop(self, halt: StopPoint) -> None:
         """Ask whoever is to be asked where time has stopped."""
         if halt.before:
             self._hear(self._foresight.look_again(halt.moment_s))
@@ -393,7 +401,7 @@ class _Play:
     def _ask(self, now_s: int) -> int:
         """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""
         later_s, shown = NEVER, _Shown(self._cluster, self._foresight)
-        apply: list[tuple[Seat, Standing | None, _Act]] = []
+        apply: list[tuple[ReplayedService, ReplayState | None, _Act]] = []
         for number, (seat, standing) in enumerate(self._seats):
             if not seat.is_due(now_s):
                 later_s = min(later_s, seat.next_due_s())
@@ -412,12 +420,12 @@ class _Play:
             self._count(seat, standing, act())
         return later_s
 
-    def _proposed(self, number: int, seat: Seat, snapshot: Snapshot, now_s: int) -> _Act | None:
+    def _proposed(self, number: int, seat: ReplayedService, snapshot: Snapshot, now_s: int) -> _Act | None:
         """Ask a service about the whole queue; None: it raised, and what stands of it stays."""
         proposals = seat.proposals(snapshot, now_s=now_s)
         return None if proposals is None else partial(self._claims.act, number, proposals)
 
-    def _wished(self, number: int, seat: Seat, standing: Standing, now_s: int) -> _Act | None:
+    def _wished(self, number: int, seat: ReplayedService, standing: ReplayState, now_s: int) -> _Act | None:
         """Ask a jobwise service about those jobs alone of which it may wish something new."""
         jobs = standing.outdated(now_s)
         if not len(jobs):
@@ -431,7 +439,7 @@ class _Play:
         standing.told(jobs, wishes.until)
         return partial(self._claims.wish, number, jobs, wishes.urgency)
 
-    def _count(self, seat: Seat, standing: Standing | None, outcomes: Mapping[Result, int]) -> None:
+    def _count(self, seat: ReplayedService, standing: ReplayState | None, outcomes: Mapping[Result, int]) -> None:
         for result, jobs in outcomes.items():
             seat.outcomes[result] += jobs
         if Result.DONE in outcomes and len(self._seats) > 1:
@@ -443,7 +451,7 @@ class _Play:
 class _Shown:
     """What the services of a moment see, made once, and only if one of them looks at the whole queue."""
 
-    def __init__(self, cluster: Playable, foresight: Foresight) -> None:
+    def __init__(self, cluster: SteppableReplay, foresight: ReplayPredictions) -> None:
         self._cluster, self._foresight = cluster, foresight
         self._snapshot: Snapshot | None = None
 
@@ -453,11 +461,11 @@ class _Shown:
         return self._snapshot
 
 
-def _standing_of(seat: Seat, cluster: Playable) -> Standing | None:
-    return Standing(cluster) if isinstance(seat.service, JobwiseService) else None
+def _standing_of(seat: ReplayedService, cluster: SteppableReplay) -> ReplayState | None:
+    return ReplayState(cluster) if isinstance(seat.service, JobwiseService) else None
 
 
-def _checked_wishes(wishes: Wishes, n_jobs: int) -> Wishes:
+def _checked_wishes(wishes: ChangeRequests, n_jobs: int) -> ChangeRequests:
     if len(wishes.urgency) != n_jobs or len(wishes.until) != n_jobs:
         raise TypeError(f"{len(wishes.urgency)} wishes that hold until {len(wishes.until)} times, for {n_jobs} jobs")
     if (np.abs(wishes.urgency) > 1).any():
@@ -467,31 +475,31 @@ def _checked_wishes(wishes: Wishes, n_jobs: int) -> Wishes:
 
 def _checked(actions: Iterable[Action]) -> list[JobAction]:
     chosen = list(actions)
-    known = [action for action in chosen if isinstance(action, Reorder | SoftLimit | Restore)]
+    known = [action for action in chosen if isinstance(action, Reorder | SoftLimit | RevertJobs)]
     if len(known) < len(chosen):
-        stranger = next(action for action in chosen if not isinstance(action, Reorder | SoftLimit | Restore))
+        stranger = next(action for action in chosen if not isinstance(action, Reorder | SoftLimit | RevertJobs))
         raise TypeError(f"{stranger!r} is not an action on a job")
     return known
 
 
-TODAY = Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+TODAY = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 """What a Slurm site has without Helios, and what backfill plans with in a rehearsal."""
-CONTROLS = (TODAY, Plan(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
+CONTROLS = (TODAY, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
 """Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
 RESOLUTION = 10_000
 """Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
 PREDICT_AGAIN_S = 600
-"""How often what waits is predicted again, as :class:`helios.app.prediction_value.Site` has it and live turns do, s."""
+"""How often what waits is predicted again, as :class:`helios.app.prediction_value.ReplayTarget` has it and live turns do, s."""
 DRAWS = 2_000
 LONGEST_MAY_GROW = 0.05
 """Share by which the longest wait, which hangs on single jobs, may differ and still count as no longer."""
 LEAST_SAVED = 0.01
 """Share of the mean wait below which a saving is not worth a mechanism that can do damage."""
-_TAUGHT = Plan(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
+_TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatReport:
+class ReplayedServiceReport:
     """What became of one service in a rehearsal.
 
     Attributes
@@ -519,7 +527,7 @@ class SeatReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rehearsal:
+class ServiceReplay:
     """What a rehearsal found.
 
     Attributes
@@ -533,7 +541,7 @@ class Rehearsal:
     """
 
     whatif: WhatIf
-    seats: tuple[SeatReport, ...]
+    seats: tuple[ReplayedServiceReport, ...]
     jobs_per_s: float
 
     def to_json(self) -> dict[str, Any]:
@@ -542,8 +550,8 @@ class Rehearsal:
 
 
 def rehearse(
-    history: History,
-    question: Question,
+    history: LoadedHistory,
+    question: WhatIfRequest,
     services: Mapping[str, Service],
     *,
     every: timedelta | None = None,
@@ -552,7 +560,7 @@ def rehearse(
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
     progress: Progress = in_silence,
-) -> Rehearsal:
+) -> ServiceReplay:
     """Replay a window of a cluster's history with services acting on it, and as it is today; measure both alike.
 
     Run times are predicted as they would be live: from what had ended before the window, and has ended in it.
@@ -593,7 +601,7 @@ def rehearse(
     )
     jobs_per_s = len(staged.stage.workload) / (perf_counter() - begun)
     said = [*sources_said(predictor), *(trouble for seat in seats for trouble in _said_of(seat))]
-    return Rehearsal(
+    return ServiceReplay(
         whatif=answered(history, staged.question, staged.stage, runs=[*runs, rehearsed], said=said),
         seats=tuple(map(_report, seats)),
         jobs_per_s=jobs_per_s,
@@ -601,7 +609,7 @@ def rehearse(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
+class SoftLimitGain:
     """What soft limits would have done to the waits of a site's own last weeks.
 
     Attributes
@@ -648,15 +656,15 @@ class Gain:
 
 
 def soft_limit_gain(
-    history: History,
-    question: Question,
+    history: LoadedHistory,
+    question: WhatIfRequest,
     soft_limits: Service,
     *,
     beside: Mapping[str, Service] | None = None,
     every: timedelta | None = None,
     most_of_one_user: float = 1.0,
     progress: Progress = in_silence,
-) -> Gain:
+) -> SoftLimitGain:
     """Replay a window with and without soft limits, all else alike, and say what they do to the waits.
 
     Backfill that plans with predictions lengthens waits on many sites, so a site's own history has to show that here
@@ -693,18 +701,18 @@ def soft_limit_gain(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Staged:
+class _ReplayInputs:
     cluster: str
-    question: Question
-    stage: Stage
+    question: WhatIfRequest
+    stage: ReplaySetup
     taught: DurationModel | None
     resource: str
 
 
-def _staged(history: History, question: Question, progress: Progress) -> _Staged:
+def _staged(history: LoadedHistory, question: WhatIfRequest, progress: Progress) -> _ReplayInputs:
     asked = replace(question, plans=[_TAUGHT])
     stage = set_the_stage(history, asked)
-    return _Staged(
+    return _ReplayInputs(
         cluster=history.cluster,
         question=asked,
         stage=stage,
@@ -715,22 +723,24 @@ def _staged(history: History, question: Question, progress: Progress) -> _Staged
 
 def _seats(
     services: Mapping[str, Service], *, every: timedelta | None, raises_to_bench: int = RAISES_TO_BENCH
-) -> list[Seat]:
+) -> list[ReplayedService]:
     return [
-        Seat(name=name, service=it, every=it.every if every is None else every, raises_to_bench=raises_to_bench)
+        ReplayedService(
+            name=name, service=it, every=it.every if every is None else every, raises_to_bench=raises_to_bench
+        )
         for name, it in services.items()
     ]
 
 
 def _played(
-    staged: _Staged,
-    seats: Sequence[Seat],
+    staged: _ReplayInputs,
+    seats: Sequence[ReplayedService],
     *,
     resolution: int = RESOLUTION,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float,
     progress: Progress,
-) -> tuple[Run, OnlinePredictor]:
+) -> tuple[Run, ReplayTrainedPredictor]:
     """Replay with services acting; return what is measured, and who predicted."""
     stage, title = staged.stage, " + ".join(seat.name for seat in seats) or Policy.FIFO.value
     cluster = SimCluster(
@@ -767,20 +777,20 @@ def _played(
     return run, predictor
 
 
-def reckoning_of(workload: Workload, shape: ClusterShape) -> Reckoning:
+def reckoning_of(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
     """Return what reckons the backlog of a replay as it goes on."""
     capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
-    return Reckoning(partition=workload.partition, gpus=workload.gpus, capacity=capacity)
+    return BacklogEstimator(partition=workload.partition, gpus=workload.gpus, capacity=capacity)
 
 
-def _gain(without: Run, with_them: Run, *, seed: int) -> Gain:
+def _gain(without: Run, with_them: Run, *, seed: int) -> SoftLimitGain:
     saved_s = (without.wait_s - with_them.wait_s).astype(np.float64)
     _, day = np.unique(without.submitted_s // DAY_S, return_inverse=True)
     of_day_s, jobs_of_day = np.bincount(day, weights=saved_s), np.bincount(day)
     drawn = np.random.default_rng(seed).integers(len(of_day_s), size=(DRAWS, len(of_day_s)))
     means = of_day_s[drawn].sum(axis=1) / jobs_of_day[drawn].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
-    return Gain(
+    return SoftLimitGain(
         jobs=len(saved_s),
         days=len(of_day_s),
         mean_wait_s=without.summary.mean_wait_s,
@@ -791,8 +801,8 @@ def _gain(without: Run, with_them: Run, *, seed: int) -> Gain:
     )
 
 
-def _report(seat: Seat) -> SeatReport:
-    return SeatReport(
+def _report(seat: ReplayedService) -> ReplayedServiceReport:
+    return ReplayedServiceReport(
         service=seat.name,
         asked=seat.asked,
         outcomes={result.value: jobs for result, jobs in sorted(seat.outcomes.items())},
@@ -801,7 +811,7 @@ def _report(seat: Seat) -> SeatReport:
     )
 
 
-def _said_of(seat: Seat) -> list[str]:
+def _said_of(seat: ReplayedService) -> list[str]:
     said = [f"Service {seat.name} raised {times} times: {trouble}" for trouble, times in seat.troubles.items()]
     if seat.benched:
         said.append(f"Service {seat.name} raised {seat.raises_to_bench} times running and was asked no more.")

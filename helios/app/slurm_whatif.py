@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.app.slurm_workload import SlurmJobs, rehearse_on_slurm, slurm_jobs, taught
 from helios.app.whatif import refuse_reversed, sources_said
 from helios.errors import NotEnoughHistory
@@ -20,7 +20,7 @@ from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor
 from helios.ports import JobwiseService, Progress, Service, in_silence
-from helios.predict import OnlinePredictor
+from helios.predict import ReplayTrainedPredictor
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
@@ -97,7 +97,7 @@ _SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class TrainedPredictor:
     """What a service wishes for jobs as they are submitted.
 
     Attributes
@@ -122,7 +122,7 @@ def learn_order(
     most: int,
     seed: int,
     progress: Progress,
-) -> Learned:
+) -> TrainedPredictor:
     """Return the SiteFactor that ``service`` would have each job submitted with.
 
     Parameters
@@ -136,7 +136,7 @@ def learn_order(
         Bound of the SiteFactor (``slurm.site_factor_most``).
     """
     place = in_submission_order(jobs.jobs.assign(place=np.arange(len(jobs.jobs))))["place"].to_numpy()
-    predictor = OnlinePredictor(
+    predictor = ReplayTrainedPredictor(
         jobs.jobs.iloc[place].reset_index(drop=True),
         history=before,
         model=taught(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress),
@@ -148,7 +148,7 @@ def learn_order(
     p50_s[place] = _predicted(predictor, jobs.workload.submitted_s[place], ended_s[place], progress)
     urgency = _wished(service, p50_s, jobs.workload.column("gpus"))
     factors = np.array([site_factor(wish, most=most) for wish in urgency], dtype=np.int64)
-    return Learned(
+    return TrainedPredictor(
         site_factor=factors,
         notes=(
             f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: nobody is "
@@ -159,7 +159,10 @@ def learn_order(
 
 
 def _predicted(
-    predictor: OnlinePredictor, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
+    predictor: ReplayTrainedPredictor,
+    submitted_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    progress: Progress,
 ) -> NDArray[np.float64]:
     """Go through submissions and ends in the order of time, and return each job's median, s."""
     second = np.floor(submitted_s).astype(np.int64)
@@ -201,7 +204,7 @@ TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmQuestion:
+class SlurmWhatIfRequest:
     """What to replay under Slurm's own rules.
 
     Attributes
@@ -240,7 +243,7 @@ class SlurmQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmAnswer:
+class SlurmWhatIfResult:
     """The replays, and how faithful they are where starts were recorded.
 
     Attributes
@@ -259,12 +262,12 @@ class SlurmAnswer:
 
 
 def slurm_whatif(
-    history: History,
-    question: SlurmQuestion,
+    history: LoadedHistory,
+    question: SlurmWhatIfRequest,
     *,
     services: Mapping[str, Service] | None = None,
     progress: Progress = in_silence,
-) -> SlurmAnswer:
+) -> SlurmWhatIfResult:
     """Replay a window of a site's history under its own Slurm, with Helios' order and with other settings.
 
     Waits are counted from the time a job could start (its begin time, or when its dependencies were met).
@@ -312,14 +315,14 @@ def slurm_whatif(
         runs.append(_run(OTHERWISE, stage, question.otherwise, changed.started_s, changed.ended_s))
     textbook_ended_s = textbook_s + stage.jobs.workload.run_time_s
     runs.append(_run(TEXTBOOK, stage, question.site, textbook_s, textbook_ended_s, estimates="limit"))
-    return SlurmAnswer(
+    return SlurmWhatIfResult(
         whatif=_answered(history, question, stage, runs, said),
         fidelity=_judged(stage, today.started_s, textbook_s),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
+class _SlurmReplaySetup:
     """The jobs that are replayed, which of them count, and what came before them."""
 
     jobs: SlurmJobs
@@ -328,7 +331,7 @@ class _Stage:
     resource: str
 
 
-def _stage(history: History, question: SlurmQuestion) -> _Stage:
+def _stage(history: LoadedHistory, question: SlurmWhatIfRequest) -> _SlurmReplaySetup:
     submitted = history.jobs["submitted_at"]
     since = pd.Timestamp(question.since) if question.since else submitted.min()
     until = pd.Timestamp(question.until) if question.until else submitted.max() + timedelta(seconds=1)
@@ -345,11 +348,16 @@ def _stage(history: History, question: SlurmQuestion) -> _Stage:
     counted = (jobs.jobs["submitted_at"] >= since).to_numpy() & (jobs.workload.column(resource) > 0)
     if not counted.any():
         raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(jobs.notes))
-    return _Stage(jobs=jobs, counted=counted, before=history.jobs[submitted < opening], resource=resource)
+    return _SlurmReplaySetup(jobs=jobs, counted=counted, before=history.jobs[submitted < opening], resource=resource)
 
 
 def _replayed(
-    stage: _Stage, site: SlurmSite, name: str, progress: Progress, *, site_factor: NDArray[np.int64] | None = None
+    stage: _SlurmReplaySetup,
+    site: SlurmSite,
+    name: str,
+    progress: Progress,
+    *,
+    site_factor: NDArray[np.int64] | None = None,
 ) -> SlurmReplay:
     progress(f"Replaying {name}", 0.0)
     result = replay_slurm(stage.jobs.workload, site, site_factor=site_factor)
@@ -358,7 +366,11 @@ def _replayed(
 
 
 def _rehearsed(
-    history: History, question: SlurmQuestion, stage: _Stage, services: Mapping[str, Service], progress: Progress
+    history: LoadedHistory,
+    question: SlurmWhatIfRequest,
+    stage: _SlurmReplaySetup,
+    services: Mapping[str, Service],
+    progress: Progress,
 ) -> tuple[Run, tuple[str, ...]]:
     """Replay today's setup with services acting in turns; return what is measured, and what they did."""
     found = rehearse_on_slurm(
@@ -379,7 +391,7 @@ def _rehearsed(
 
 def _run(
     policy: str,
-    stage: _Stage,
+    stage: _SlurmReplaySetup,
     site: SlurmSite,
     started_s: NDArray[np.float64],
     ended_s: NDArray[np.float64],
@@ -414,7 +426,11 @@ def _run(
 
 
 def _answered(
-    history: History, question: SlurmQuestion, stage: _Stage, runs: Sequence[Run], said: Sequence[str]
+    history: LoadedHistory,
+    question: SlurmWhatIfRequest,
+    stage: _SlurmReplaySetup,
+    runs: Sequence[Run],
+    said: Sequence[str],
 ) -> WhatIf:
     counted = stage.jobs.jobs["submitted_at"][stage.counted]
     pool, site = pool_of(question.site, stage.resource), question.site
@@ -440,7 +456,9 @@ def _answered(
     )
 
 
-def _judged(stage: _Stage, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]) -> tuple[Fidelity, ...]:
+def _judged(
+    stage: _SlurmReplaySetup, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]
+) -> tuple[Fidelity, ...]:
     """Compare with the recorded starts, where the history has them."""
     recorded_s = seconds_of(stage.jobs.jobs["started_at"])
     known = stage.counted & ~np.isnan(recorded_s)

@@ -12,16 +12,23 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.predictions import reckoning_on
-from helios.app.service_replay import PREDICT_AGAIN_S, RAISES_TO_BENCH, RESOLUTION, NamedPredictor, Seat, play
+from helios.app.service_replay import (
+    PREDICT_AGAIN_S,
+    RAISES_TO_BENCH,
+    RESOLUTION,
+    NamedPredictor,
+    ReplayedService,
+    play,
+)
 from helios.app.whatif import sources_said
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.ownership import time_min
 from helios.ports import Progress, Service, in_silence
-from helios.predict import DurationModel, OnlinePredictor, train
+from helios.predict import DurationModel, ReplayTrainedPredictor, train
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
-from helios.simulate.slurm.cluster import SlurmDoor
+from helios.simulate.slurm.cluster import SimulatedSlurm
 from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload
 
 Ints = NDArray[np.int64]
@@ -216,7 +223,7 @@ Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlurmRehearsal:
+class SlurmServiceReplay:
     """What became of the jobs, and of the services.
 
     Attributes
@@ -228,7 +235,7 @@ class SlurmRehearsal:
     """
 
     replay: SlurmReplay
-    seats: tuple[Seat, ...]
+    seats: tuple[ReplayedService, ...]
     notes: tuple[str, ...]
 
 
@@ -249,7 +256,7 @@ def rehearse_on_slurm(
     latency: SlurmLatency | None = None,
     seed: int = 0,
     progress: Progress = in_silence,
-) -> SlurmRehearsal:
+) -> SlurmServiceReplay:
     """Replay jobs under a site's own Slurm, with services that look and act as they would live.
 
     Parameters
@@ -273,10 +280,14 @@ def rehearse_on_slurm(
         A job could never start.
     """
     seats = [
-        Seat(name=name, service=it, every=it.every if every is None else every, raises_to_bench=raises_to_bench)
+        ReplayedService(
+            name=name, service=it, every=it.every if every is None else every, raises_to_bench=raises_to_bench
+        )
         for name, it in services.items()
     ]
-    door = SlurmDoor(jobs.workload, site, jobs.jobs, name=cluster, resolution=most, latency=latency, time_min=time_min)
+    door = SimulatedSlurm(
+        jobs.workload, site, jobs.jobs, name=cluster, resolution=most, latency=latency, time_min=time_min
+    )
     model = taught(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress)
     predictor = InWorkloadOrder(jobs.jobs, before=before, model=model, seed=seed, timezone=timezone)
     told = f"Rehearsing {' + '.join(services)} on Slurm"
@@ -292,7 +303,7 @@ def rehearse_on_slurm(
         progress=lambda done: progress(told, done / len(jobs.workload)),
     )
     progress(told, 1.0)
-    return SlurmRehearsal(
+    return SlurmServiceReplay(
         replay=door.timeline.result(),
         seats=tuple(seats),
         notes=(*(_said_of(seat) for seat in seats), *sources_said(predictor.online)),
@@ -327,7 +338,7 @@ class InWorkloadOrder(NamedPredictor):
         there = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
         self._place = np.empty(len(jobs), dtype=np.int64)
         self._place[there] = np.arange(len(jobs))
-        self.online = OnlinePredictor(
+        self.online = ReplayTrainedPredictor(
             jobs.iloc[there].reset_index(drop=True), history=before, model=model, seed=seed, timezone=timezone
         )
         self.source = np.full(len(jobs), -1, dtype=np.int16)
@@ -356,7 +367,7 @@ class InWorkloadOrder(NamedPredictor):
         return quantiles_s
 
 
-def _said_of(seat: Seat) -> str:
+def _said_of(seat: ReplayedService) -> str:
     did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(seat.outcomes.items())) or "nothing"
     said = f"Service {seat.name} was asked {seat.asked:,} times; its proposals ended as: {did}."
     if seat.troubles:

@@ -17,16 +17,16 @@ from typing import IO, Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from helios.app.executors import FAILED, FIGURES, Cell, Engine, Told, fingerprint_of, here
-from helios.app.history import History
+from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, fingerprint_of, here
+from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Estimates, Options, Plan, Policy, RunTimes, plans, read_options
-from helios.app.whatif import Question
+from helios.app.scenarios import Estimates, Options, Policy, RunTimes, Scenario, plans, read_options
+from helios.app.whatif import WhatIfRequest
 from helios.config import zone
-from helios.errors import FileUnreadable, Misuse, NotEnoughHistory
+from helios.errors import FileUnreadable, NotEnoughHistory, UsageError
 from helios.ports import Progress, in_silence
-from helios.report.significance import Differences, Over, figures_of, over_repeats
-from helios.report.sweep import Group, Row, Sweep
+from helios.report.significance import Differences, ResampledUnit, figures_of, over_repeats
+from helios.report.sweep import Group, Sweep, SweepRow
 from helios.simulate import Backfill, Placement
 from helios.units import length
 
@@ -37,11 +37,11 @@ FEWEST_REPEATS = 5
 
 
 def repeats(
-    history: History,
-    question: Question,
+    history: LoadedHistory,
+    question: WhatIfRequest,
     *,
     times: int,
-    over: Over | None = None,
+    over: ResampledUnit | None = None,
     engine: Engine = here,
     progress: Progress = in_silence,
 ) -> Differences:
@@ -60,7 +60,7 @@ def repeats(
         A replay failed, with the reason.
     """
     cells = [
-        Cell(question=replace(question, plans=(plan,)), repeat=repeat, over=over)
+        SweepRun(question=replace(question, plans=(plan,)), repeat=repeat, over=over)
         for repeat in range(1, times + 1)
         for plan in question.plans
     ]
@@ -80,7 +80,7 @@ def compared(told: Sequence[Mapping[str, Any]]) -> Differences:
     for figures in told:
         by_label.setdefault(figures["label"], []).append(figures_of(figures))
     today = next((figures["label"] for figures in told if figures["is_today"]), told[0]["label"])
-    return over_repeats(by_label, baseline=today, over=Over(told[0]["over"]), blocks=told[0]["blocks"])
+    return over_repeats(by_label, baseline=today, over=ResampledUnit(told[0]["over"]), blocks=told[0]["blocks"])
 
 
 # Where a sweep writes down what it has: one line a cell, appended when it is done, never changed.
@@ -110,7 +110,7 @@ class ResultsFile:
         """Whether a cell was replayed; one that failed was not."""
         return FIGURES in self.known.get(key, {})
 
-    def add(self, key: str, cell: Cell, told: Told) -> None:
+    def add(self, key: str, cell: SweepRun, told: Told) -> None:
         """Append a cell's line, and wait until the disk has it."""
         line = json.dumps({"key": key, "cell": cell.to_json(), **told}, sort_keys=True, allow_nan=False)
         self._stream.write(line.encode() + b"\n")
@@ -133,12 +133,12 @@ def results_in(path: Path) -> Iterator[ResultsFile]:
     try:
         stream = path.open("a+b")
     except OSError as reason:
-        raise Misuse(f"Results cannot be written: {reason}", remedy="Choose another place: --out FILE") from reason
+        raise UsageError(f"Results cannot be written: {reason}", remedy="Choose another place: --out FILE") from reason
     with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as reason:
-            raise Misuse(
+            raise UsageError(
                 f"Another sweep is writing to {path}.", remedy="Wait for it, or choose another place: --out FILE"
             ) from reason
         yield ResultsFile(path, stream)
@@ -190,7 +190,7 @@ class Window(_Table):
     warm_up: str | None = Field(default=None, description="Replayed before it, uncounted: 7d")
 
 
-class Settings(_Table):
+class SweepSettings(_Table):
     """The machine and how it is used; each a list, crossed with the others."""
 
     nodes: list[str] = Field(default=[], description="As --nodes: gpu=16, or 16 to pool all jobs")
@@ -215,9 +215,9 @@ class SweepPlan(_Table):
     run_times: list[RunTimes] = Field(default=[], description="Run times that orders believe in")
     controls: bool = Field(default=True, description="Add what a site has today, and fewest GPUs first")
     windows: list[Window] = Field(default=[], description="Stretches of the history; else all of it")
-    settings: Settings = Settings()
+    settings: SweepSettings = SweepSettings()
     repeats: int = Field(default=0, ge=0, description="Draws of weeks of each; 0: the window as it was")
-    over: Over | None = Field(default=None, description="What is drawn: weeks, days, seeds")
+    over: ResampledUnit | None = Field(default=None, description="What is drawn: weeks, days, seeds")
     seeds: list[int] = Field(default=[], description="Of training, random placement and draws")
     slurm: dict[str, Any] = Field(default={}, description="Workers as Slurm jobs: jobs, cores, memory, queue, ...")
 
@@ -243,7 +243,7 @@ class SweepPlan(_Table):
 class Cross:
     """The cells of a sweep, those that are compared with each other side by side, and what was left out."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepRun, ...]
     notes: tuple[str, ...]
 
 
@@ -263,25 +263,27 @@ def read_plan(path: Path) -> SweepPlan:
     try:
         plan = SweepPlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as reason:
-        raise Misuse(f"{path}: {reason.strerror}.", remedy="Give the path of a plan: --sweep PLAN.toml") from reason
+        raise UsageError(f"{path}: {reason.strerror}.", remedy="Give the path of a plan: --sweep PLAN.toml") from reason
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
-        raise Misuse(
+        raise UsageError(
             f"{path} cannot be read as TOML: {reason}", remedy="See docs/sweeps.md for an example."
         ) from reason
     except ValidationError as reason:
         wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in reason.errors()[:5])
         keys = ", ".join(SweepPlan.model_fields)
-        of_settings = ", ".join(Settings.model_fields)
-        raise Misuse(
+        of_settings = ", ".join(SweepSettings.model_fields)
+        raise UsageError(
             f"{path} is not a plan of a sweep: {wrong}.",
             remedy=f"The keys are: {keys}; of [settings]: {of_settings}. See docs/sweeps.md for an example.",
         ) from reason
     if 0 < plan.repeats < FEWEST_REPEATS:
-        raise Misuse(f"{plan.repeats} repeats say nothing of chance.", remedy=f"Write {FEWEST_REPEATS} or more, or 0.")
+        raise UsageError(
+            f"{plan.repeats} repeats say nothing of chance.", remedy=f"Write {FEWEST_REPEATS} or more, or 0."
+        )
     return plan
 
 
-def cross(plan: SweepPlan, *, base: Question, timezone: str) -> Cross:
+def cross(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cross:
     """Return every cell of a plan.
 
     Parameters
@@ -298,7 +300,7 @@ def cross(plan: SweepPlan, *, base: Question, timezone: str) -> Cross:
     """
     replays, notes = _replays(plan)
     cells = [
-        Cell(question=replace(question, plans=(replay,)), repeat=repeat, over=plan.over)
+        SweepRun(question=replace(question, plans=(replay,)), repeat=repeat, over=plan.over)
         for question in _questions(plan, base, timezone)
         for repeat in (range(1, plan.repeats + 1) if plan.repeats else (0,))
         for replay in replays
@@ -306,7 +308,7 @@ def cross(plan: SweepPlan, *, base: Question, timezone: str) -> Cross:
     return Cross(cells=tuple(cells), notes=tuple(notes))
 
 
-def _replays(plan: SweepPlan) -> tuple[list[Plan], list[str]]:
+def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
     """Return the replays that make sense, and a note of each combination that does not."""
     chosen, notes = [], []
     for policies, backfills, run_times in product(
@@ -316,12 +318,12 @@ def _replays(plan: SweepPlan) -> tuple[list[Plan], list[str]]:
             chosen += plans(
                 policies=policies, backfills=backfills, estimates=_as_asked(plan.estimates), run_times=run_times
             )
-        except Misuse as reason:
+        except UsageError as reason:
             notes.append(
                 f"Left out: {', '.join([*policies, *backfills, *([run_times] if run_times else [])])}. {reason.fact}"
             )
     if not chosen:
-        raise Misuse("Nothing of the plan can be replayed.", remedy="\n".join(notes))
+        raise UsageError("Nothing of the plan can be replayed.", remedy="\n".join(notes))
     chosen = _told(chosen, plan.options)
     if plan.controls:
         limit = RunTimes.LIMIT
@@ -330,10 +332,10 @@ def _replays(plan: SweepPlan) -> tuple[list[Plan], list[str]]:
     return list(dict.fromkeys(chosen)), notes
 
 
-def _told(chosen: Sequence[Plan], options: Mapping[Policy, Sequence[ToldColumns]]) -> list[Plan]:
+def _told(chosen: Sequence[Scenario], options: Mapping[Policy, Sequence[ToldColumns]]) -> list[Scenario]:
     """Return each replay once for every combination of its policy's options, as it is where it has none."""
     if strangers := set(options) - {plan.policy for plan in chosen}:
-        raise Misuse(
+        raise UsageError(
             f"The options of {', '.join(sorted(strangers))} have no part: no such policy is replayed.",
             remedy="Add it to policies, or leave its options out.",
         )
@@ -356,13 +358,13 @@ def _or_none(values: Sequence[RunTimes]) -> Sequence[RunTimes | None]:
 
 def _as_asked(values: Sequence[Estimates]) -> Sequence[Estimates]:
     if any(isinstance(value, int) and value < 1 for value in values):
-        raise Misuse(
+        raise UsageError(
             "estimates holds a number of seconds below 1.", remedy="Write limit, predicted, expected, true or seconds."
         )
     return values
 
 
-def _questions(plan: SweepPlan, base: Question, timezone: str) -> Iterator[Question]:
+def _questions(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[WhatIfRequest]:
     asked = plan.settings
     machines = product(
         [{"nodes": parse_nodes(text)} for text in asked.nodes] or [{}],
@@ -396,7 +398,7 @@ def again_s(text: str) -> int | None:
         return None
     every_s = int(length(text).total_seconds())
     if every_s < 1:
-        raise Misuse(f"{text!r} is less than a second.", remedy="Write 10min, 1h, or never")
+        raise UsageError(f"{text!r} is less than a second.", remedy="Write 10min, 1h, or never")
     return every_s
 
 
@@ -405,14 +407,14 @@ def _moment(value: datetime | date | str | None, timezone: str) -> datetime | No
         return None
     read = pd.to_datetime(str(value), errors="coerce")
     if pd.isna(read):
-        raise Misuse(f"{value!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
+        raise UsageError(f"{value!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
     zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
     moment: datetime = zoned.to_pydatetime().astimezone(UTC)
     return moment
 
 
 def sweep(
-    history: History,
+    history: LoadedHistory,
     asked: Cross,
     *,
     out: Path,
@@ -457,7 +459,7 @@ def sweep(
     )
 
 
-def _groups(cells: Sequence[Cell], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
+def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
     """Yield what is compared with each other: the cells that differ in plan and repeat only, in the order asked for."""
     numbered = zip(cells, keys, strict=True)
     for question, members in groupby(numbered, key=lambda member: replace(member[0].question, plans=())):
@@ -465,12 +467,12 @@ def _groups(cells: Sequence[Cell], keys: Sequence[str], told: dict[str, Told]) -
         yield Group(about=_about(these[0][0], question), rows=tuple(_rows(these)), differences=_differences(these))
 
 
-def _about(cell: Cell, question: Any) -> dict[str, Any]:
+def _about(cell: SweepRun, question: Any) -> dict[str, Any]:
     told = cell.to_json()
     return {name: told[name] for name in told if name in question.__slots__ and name != "plans"}
 
 
-def _rows(members: Sequence[tuple[Cell, Told]]) -> Iterator[Row]:
+def _rows(members: Sequence[tuple[SweepRun, Told]]) -> Iterator[SweepRow]:
     """Yield each plan of a group, its figures over all of its repeats."""
     by_plan: dict[Any, list[Told]] = {}
     for cell, told in members:
@@ -479,10 +481,10 @@ def _rows(members: Sequence[tuple[Cell, Told]]) -> Iterator[Row]:
         found = [told[FIGURES] for told in outcomes if FIGURES in told]
         reasons = [told[FAILED] for told in outcomes if FAILED in told]
         named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
-        yield Row.of(found, reasons, named=named)
+        yield SweepRow.of(found, reasons, named=named)
 
 
-def _differences(members: Sequence[tuple[Cell, Told]]) -> Differences | None:
+def _differences(members: Sequence[tuple[SweepRun, Told]]) -> Differences | None:
     """Return the differences to the baseline over the repeats in which every plan was replayed; None: too few."""
     by_repeat: dict[int, list[Told]] = {}
     for cell, told in members:

@@ -21,7 +21,7 @@ FIRST_READING = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accounting:
+class AccountingSource:
     """The doors of a live accounting database.
 
     Attributes
@@ -38,7 +38,7 @@ class Accounting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SyncResult:
     """What a reading of the accounting found.
 
     Attributes
@@ -70,7 +70,7 @@ class Reading:
 
 
 def read_history(
-    accounting: Accounting,
+    accounting: AccountingSource,
     *,
     url: str,
     cluster: str,
@@ -79,7 +79,7 @@ def read_history(
     window: timedelta,
     overlap: timedelta,
     progress: Progress = in_silence,
-) -> Reading:
+) -> SyncResult:
     """Read what is missing of a cluster's history, and the last ``overlap`` of it again.
 
     A stretch is noted as read only after it is stored, and storing it twice changes nothing: interrupted anywhere, the
@@ -117,7 +117,7 @@ def read_history(
             events += _load_events(warehouse, accounting, cluster, first, last)
             warehouse.cover(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
         progress("Reading the accounting", 1.0)
-    return Reading(
+    return SyncResult(
         stretches=len(stretches),
         jobs_new=found[0],
         jobs_updated=found[1],
@@ -182,7 +182,7 @@ def _began(coverage: pd.DataFrame | None, otherwise: datetime) -> datetime:
 
 
 def _load(
-    warehouse: Warehouse, accounting: Accounting, cluster: str, first: datetime, last: datetime
+    warehouse: Warehouse, accounting: AccountingSource, cluster: str, first: datetime, last: datetime
 ) -> tuple[tuple[int, int, int], tuple[str, ...]]:
     with tempfile.TemporaryDirectory(prefix="helios-") as folder:
         path = Path(folder) / "sacct.txt"
@@ -210,7 +210,9 @@ def _has_rows(path: Path) -> bool:
         return next(lines, None) is not None
 
 
-def _load_events(warehouse: Warehouse, accounting: Accounting, cluster: str, first: datetime, last: datetime) -> int:
+def _load_events(
+    warehouse: Warehouse, accounting: AccountingSource, cluster: str, first: datetime, last: datetime
+) -> int:
     events = accounting.node_events(first, last)
     if len(events):
         warehouse.add_node_events(cluster, events)

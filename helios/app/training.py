@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.model import ModelRecord
 from helios.ports import Progress, in_silence
 from helios.predict.causal_stats import FEATURES, NEVER_S
-from helios.predict.comparison import Contest, hold_contest
-from helios.predict.duration import DurationModel, HistoryPredictor, Learner, learn_here, train_on
-from helios.predict.job_table import JobTable, Known, known_of
+from helios.predict.comparison import Comparison, hold_contest
+from helios.predict.duration import DurationModel, HistoryPredictor, Trainer, learn_here, train_on
+from helios.predict.job_table import FeaturesAtStart, JobTable, known_of
 from helios.predict.model_record import provenance_of, to_record
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from helios.predict import Evaluation
-    from helios.predict.duration import Learner
+    from helios.predict.duration import Trainer
 
 
 def learn(
-    history: History,
+    history: LoadedHistory,
     *,
     url: str,
     until: datetime | None,
@@ -59,16 +59,16 @@ def learn(
     return record
 
 
-def learner_at(dask: str) -> Learner:
+def learner_at(dask: str) -> Trainer:
     """Return what grows trees on the workers of the Dask scheduler at ``dask``, or here where that is empty."""
-    from helios.predict.dask_training import DaskLearner  # noqa: PLC0415 - as above
+    from helios.predict.dask_training import DaskTrainer  # noqa: PLC0415 - as above
     from helios.predict.duration import learn_here  # noqa: PLC0415 - as above
 
-    return DaskLearner(address=dask) if dask else learn_here
+    return DaskTrainer(address=dask) if dask else learn_here
 
 
 def judge(
-    history: History,
+    history: LoadedHistory,
     *,
     train_until: datetime | None,
     test_fraction: float,
@@ -115,7 +115,7 @@ _USER_LAST, _GLOBAL_MEAN = (FEATURES.index(name) for name in ("user_last_1", "gl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Study:
+class PreparedHistory:
     """The jobs of a cluster, and what was known of each at its submission.
 
     Attributes
@@ -128,9 +128,9 @@ class Study:
         What was known of each at its submission, and of those that waited at their start.
     """
 
-    history: History
+    history: LoadedHistory
     table: JobTable
-    known: Known
+    known: FeaturesAtStart
 
     @property
     def features(self) -> NDArray[np.float32]:
@@ -143,7 +143,7 @@ class Study:
         until: datetime | None,
         seed: int,
         progress: Progress = in_silence,
-        learner: Learner = learn_here,
+        learner: Trainer = learn_here,
     ) -> DurationModel:
         """Learn from what had ended before ``until`` (all, if None).
 
@@ -169,7 +169,7 @@ class Study:
         scores = {"since": model.backtest.until.isoformat()} | contest.to_json() if model.backtest and contest else {}
         return to_record(model, trained_at=made_at, scores=scores, provenance=provenance)
 
-    def backtest(self, model: DurationModel) -> Contest | None:
+    def backtest(self, model: DurationModel) -> Comparison | None:
         """Judge the model's backtest beside the controls; None: there is none, or too few jobs came after it."""
         judged = model.as_judged()
         if judged is None:
@@ -188,7 +188,7 @@ class Study:
         first, end = np.searchsorted(self.table.submitted_s, [_seconds(since), _seconds(until)])
         return np.arange(first, end)
 
-    def contest(self, models: Mapping[str, DurationModel], rows: NDArray[np.int64], *, challenger: str) -> Contest:
+    def contest(self, models: Mapping[str, DurationModel], rows: NDArray[np.int64], *, challenger: str) -> Comparison:
         """Judge ``models`` and the controls on the jobs ``rows``."""
         features = self.features[rows]
         predictions = {name: model.predict(features) for name, model in models.items()}
@@ -212,11 +212,11 @@ class Study:
         return now if len(ends) and int(ends.max()) >= _seconds(now) else None
 
 
-def study(history: History, *, progress: Progress = in_silence) -> Study:
+def study(history: LoadedHistory, *, progress: Progress = in_silence) -> PreparedHistory:
     """Describe every job of ``history`` as it was known at its submission."""
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(history.jobs, timezone=history.timezone)
-    return Study(history=history, table=table, known=known_of(table))
+    return PreparedHistory(history=history, table=table, known=known_of(table))
 
 
 def _controls(features: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:

@@ -11,20 +11,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History
-from helios.app.replay_cluster import Machine, machine_for
-from helios.app.scenarios import AGAIN_S, ORDERS, Plan, Policy, RunTimes, bound_of
-from helios.errors import Misuse, NotEnoughHistory
+from helios.app.history import LoadedHistory
+from helios.app.replay_cluster import ReplayCluster, machine_for
+from helios.app.scenarios import AGAIN_S, ORDERS, Policy, RunTimes, Scenario, bound_of
+from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.queue import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, in_silence
-from helios.predict import DurationModel, OnlinePredictor, train
+from helios.predict import DurationModel, ReplayTrainedPredictor, train
 from helios.report.whatif import Named, Run, WhatIf
-from helios.simulate import Backfill, Placement, Replay, Reservation, Witness, Workload, replay
+from helios.simulate import Backfill, JobTrace, Placement, Replay, Reservation, Workload, replay
 from helios.units import DAY_S, spoken_duration, unit_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class WhatIfRequest:
     """What to replay, and on what.
 
     Attributes
@@ -49,7 +49,7 @@ class Question:
         Of training, of random placement and of repeats.
     """
 
-    plans: Sequence[Plan]
+    plans: Sequence[Scenario]
     since: datetime | None = None
     until: datetime | None = None
     warm_up: timedelta = timedelta(0)
@@ -70,13 +70,13 @@ class Question:
 def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
     """Raise Misuse where a window ends before it begins."""
     if since is not None and until is not None and since >= until:
-        raise Misuse(
+        raise UsageError(
             f"Nothing lies between --from {since:%Y-%m-%d %H:%M} and --to {until:%Y-%m-%d %H:%M} (UTC).",
             remedy="Give a --from that is before --to.",
         )
 
 
-def whatif(history: History, question: Question, *, progress: Progress = in_silence) -> WhatIf:
+def whatif(history: LoadedHistory, question: WhatIfRequest, *, progress: Progress = in_silence) -> WhatIf:
     """Replay a window of a cluster's history once for each plan, and measure each replay alike.
 
     Raises
@@ -97,7 +97,7 @@ def whatif(history: History, question: Question, *, progress: Progress = in_sile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class ReplaySetup:
     """The replayed jobs on their machine, which of them count, and what came before them.
 
     Attributes
@@ -108,7 +108,7 @@ class Stage:
         Where weeks were drawn: for each job the position of the one that it is a copy of, its own where it is none.
     """
 
-    machine: Machine
+    machine: ReplayCluster
     workload: Workload
     counted: NDArray[np.bool_]
     before: pd.DataFrame
@@ -119,7 +119,9 @@ class Stage:
     first: NDArray[np.int64] | None = None
 
 
-def answered(history: History, question: Question, stage: Stage, *, runs: Sequence[Run], said: Sequence[str]) -> WhatIf:
+def answered(
+    history: LoadedHistory, question: WhatIfRequest, stage: ReplaySetup, *, runs: Sequence[Run], said: Sequence[str]
+) -> WhatIf:
     """Return the replays of one stage as an answer, with all that is to be said of it."""
     counted = stage.machine.jobs["submitted_at"][stage.counted]
     return WhatIf(
@@ -138,12 +140,12 @@ def answered(history: History, question: Question, stage: Stage, *, runs: Sequen
     )
 
 
-def resource_of(history: History, question: Question) -> str:
+def resource_of(history: LoadedHistory, question: WhatIfRequest) -> str:
     """Return what is replayed: what the question says, else GPUs where any job asks for one, else CPUs."""
     return question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
 
 
-def set_the_stage(history: History, question: Question) -> Stage:
+def set_the_stage(history: LoadedHistory, question: WhatIfRequest) -> ReplaySetup:
     """Choose the jobs to replay and the machine; raises as :func:`whatif`."""
     resource = resource_of(history, question)
     submitted = history.jobs["submitted_at"]
@@ -166,7 +168,7 @@ def set_the_stage(history: History, question: Question) -> Stage:
     notes += assumed
     if not question.warm_up:
         notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
-    return Stage(
+    return ReplaySetup(
         machine=machine,
         workload=Workload(
             job_id=machine.jobs["job_id"].to_numpy(dtype=object),
@@ -231,7 +233,9 @@ def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list
     return np.where(unlimited, default_s, limit_s).astype(np.int64), notes
 
 
-def teach(history: History, stage: Stage, question: Question, progress: Progress) -> DurationModel | None:
+def teach(
+    history: LoadedHistory, stage: ReplaySetup, question: WhatIfRequest, progress: Progress
+) -> DurationModel | None:
     """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
     if stage.before.empty or not any(plan.uses_predictions for plan in question.plans):
         return None
@@ -249,9 +253,9 @@ def teach(history: History, stage: Stage, question: Question, progress: Progress
         return None
 
 
-def predictor_for(stage: Stage, taught: DurationModel | None, question: Question) -> OnlinePredictor:
+def predictor_for(stage: ReplaySetup, taught: DurationModel | None, question: WhatIfRequest) -> ReplayTrainedPredictor:
     """Return a predictor that learns on the way, from what it was taught on."""
-    return OnlinePredictor(
+    return ReplayTrainedPredictor(
         stage.machine.jobs,
         history=stage.before,
         model=taught,
@@ -261,7 +265,7 @@ def predictor_for(stage: Stage, taught: DurationModel | None, question: Question
     )
 
 
-def sources_said(predictor: OnlinePredictor | None) -> list[str]:
+def sources_said(predictor: ReplayTrainedPredictor | None) -> list[str]:
     """Say who predicted, where that was not one model taught beforehand."""
     if predictor is None:
         return []
@@ -276,12 +280,12 @@ def sources_said(predictor: OnlinePredictor | None) -> list[str]:
 
 
 def run_of(
-    plan: Plan,
-    stage: Stage,
+    plan: Scenario,
+    stage: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
     *,
-    question: Question | None = None,
+    question: WhatIfRequest | None = None,
 ) -> Run:
     """Make one replay, and measure what counts of it; ``question`` says placement, planning and seed."""
     result = replayed(plan, stage, predictor, progress, question=question)
@@ -299,7 +303,7 @@ def run_of(
 
 
 def measured(
-    stage: Stage,
+    stage: ReplaySetup,
     *,
     policy: str,
     run_times: str | None,
@@ -338,16 +342,16 @@ def measured(
 
 
 def replayed(
-    plan: Plan,
-    stage: Stage,
+    plan: Scenario,
+    stage: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
     *,
-    question: Question | None = None,
-    watch: Witness | None = None,
+    question: WhatIfRequest | None = None,
+    watch: JobTrace | None = None,
 ) -> Replay:
     """Make one replay; ``question`` says placement, planning and seed, ``watch`` takes notes of one of its jobs."""
-    question, workload = question or Question(plans=(plan,)), stage.workload
+    question, workload = question or WhatIfRequest(plans=(plan,)), stage.workload
     stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (
         f", {plan.published_estimates}" if plan.published_estimates else ""
     )
@@ -373,12 +377,12 @@ def replayed(
     return result
 
 
-def _again_s(plan: Plan, question: Question) -> int | None:
+def _again_s(plan: Scenario, question: WhatIfRequest) -> int | None:
     asked = question.predict_again_s
     return (AGAIN_S.get(plan.policy) if asked is None else asked) or None
 
 
-def _bound(plan: Plan) -> dict[str, Any]:
+def _bound(plan: Scenario) -> dict[str, Any]:
     """Return what bounds the waits: ``balanced`` has a bound of its own, the other orders where they are told one."""
     guard = bound_of(plan.policy.value, plan.options)
     if guard is None:
@@ -387,12 +391,12 @@ def _bound(plan: Plan) -> dict[str, Any]:
     return {"guard": guard, "reservation": closed}
 
 
-def _believed(plan: Plan, workload: Workload) -> NDArray[np.float64] | None:
+def _believed(plan: Scenario, workload: Workload) -> NDArray[np.float64] | None:
     """Return what the order believes; None where a predictor says it in the timeline."""
     return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
 
 
-def _planned(plan: Plan, stage: Stage) -> NDArray[np.int64] | None:
+def _planned(plan: Scenario, stage: ReplaySetup) -> NDArray[np.int64] | None:
     """Return what EASY plans with; None where a predictor says it in the timeline."""
     if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
         return None

@@ -18,13 +18,13 @@ from rich.table import Table
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import refuse_unknown_partitions, services_of
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
-from helios.app.operations import Desk
+from helios.app.operations import Operations
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import progress_bars, say, say_notes, show, show_json
-from helios.control import NodeTurnReport, ServiceMode, TurnReport
-from helios.errors import HeliosError, Misuse
+from helios.control import CycleReport, NodeCycleReport, ServiceMode
+from helios.errors import HeliosError, UsageError
 from helios.model import Mode
-from helios.ports import Office
+from helios.ports import Domain
 from helios.services.registry import installed, office_of
 from helios.warehouse import Warehouse
 
@@ -56,8 +56,10 @@ def turn_(
     With --apply the turn is taken, in the modes that were set (helios mode). Example: helios turn --as active
     """
     if apply and mode is not None:
-        raise Misuse("--as only plans.", remedy="Set the mode: helios mode SERVICE active; then helios turn --apply")
-    desk = Desk(configuration().settings, cluster=cluster)
+        raise UsageError(
+            "--as only plans.", remedy="Set the mode: helios mode SERVICE active; then helios turn --apply"
+        )
+    desk = Operations(configuration().settings, cluster=cluster)
     turns = desk.turns
     modes = turns.modes() if mode is None else {name: ServiceMode(mode=mode) for name in turns.services}
     report = turns.turn(modes=modes) if apply else turns.plan(modes=modes)
@@ -93,7 +95,7 @@ def mode_(
     name = _cluster_name(settings.database.url, cluster)
     if service is not None and mode is not None:
         if service not in services:
-            raise Misuse(
+            raise UsageError(
                 f"No service {service!r} is configured.",
                 remedy=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
             )
@@ -121,7 +123,7 @@ def mode_(
             for finding in hook_not_installed(settings, name):
                 say(f"warning: {finding.fact}. {finding.remedy}")
     elif service is not None or partition or percent is not None:
-        raise Misuse(
+        raise UsageError(
             "Both the service and its mode are needed.",
             remedy=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
         )
@@ -144,7 +146,7 @@ def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False,
     Example: helios pause --reason 'maintenance'
     """
     settings = configuration().settings
-    desk, by, now = Desk(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
+    desk, by, now = Operations(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
     folder, url = Path(settings.control.state_folder), settings.database.url
     # First of all, and whatever else is down: asking cluster and database for a name may take long, or fail.
     troubles = pause_here(folder, by=by, reason=reason, now=now)
@@ -212,13 +214,13 @@ def nightly_(cluster: Cluster = None) -> None:
     Example crontab line: 30 2 * * * helios nightly
     """
     with progress_bars() as progress:
-        told = Desk(configuration().settings, cluster=cluster).night(progress=progress)
+        told = Operations(configuration().settings, cluster=cluster).night(progress=progress)
     for line in told.did:
         show(line)
     told.line()
 
 
-def scope(mode: ServiceMode, *, of: Office = Office.JOBS) -> str:
+def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
     """Say on which jobs, or nodes, a service acts."""
     if mode.mode in {Mode.OFF, Mode.SHADOW}:
         return "nothing"
@@ -233,7 +235,7 @@ def _ever_worked(url: str, cluster: str) -> bool:
     """Return whether a Helios with these settings has ever taken a turn on the cluster."""
     try:
         with Warehouse.open(url) as warehouse:
-            return any(warehouse.lease(cluster, office=office) is not None for office in Office)
+            return any(warehouse.lease(cluster, office=office) is not None for office in Domain)
     except HeliosError:
         return False
 
@@ -260,7 +262,7 @@ def _resumes_the_nodes_daemon(folder: Path) -> None:
         say(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
 
 
-def _show_turn(report: TurnReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:
+def _show_turn(report: CycleReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:
     show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
     if report.still:
         show("Nothing is done:", *(f"  {reason}" for reason in report.still))
@@ -284,7 +286,7 @@ def _decisions_table(lines: pd.DataFrame) -> Table:
     return table
 
 
-def _turn_answer(report: TurnReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
+def _turn_answer(report: CycleReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
     decisions = report.decisions.astype("object")
     return {
         "taken_at": report.taken_at.isoformat(),
@@ -302,7 +304,7 @@ def _mode_answer(mode: ServiceMode) -> dict[str, Any]:
     return {"mode": mode.mode.value, "partitions": list(mode.partitions), "percent": mode.percent}
 
 
-def _name_if_reachable(desk: Desk) -> str | None:
+def _name_if_reachable(desk: Operations) -> str | None:
     try:
         return desk.site.name
     except HeliosError as trouble:
@@ -338,7 +340,7 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show how many nodes are busy, idle and asleep, what Helios did about it, and what needs a person."""
     from helios.app.explain_node import node_status  # noqa: PLC0415 - only where it is looked up
 
-    found = node_status(Desk(configuration().settings, cluster=cluster).node_turns)
+    found = node_status(Operations(configuration().settings, cluster=cluster).node_turns)
     if as_json:
         show_json(found.to_json())
         return
@@ -361,10 +363,12 @@ def turn(
     With --apply the turn is taken, in the modes that were set (helios mode).
     """
     if apply and mode is not None:
-        raise Misuse("--as only plans.", remedy="Set the mode: helios mode ces active; then helios power turn --apply")
-    turns = Desk(configuration().settings, cluster=cluster).node_turns
+        raise UsageError(
+            "--as only plans.", remedy="Set the mode: helios mode ces active; then helios power turn --apply"
+        )
+    turns = Operations(configuration().settings, cluster=cluster).node_turns
     if not turns.services:
-        raise Misuse(
+        raise UsageError(
             "No configured service acts on nodes.", remedy="Name one in helios.toml: [services.ces]; see docs/power.md"
         )
     modes = turns.modes() if mode is None else {name: ServiceMode(mode=mode) for name in turns.services}
@@ -385,11 +389,11 @@ def clear(
     as_json: AsJson = False,
 ) -> None:
     """Say that a node which failed to wake was looked at, so that it may sleep again; without one, all of them."""
-    turns = Desk(configuration().settings, cluster=cluster).node_turns
+    turns = Operations(configuration().settings, cluster=cluster).node_turns
     before = turns.remembered()
     if node is not None and node not in {*before.quarantined, *before.keep_off}:
         known = ", ".join({*before.quarantined, *before.keep_off}) or "none"
-        raise Misuse(f"{node} is not set apart.", remedy=f"Set apart are: {known}. See helios power status")
+        raise UsageError(f"{node} is not set apart.", remedy=f"Set apart are: {known}. See helios power status")
     memory = turns.clear(node)
     if as_json:
         show_json({"quarantined": sorted(memory.quarantined), "protected": memory.protected})
@@ -400,7 +404,7 @@ def clear(
     show(f"Nodes still set apart: {left}." + (f" {memory.protected}." if memory.protected else ""))
 
 
-def _show(report: NodeTurnReport, modes: dict[str, ServiceMode], *, applied: bool) -> None:
+def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bool) -> None:
     from helios.app.node_controller import counted  # noqa: PLC0415 - only where it is shown
 
     show(", ".join(f"{number:,} {state}" for state, number in counted(report).items()) + ".")
@@ -425,13 +429,13 @@ def _show(report: NodeTurnReport, modes: dict[str, ServiceMode], *, applied: boo
         )
         show(f"No service wants anything changed; {why}.")
     for service, counts in report.counts.items():
-        mode = f" ({modes[service].mode.value}, {scope(modes[service], of=Office.NODES)})" if service in modes else ""
+        mode = f" ({modes[service].mode.value}, {scope(modes[service], of=Domain.NODES)})" if service in modes else ""
         show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
     if not applied:
         say("Nothing was written. To act as far as the modes allow: helios power turn --apply")
 
 
-def _answer(report: NodeTurnReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:
+def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:
     from helios.app.node_controller import counted  # noqa: PLC0415 - only where it is shown
 
     decisions = report.decisions.astype("object")

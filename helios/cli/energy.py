@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from helios.app.demand_history import ClusterShapeAsked, ForecastQuestion, evaluate_forecasts, watch_cluster
+from helios.app.demand_history import ForecastRequest, RequestedClusterShape, evaluate_forecasts, watch_cluster
 from helios.app.demand_history import watch_files as watch_series
 from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
@@ -28,13 +28,13 @@ from helios.cli.options import (
 )
 from helios.cli.output import progress_bars, say_notes, show, show_json, width, write_page
 from helios.config import Settings, zone
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress
 from helios.predict.demand import Calendar, parse_holidays
 from helios.report.forecast import forecast_table
 
 if TYPE_CHECKING:
-    from helios.app.history import History
+    from helios.app.history import LoadedHistory
     from helios.report.energy_whatif import EnergyWhatIf
     from helios.services.energy_saving import CesOptions
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 commands = typer.Typer(no_args_is_help=True, help="What putting idle nodes to sleep would save.")
 
 
-class Placement(StrEnum):
+class PlacementChoice(StrEnum):
     """Where the site's Slurm puts jobs today."""
 
     RANDOM = "random"
@@ -75,9 +75,9 @@ def whatif(
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     placement: Annotated[
-        Placement,
+        PlacementChoice,
         typer.Option("--placement", help="How jobs are put on nodes today; without weights it is near random."),
-    ] = Placement.RANDOM,
+    ] = PlacementChoice.RANDOM,
     wake_ups: Annotated[
         float | None,
         typer.Option("--wake-ups", min=0.01, help="Wake-ups a day you are willing to have; else the service's."),
@@ -99,7 +99,7 @@ def whatif(
     """
     files = [*(series or []), *(more or [])]
     if files and (cluster or trace or nodes):
-        raise Misuse(
+        raise UsageError(
             "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", remedy="Give one."
         )
     settings = configuration().settings
@@ -140,7 +140,7 @@ def _on_series(
     gpus_per_node: int | None,
     progress: Progress,
 ) -> EnergyWhatIf:
-    from helios.app.energy.whatif_series import SeriesQuestion, energy_on_series  # noqa: PLC0415 - it takes LightGBM
+    from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
     from helios.ingest.node_series import read_series, summed  # noqa: PLC0415 - as above
     from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
 
@@ -148,7 +148,7 @@ def _on_series(
     share = None if total is None else total / len(files)
     read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
     one = read[0] if len(read) == 1 else summed(read, name=f"{files[0].parent.name} ({len(read)} files)")
-    question = SeriesQuestion(
+    question = EnergySeriesRequest(
         name=one.name,
         start_s=one.start_s,
         step_s=one.step_s,
@@ -166,16 +166,16 @@ def _on_series(
 
 
 def _on_jobs(
-    history: History,
+    history: LoadedHistory,
     settings: Settings,
     window: tuple[datetime | None, datetime | None],
     *,
     nodes: str | None,
     gpus_per_node: int | None,
-    placement: Placement,
+    placement: PlacementChoice,
     progress: Progress,
 ) -> EnergyWhatIf:
-    from helios.app.energy.whatif_jobs import JobsQuestion, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
+    from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
     from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
     from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
 
@@ -185,7 +185,7 @@ def _on_jobs(
             f"No job of {history.cluster} is known.",
             remedy="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
         )
-    question = JobsQuestion(
+    question = EnergyJobsRequest(
         window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
         placement=Order(placement.value),
@@ -220,7 +220,7 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
     since, until = asked
     if since and since >= (until or after):
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
-        raise Misuse(
+        raise UsageError(
             "Nothing lies between --from and --to.",
             remedy=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
         )
@@ -248,7 +248,7 @@ forecast_commands = typer.Typer(
 )
 
 
-class Resource(StrEnum):
+class SeriesResource(StrEnum):
     """What is counted."""
 
     NODES = "nodes"
@@ -283,7 +283,7 @@ def evaluate(
         typer.Option("--nodes", help="Nodes: N, or PARTITION=N[,PARTITION=N...]; else as many as were ever busy."),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    resource: Annotated[Resource, typer.Option("--resource", help="What is forecast.")] = Resource.NODES,
+    resource: Annotated[SeriesResource, typer.Option("--resource", help="What is forecast.")] = SeriesResource.NODES,
     total: Annotated[
         float | None, typer.Option("--total", min=0, help="Nodes in service, where a series does not tell.")
     ] = None,
@@ -302,7 +302,7 @@ def evaluate(
     """
     files = [*(series or []), *(more or [])]
     if files and (cluster or trace):
-        raise Misuse("--series and --cluster or --trace say two things.", remedy="Give one of them.")
+        raise UsageError("--series and --cluster or --trace say two things.", remedy="Give one of them.")
     settings = configuration().settings
     with progress_bars() as progress:
         if files:
@@ -312,18 +312,18 @@ def evaluate(
                 timezone=zone_name,
                 total=total,
                 gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
-                in_gpus=resource is Resource.GPUS,
+                in_gpus=resource is SeriesResource.GPUS,
             )
         else:
             history = history_from(
                 trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
             )
             zone_name = history.timezone
-            asked = ClusterShapeAsked(
+            asked = RequestedClusterShape(
                 nodes=_described(nodes, total),
                 gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
                 partition=partition,
-                in_gpus=resource is Resource.GPUS,
+                in_gpus=resource is SeriesResource.GPUS,
                 default_time_limit_s=settings.whatif.default_time_limit_s,
             )
             watched = watch_cluster(history, asked, progress=progress)
@@ -342,8 +342,8 @@ def _described(nodes: str | None, total: float | None) -> dict[str, int] | None:
     return parse_nodes(nodes)
 
 
-def _question(settings: Settings, timezone: str, since: str | None, until: str | None) -> ForecastQuestion:
-    return ForecastQuestion(
+def _question(settings: Settings, timezone: str, since: str | None, until: str | None) -> ForecastRequest:
+    return ForecastRequest(
         since=moment(since, timezone=timezone),
         until=moment(until, timezone=timezone),
         calendar=Calendar(zone=zone(timezone), holidays=parse_holidays(settings.demand.holidays)),

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from helios.app.explain_job import explain
-from helios.app.operations import Desk
+from helios.app.operations import Operations
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import Policy, RunTimes, plans
-from helios.app.whatif import Question
+from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -46,7 +46,7 @@ def why_(
     if not job[:1].isdigit():
         _of_the_node(job, cluster=cluster, as_json=as_json)
         return
-    told = explain(Desk(configuration().settings, cluster=cluster).turns, job)
+    told = explain(Operations(configuration().settings, cluster=cluster).turns, job)
     if as_json:
         show_json(told.to_json())
         return
@@ -56,7 +56,7 @@ def why_(
 def _of_the_node(node: str, *, cluster: str | None, as_json: bool) -> None:
     from helios.app.explain_node import explain_node  # noqa: PLC0415 - only for nodes
 
-    story = explain_node(Desk(configuration().settings, cluster=cluster).node_turns, node)
+    story = explain_node(Operations(configuration().settings, cluster=cluster).node_turns, node)
     if as_json:
         show_json(story.to_json())
         return
@@ -115,7 +115,7 @@ def explain_in_replay(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = Question(
+        question = WhatIfRequest(
             plans=plans(
                 policies=[policy], backfills=[backfill], estimates=[estimate_of(estimates)], run_times=run_times
             ),

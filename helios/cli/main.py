@@ -76,7 +76,7 @@ COMMANDS = {
 }
 
 
-class Door(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands: their names and help are known, the command itself is imported when it is run."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -120,7 +120,7 @@ def _print_version(asked: bool) -> None:
 
 application = typer.Typer(
     name="helios",
-    cls=Door,
+    cls=CommandGroup,
     help="Learns from a Slurm GPU cluster's own history and acts on it, safely.",
     epilog="See it work on a made-up month: helios try",
     no_args_is_help=True,

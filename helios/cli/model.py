@@ -10,7 +10,7 @@ import typer
 
 from helios.app import model_registry
 from helios.app.history import choose_cluster
-from helios.app.model_registry import SHRINKAGE, Outcome, settle, training_history
+from helios.app.model_registry import SHRINKAGE, TrainingOutcome, settle, training_history
 from helios.app.replay_cluster import parse_nodes
 from helios.app.training import judge, learn
 from helios.cli.options import (
@@ -27,9 +27,17 @@ from helios.cli.options import (
     moment,
 )
 from helios.cli.output import progress_bars, say_notes, show, show_json, width
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.model import ModelRecord
-from helios.report.models import Value, contest_table, drift_tables, models_table, notes_of, outcome_text, value_table
+from helios.report.models import (
+    OrderValue,
+    contest_table,
+    drift_tables,
+    models_table,
+    notes_of,
+    outcome_text,
+    value_table,
+)
 from helios.report.tables import evaluation_table
 from helios.warehouse import Warehouse
 
@@ -185,7 +193,7 @@ def _site(cluster: str | None) -> tuple[str, str]:
         return url, str(choose_cluster(warehouse, cluster)["name"])
 
 
-def _tell(outcome: Outcome, *, as_json: bool) -> None:
+def _tell(outcome: TrainingOutcome, *, as_json: bool) -> None:
     if as_json:
         show_json(outcome.to_json())
         return
@@ -283,10 +291,10 @@ def evaluate(
     the order of true run times.
     """
     if train_until is not None and test_fraction is not None:
-        raise Misuse("--train-until and --test-fraction both say where to split.", remedy="Give one of them.")
+        raise UsageError("--train-until and --test-fraction both say where to split.", remedy="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
-        raise Misuse(f"--test-fraction {test_fraction:g} is not between 0 and 1.", remedy="Write 0.3")
-    from helios.app.prediction_value import Site, value_or_reason  # noqa: PLC0415 - numba and LightGBM; the other commands need none
+        raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", remedy="Write 0.3")
+    from helios.app.prediction_value import ReplayTarget, value_or_reason  # noqa: PLC0415 - numba and LightGBM; the other commands need none
 
     settings = configuration().settings
     with progress_bars() as progress:
@@ -306,7 +314,7 @@ def evaluate(
         if value:
             worth = value_or_reason(
                 history,
-                Site(
+                ReplayTarget(
                     nodes=parse_nodes(nodes) if nodes is not None else None,
                     gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
                     default_time_limit_s=settings.whatif.default_time_limit_s,
@@ -320,10 +328,10 @@ def evaluate(
             )
     say_notes([*history.notes, *evaluation.notes, *notes_of(worth)])
     if as_json:
-        show_json(evaluation.to_json() | {"value": worth.to_json() if isinstance(worth, Value) else None})
+        show_json(evaluation.to_json() | {"value": worth.to_json() if isinstance(worth, OrderValue) else None})
         return
     show(evaluation_table(evaluation.to_json()))
-    if isinstance(worth, Value):
+    if isinstance(worth, OrderValue):
         show("", value_table(worth))
 
 

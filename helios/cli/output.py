@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from helios.errors import HeliosError, Misuse
+from helios.errors import HeliosError, UsageError
 
 if TYPE_CHECKING:  # pandas takes half a second to import, and this module is every command's
     import pandas as pd
@@ -129,7 +129,7 @@ def write_page(path: Path, page: str) -> None:
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as reason:
-        raise Misuse(
+        raise UsageError(
             f"The report cannot be written: {reason}", remedy="Choose another place: --report FILE"
         ) from reason
     say(f"Report: {path.resolve()}")

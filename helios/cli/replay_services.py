@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import PREDICT_AGAIN_S, Rehearsal, rehearse
+from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, rehearse
 from helios.app.sweep import again_s
-from helios.app.whatif import Question
+from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -36,8 +36,8 @@ from helios.cli.options import (
 )
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.config import Settings
-from helios.errors import Misuse
-from helios.ports import Office, Service
+from helios.errors import UsageError
+from helios.ports import Domain, Service
 from helios.report.history import describe
 from helios.report.tables import whatif_table
 from helios.services.registry import build, office_of
@@ -86,7 +86,7 @@ def rehearse_(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = Question(
+        question = WhatIfRequest(
             plans=(),
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
@@ -143,13 +143,13 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
     said = _said(options)
     strangers = sorted(set(said) - set(chosen))
     if strangers:
-        raise Misuse(
+        raise UsageError(
             f"--set names {', '.join(strangers)}, which is not rehearsed.", remedy=f"Rehearsed: {', '.join(chosen)}"
         )
     built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
-    on_nodes = [name for name, service in built.items() if office_of(service) is Office.NODES]
+    on_nodes = [name for name, service in built.items() if office_of(service) is Domain.NODES]
     if on_nodes and (names or len(on_nodes) == len(built)):
-        raise Misuse(
+        raise UsageError(
             f"{', '.join(on_nodes)} acts on nodes, and a rehearsal shows the waits of jobs.",
             remedy="See what it would do: helios energy whatif",
         )
@@ -163,17 +163,17 @@ def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
         key, equals, value = text.partition("=")
         service, dot, name = key.strip().partition(".")
         if not (equals and dot and service and name):
-            raise Misuse(f"--set {text!r} is not understood.", remedy="Write --set qssf.promote_after_s=7200")
+            raise UsageError(f"--set {text!r} is not understood.", remedy="Write --set qssf.promote_after_s=7200")
         try:
             said.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError as reason:
-            raise Misuse(
+            raise UsageError(
                 f"--set {text!r}: {value!r} is not a TOML value.", remedy="Quote text: 'name=\"text\"'"
             ) from reason
     return said
 
 
-def _seats(result: Rehearsal) -> Table:
+def _seats(result: ServiceReplay) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("Service")
     for name in ("Asked", "Jobs changed", "Unchanged", "Not changed", "Raised"):

@@ -14,11 +14,11 @@ import typer
 
 from helios.app import reports
 from helios.app.nightly import nightly_pages
-from helios.app.reports import Ask
+from helios.app.reports import ReportQuery
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import say, say_notes, show_json
-from helios.errors import Misuse
-from helios.report.admin import Answer, Field, as_json, as_lines, chosen_fields, listing
+from helios.errors import UsageError
+from helios.report.admin import Field, ReportTable, as_json, as_lines, chosen_fields, listing
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
 from helios.report.admin.queue import NOW, OVER_TIME
@@ -34,7 +34,7 @@ commands = typer.Typer(
 )
 
 
-class EnergyBy(StrEnum):
+class EnergyGrouping(StrEnum):
     """What a row of the energy ledger is."""
 
     DAY = "day"
@@ -42,7 +42,7 @@ class EnergyBy(StrEnum):
     NODE = "node"
 
 
-class By(StrEnum):
+class AccuracyGrouping(StrEnum):
     """What predictions are grouped by."""
 
     ALL = "all"
@@ -182,7 +182,9 @@ def predictions(
     user: Users = None,
     account: Accounts = None,
     partition: Partitions = None,
-    by: Annotated[By | None, typer.Option("--by", help="Group by this alone; else all, source, size and day.")] = None,
+    by: Annotated[
+        AccuracyGrouping | None, typer.Option("--by", help="Group by this alone; else all, source, size and day.")
+    ] = None,
     fields: Fields = None,
     noheader: Noheader = False,
     parsable: Parsable = False,
@@ -263,8 +265,9 @@ def energy(
     ] = None,
     end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window; else now.")] = None,
     by: Annotated[
-        EnergyBy, typer.Option("--by", help="A row for each: nodes of the same partitions and GPUs are one partition.")
-    ] = EnergyBy.DAY,
+        EnergyGrouping,
+        typer.Option("--by", help="A row for each: nodes of the same partitions and GPUs are one partition."),
+    ] = EnergyGrouping.DAY,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Also draw it here: .png, or .html for a page with all of it.")
     ] = None,
@@ -367,11 +370,13 @@ def _draw(found: EnergyLedger, path: Path) -> None:
 
         content = render_energy(found).encode()
     else:
-        raise Misuse(f"--plot {path}: a plot is a .png or an .html file.", remedy="Name it energy.png or energy.html")
+        raise UsageError(
+            f"--plot {path}: a plot is a .png or an .html file.", remedy="Name it energy.png or energy.html"
+        )
     try:
         path.write_bytes(content)
     except OSError as reason:
-        raise Misuse(f"{path} cannot be written: {reason}", remedy="Choose another place: --plot") from reason
+        raise UsageError(f"{path} cannot be written: {reason}", remedy="Choose another place: --plot") from reason
     say(f"Drawn: {path}")
 
 
@@ -382,8 +387,8 @@ def _ask(
     user: list[str] | None,
     account: list[str] | None,
     partition: list[str] | None,
-) -> Ask:
-    return Ask(
+) -> ReportQuery:
+    return ReportQuery(
         url=configuration().settings.database.url,
         cluster=cluster,
         start=start,
@@ -401,7 +406,7 @@ def _listed(given: list[str] | None) -> list[str]:
 
 def _form(fields: str | None, noheader: bool, parsable: bool, parsable2: bool, json: bool) -> _Form:
     if sum((parsable, parsable2, json)) > 1:
-        raise Misuse("-p, -P and --json are different forms of the answer.", remedy="Give one of them.")
+        raise UsageError("-p, -P and --json are different forms of the answer.", remedy="Give one of them.")
     return _Form(
         fields=fields,
         header=not noheader,
@@ -418,7 +423,7 @@ def _list_fields(asked: bool, fields: Iterable[Field]) -> None:
         raise typer.Exit
 
 
-def _show(answer: Answer, form: _Form) -> None:
+def _show(answer: ReportTable, form: _Form) -> None:
     """Print the answer on standard output, and what to know about it on standard error."""
     fields = chosen_fields(answer, form.fields)
     if form.json:

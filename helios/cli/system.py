@@ -14,18 +14,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from helios.app.demo import TryOut, try_out
+from helios.app.demo import Demo, try_out
 from helios.app.doctor import diagnose
-from helios.app.operations import Desk
+from helios.app.operations import Operations
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.errors import Misuse
-from helios.ports import Office
+from helios.errors import UsageError
+from helios.ports import Domain
 from helios.report.tables import evaluation_table, whatif_table
 from helios.slurm.hook_table import TABLE, read_table, retract
-from helios.slurm.preflight import Level
+from helios.slurm.preflight import FindingLevel
 
-COLOURS = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+COLOURS = {FindingLevel.OK: "green", FindingLevel.WARN: "yellow", FindingLevel.FAIL: "bold red"}
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -34,7 +34,7 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     Exit status 1 if something fails. Example: helios doctor
     """
     found = diagnose(configuration().settings, cluster=cluster, now=datetime.now(UTC))
-    worst = any(finding.verdict is Level.FAIL for finding in found)
+    worst = any(finding.verdict is FindingLevel.FAIL for finding in found)
     if as_json:
         show_json([{name: str(getattr(it, name)) for name in ("check", "verdict", "fact", "remedy")} for it in found])
     else:
@@ -82,7 +82,7 @@ def daemon_(
         typer.Option("--nightly/--no-nightly", help="Also do the nightly analysis; no: a timer does (helios nightly)."),
     ] = True,
     office: Annotated[
-        list[Office] | None,
+        list[Domain] | None,
         typer.Option("--office", help="Act on jobs, or on nodes, only; else on whatever the services act on."),
     ] = None,
     ingest: Annotated[
@@ -98,7 +98,7 @@ def daemon_(
 
     settings = configuration()
     start_logs(settings.settings.daemon.logs, stream=sys.stderr)
-    work = chores(settings, cluster=cluster, offices=frozenset(office or Office), ingest=ingest)
+    work = chores(settings, cluster=cluster, offices=frozenset(office or Domain), ingest=ingest)
     ending = run(work, settings=settings.settings, nightly=nightly, environment=os.environ)
     if ending.stuck:
         _leave_at_once(ending.code)
@@ -125,23 +125,23 @@ def publish(cluster: Cluster = None) -> None:
     """
     settings = configuration().settings
     if not settings.hook.publish:
-        raise Misuse(
+        raise UsageError(
             "The hook is not switched on.", remedy="Set publish = true in the section [hook] of helios.toml. See docs."
         )
-    show(Desk(settings, cluster=cluster).publish_hook())
+    show(Operations(settings, cluster=cluster).publish_hook())
 
 
 @hook_commands.command("retract", epilog="Example: helios hook retract")
 def retract_() -> None:
     """Remove the table: jobs are submitted unchanged from now on."""
-    table = Desk(configuration().settings).state_folder / TABLE
+    table = Operations(configuration().settings).state_folder / TABLE
     show(f"{table} was removed." if retract(table) else f"There is no table at {table}.")
 
 
 @hook_commands.command("show", epilog="Example: helios hook show --json")
 def show_table(as_json: AsJson = False) -> None:
     """Show the table as the hook reads it; a damaged or old one is an error, as it is no table for the hook."""
-    table = read_table(Desk(configuration().settings).state_folder / TABLE, datetime.now(UTC))
+    table = read_table(Operations(configuration().settings).state_folder / TABLE, datetime.now(UTC))
     rows = [
         {
             "user": row.user,
@@ -206,7 +206,7 @@ def try_(
     _tell(trial)
 
 
-def _tell(trial: TryOut) -> None:
+def _tell(trial: Demo) -> None:
     say_notes(trial.result.notes)
     show(evaluation_table(trial.evaluation.to_json()), "", whatif_table(trial.result, width=width()), "")
     say("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in _next_steps()))

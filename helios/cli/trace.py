@@ -77,14 +77,14 @@ def sync(
 
     Interrupted anywhere, the next run goes on. The daemon does the same every few minutes.
     """
-    from helios.app.operations import Desk  # noqa: PLC0415 - everything that a live cluster takes
+    from helios.app.operations import Operations  # noqa: PLC0415 - everything that a live cluster takes
 
     settings = configuration().settings
     if since is not None:
         history = settings.history.model_copy(update={"start": str(moment(since, timezone="UTC"))})
         settings = settings.model_copy(update={"history": history})
     with progress_bars() as progress:
-        reading = Desk(settings, cluster=cluster).read(progress=progress)
+        reading = Operations(settings, cluster=cluster).read(progress=progress)
     if as_json:
         show_json(asdict(reading))
         return

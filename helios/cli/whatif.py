@@ -11,7 +11,7 @@ import typer
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import Estimates, Policy, RunTimes, plans, with_options
 from helios.app.sweep import FEWEST_REPEATS, again_s, repeats
-from helios.app.whatif import Question, whatif
+from helios.app.whatif import WhatIfRequest, whatif
 from helios.cli import job, whatif_published, whatif_slurm
 from helios.cli.options import (
     AsJson,
@@ -47,7 +47,7 @@ from helios.cli.whatif_sweep import (
     run_sweep,
     show_sweep,
 )
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.report.history import describe
 from helios.report.significance import differences_table, of_one_replay
 from helios.report.tables import whatif_table
@@ -141,7 +141,7 @@ def whatif_(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = Question(
+        question = WhatIfRequest(
             plans=chosen,
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
@@ -189,17 +189,19 @@ def _refuse_contradictions(
     """Refuse options that would be ignored: those of one what-if in a sweep, those of a sweep without one."""
     ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
     if ignored and sweep:
-        raise Misuse(f"{', '.join(ignored)} has no part in a sweep.", remedy="Write it into the plan of --sweep.")
+        raise UsageError(f"{', '.join(ignored)} has no part in a sweep.", remedy="Write it into the plan of --sweep.")
     if ignored:
-        raise Misuse(f"{', '.join(ignored)} belongs to a sweep.", remedy="Give a plan: --sweep PLAN.toml")
+        raise UsageError(f"{', '.join(ignored)} belongs to a sweep.", remedy="Give a plan: --sweep PLAN.toml")
     if 0 < repeat < FEWEST_REPEATS:
-        raise Misuse(f"{repeat} repeats say nothing of chance.", remedy=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
+        raise UsageError(
+            f"{repeat} repeats say nothing of chance.", remedy=f"--repeat {FEWEST_REPEATS} or more; 20 do."
+        )
 
 
 def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
     words = [word.strip() for text in given or [] for word in text.split(",")]
     if unknown := [word for word in words if word not in list(kind)]:
-        raise Misuse(f"{option} has no {', '.join(map(repr, unknown))}.", remedy=f"Choose from: {', '.join(kind)}")
+        raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", remedy=f"Choose from: {', '.join(kind)}")
     return [kind(word) for word in words]
 
 
@@ -215,7 +217,7 @@ def estimate_of(word: str) -> Estimates:
     try:
         return RunTimes(word)
     except ValueError as reason:
-        raise Misuse(
+        raise UsageError(
             f"--estimates {word!r} is not understood.",
             remedy="Write limit, predicted, expected, true or a number of seconds.",
         ) from reason

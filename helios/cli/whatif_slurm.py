@@ -25,7 +25,7 @@ from helios.cli.options import (
     refuse_misplaced,
 )
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.errors import FileUnreadable, HeliosError, Misuse
+from helios.errors import FileUnreadable, HeliosError, UsageError
 from helios.model import SlurmSite
 
 
@@ -76,7 +76,7 @@ def slurm(
 
     Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
     """
-    from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif  # noqa: PLC0415 - only this command needs it
+    from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - only this command needs it
     from helios.cli.replay_services import services_asked_for  # noqa: PLC0415 - as above
     from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
     from helios.report.tables import whatif_table  # noqa: PLC0415 - as above
@@ -93,7 +93,7 @@ def slurm(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = SlurmQuestion(
+        question = SlurmWhatIfRequest(
             site=site,
             otherwise=otherwise,
             changed=", ".join(changes),
@@ -143,13 +143,13 @@ def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite
         return read()
     except HeliosError as reason:
         _, _, fact = reason.fact.rpartition(": ")
-        raise Misuse(f"--set {' --set '.join(changes)}: {fact}", remedy=reason.remedy) from reason
+        raise UsageError(f"--set {' --set '.join(changes)}: {fact}", remedy=reason.remedy) from reason
 
 
 def _setting(text: str) -> str:
     key, _, value = text.partition("=")
     if not key.strip() or not value.strip():
-        raise Misuse(
+        raise UsageError(
             f"--set {text!r} is not KEY=VALUE.", remedy="Write a line of slurm.conf: PriorityWeightFairshare=0"
         )
     return text

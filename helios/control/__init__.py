@@ -6,8 +6,8 @@ passes no service's wish that a guard refuses.
 
 from __future__ import annotations
 
-from helios.control.applied import NodeBooks, NodeStanding, Resolution, Undo, node_books_of
-from helios.control.circuit_breaker import Bench, Breaker, BreakerState, Fault
+from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, Tolerance, Undo, node_books_of
+from helios.control.circuit_breaker import BreakerState, CircuitBreaker, Fault, ServiceSuspension
 from helios.control.cycle import take_node_turn, take_turn
 from helios.control.modes import (
     CanaryCluster,
@@ -18,34 +18,34 @@ from helios.control.modes import (
     door_for,
     node_door_for,
 )
-from helios.control.preconditions import Conditions, reasons_to_be_still
-from helios.control.reconcile import Seat
+from helios.control.preconditions import Preconditions, reasons_to_be_still
+from helios.control.reconcile import ActiveService
 from helios.control.release import release, release_nodes
-from helios.control.report import NodeTurnReport, TurnReport
-from helios.control.state import Failure, NodeMemory, TurnMemory, Wake, cleared
+from helios.control.report import CycleReport, NodeCycleReport
+from helios.control.state import ControllerState, Failure, NodeControllerState, WakeUp, cleared
 
 __all__ = [
-    "Bench",
-    "Breaker",
+    "ActiveService",
+    "AppliedNodeChange",
+    "AppliedNodeChanges",
     "BreakerState",
     "CanaryCluster",
     "CanaryNodes",
-    "Conditions",
+    "CircuitBreaker",
+    "ControllerState",
+    "CycleReport",
     "Failure",
     "Fault",
-    "NodeBooks",
-    "NodeMemory",
-    "NodeStanding",
-    "NodeTurnReport",
-    "Resolution",
-    "Seat",
+    "NodeControllerState",
+    "NodeCycleReport",
+    "Preconditions",
     "ServiceMode",
+    "ServiceSuspension",
     "ShadowCluster",
     "ShadowNodes",
-    "TurnMemory",
-    "TurnReport",
+    "Tolerance",
     "Undo",
-    "Wake",
+    "WakeUp",
     "cleared",
     "door_for",
     "node_books_of",

@@ -16,9 +16,9 @@ from typing import Any
 import pandas as pd
 
 from helios import ownership
-from helios.actions import Lever, NodeLever
+from helios.actions import JobSetting, NodeSetting
 from helios.changes import LIST, Key, NodeKey
-from helios.config import Slurm
+from helios.config import SlurmSettings
 from helios.control.observed import PendingJob
 from helios.errors import HostlistInvalid
 from helios.model import NODE_STANDINGS, STANDINGS, Mode, Snapshot
@@ -31,7 +31,7 @@ from helios.model.hostlist import expand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStanding:
+class AppliedNodeChange:
     """One change that stands, as in ``NODE_STANDINGS``.
 
     Attributes
@@ -44,7 +44,7 @@ class NodeStanding:
         Whether it is somebody else's now.
     """
 
-    lever: NodeLever
+    lever: NodeSetting
     node: str
     service: str
     mode: Mode
@@ -65,12 +65,12 @@ class NodeStanding:
         return bool(self.after)
 
 
-NodeBook = dict[NodeKey, NodeStanding]
+NodeBook = dict[NodeKey, AppliedNodeChange]
 """What stands, by lever and node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeBooks:
+class AppliedNodeChanges:
     """What stands on the cluster, and what would stand if the shadows could act."""
 
     real: NodeBook
@@ -80,7 +80,7 @@ class NodeBooks:
         """Return both as columns of ``NODE_STANDINGS``."""
         return _node_frame([*self.real.values(), *self.shadow.values()])
 
-    def ours(self, lever: NodeLever) -> list[NodeStanding]:
+    def ours(self, lever: NodeSetting) -> list[AppliedNodeChange]:
         """Return what stands on the cluster because of Helios."""
         return [row for row in self.real.values() if row.lever is lever and not row.admins]
 
@@ -89,10 +89,10 @@ class NodeBooks:
         return {key: row.own for key, row in self.real.items() if not row.admins}
 
 
-def node_books_of(frame: pd.DataFrame) -> NodeBooks:
+def node_books_of(frame: pd.DataFrame) -> AppliedNodeChanges:
     """Read ``NODE_STANDINGS``."""
     rows = [_node_standing(record) for record in NODE_STANDINGS.check(frame).to_dict("records")]
-    return NodeBooks(
+    return AppliedNodeChanges(
         real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
         shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
     )
@@ -117,12 +117,12 @@ class Undo:
     keep_awake: str | None = None
 
     @classmethod
-    def of(cls, books: NodeBooks) -> Undo:
+    def of(cls, books: AppliedNodeChanges) -> Undo:
         """Return what undoes all that stands in the book."""
         kept = books.real.get(LIST)
-        weights = {row.node: row.own for row in books.ours(NodeLever.WEIGHT)}
+        weights = {row.node: row.own for row in books.ours(NodeSetting.WEIGHT)}
         return cls(
-            asleep=tuple(sorted(row.node for row in books.ours(NodeLever.POWER))),
+            asleep=tuple(sorted(row.node for row in books.ours(NodeSetting.POWER))),
             weights=tuple(sorted((node, int(float(own))) for node, own in weights.items())),
             keep_awake=None if kept is None or kept.admins else kept.own,
         )
@@ -130,12 +130,12 @@ class Undo:
     def rows(self, *, at: datetime, service: str) -> NodeBook:
         """Return it as entries of a book that are nobody's, to be taken back."""
         pairs = [
-            *((NodeLever.POWER, node, "asleep", "") for node in self.asleep),
-            *((NodeLever.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
-            *([(NodeLever.KEEP_AWAKE, "", "unknown", self.keep_awake)] if self.keep_awake is not None else []),
+            *((NodeSetting.POWER, node, "asleep", "") for node in self.asleep),
+            *((NodeSetting.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
+            *([(NodeSetting.KEEP_AWAKE, "", "unknown", self.keep_awake)] if self.keep_awake is not None else []),
         ]
         rows = [
-            NodeStanding(
+            AppliedNodeChange(
                 lever=lever,
                 node=node,
                 service=service,
@@ -175,9 +175,9 @@ def _kept(words: str) -> frozenset[tuple[str, ...]]:
         return frozenset({(text,)})  # what nobody can read is the same only as itself
 
 
-def _node_standing(record: Mapping[Any, Any]) -> NodeStanding:
-    return NodeStanding(
-        lever=NodeLever(record["lever"]),
+def _node_standing(record: Mapping[Any, Any]) -> AppliedNodeChange:
+    return AppliedNodeChange(
+        lever=NodeSetting(record["lever"]),
         node=_text(record["node"]),
         service=str(record["service"]),
         mode=Mode(record["mode"]),
@@ -193,7 +193,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _node_frame(rows: Iterable[NodeStanding]) -> pd.DataFrame:
+def _node_frame(rows: Iterable[AppliedNodeChange]) -> pd.DataFrame:
     rows = list(rows)
     if not rows:
         return NODE_STANDINGS.empty()
@@ -214,7 +214,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
+class Tolerance:
     """How far what is read may lie from what was asked.
 
     Attributes
@@ -229,19 +229,19 @@ class Resolution:
     soft_limit_s: float = MINUTES_STEP_S
 
     @classmethod
-    def of(cls, slurm: Slurm) -> Resolution:
+    def of(cls, slurm: SlurmSettings) -> Tolerance:
         """Return what a bound of the SiteFactor leaves room for."""
         return cls(urgency=0.5 / (ownership.steps(slurm.site_factor_most)) + ROUNDING)
 
-    def same(self, lever: Lever, *, asked: float, read: float) -> bool:
+    def same(self, lever: JobSetting, *, asked: float, read: float) -> bool:
         """Return whether ``read`` (NaN: no soft limit) is what the cluster makes of ``asked``."""
-        if lever is Lever.ORDER:
+        if lever is JobSetting.ORDER:
             return abs(asked - read) <= self.urgency
         return -ROUNDING <= read - asked < self.soft_limit_s
 
-    def is_nothing(self, lever: Lever, value: float) -> bool:
+    def is_nothing(self, lever: JobSetting, value: float) -> bool:
         """Return whether ``value`` leaves a job as it would be without Helios."""
-        return abs(value) <= self.urgency if lever is Lever.ORDER else math.isnan(value)
+        return abs(value) <= self.urgency if lever is JobSetting.ORDER else math.isnan(value)
 
 
 SET_AGAIN = " (set again)"
@@ -249,7 +249,7 @@ SET_AGAIN = " (set again)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class AppliedChange:
     """One change that stands, as in ``STANDINGS``.
 
     Attributes
@@ -260,7 +260,7 @@ class Standing:
         Whether it is somebody else's now.
     """
 
-    lever: Lever
+    lever: JobSetting
     job_id: str
     submitted_us: int
     service: str
@@ -290,12 +290,12 @@ class Standing:
         return job is not None and job.job_id == self.job_id and job.submitted_us == self.submitted_us
 
 
-Book = dict[Key, Standing]
+Book = dict[Key, AppliedChange]
 """What stands, by lever and job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class AppliedChanges:
     """What stands on the cluster, and what would stand if the shadows could act."""
 
     real: Book
@@ -310,31 +310,31 @@ class Books:
         return frozenset(key for key, row in self.real.items() if row.admins)
 
 
-def books_of(frame: pd.DataFrame) -> Books:
+def books_of(frame: pd.DataFrame) -> AppliedChanges:
     """Read ``STANDINGS``."""
     submitted_us = STANDINGS.check(frame)["submitted_at"].astype("int64")
     rows = [
         _standing(record, submitted) for record, submitted in zip(frame.to_dict("records"), submitted_us, strict=True)
     ]
-    return Books(
+    return AppliedChanges(
         real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
         shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
     )
 
 
-def without_the_gone(books: Books, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> Books:
+def without_the_gone(books: AppliedChanges, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> AppliedChanges:
     """Return the books without jobs that left the queue.
 
     What is an admin's is remembered while the job runs: a requeue brings it back.
     """
     running = set(snapshot.running["job_id"])
-    return Books(
+    return AppliedChanges(
         real={k: r for k, r in books.real.items() if r.is_of(jobs.get(r.job_id)) or (r.admins and r.job_id in running)},
         shadow={k: r for k, r in books.shadow.items() if r.is_of(jobs.get(r.job_id))},
     )
 
 
-def changed_by_others(book: Book, *, jobs: Mapping[str, PendingJob], resolution: Resolution) -> list[Standing]:
+def changed_by_others(book: Book, *, jobs: Mapping[str, PendingJob], resolution: Tolerance) -> list[AppliedChange]:
     """Return what was read back as Helios had asked, and now reads otherwise.
 
     Jobs that cannot be read (not eligible) or must be left alone anyway are not judged.
@@ -350,17 +350,17 @@ def without_the_released(book: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
     return {key: row for key, row in book.items() if row.admins or _may_stand(row, jobs.get(row.job_id))}
 
 
-def _may_stand(row: Standing, job: PendingJob | None) -> bool:
+def _may_stand(row: AppliedChange, job: PendingJob | None) -> bool:
     # Slurm hides the place of a job that is held, or whose priority was set: those have a reason to be left alone.
     return job is None or job.carries(row.lever) or not job.readable(row.lever) or bool(job.hands_off)
 
 
-def given_to_the_admins(book: Book, rows: Iterable[Standing]) -> Book:
+def given_to_the_admins(book: Book, rows: Iterable[AppliedChange]) -> Book:
     """Return the book with ``rows`` marked as somebody else's."""
     return book | {row.key: replace(row, admins=True) for row in rows}
 
 
-def _differs(row: Standing, job: PendingJob | None, resolution: Resolution) -> bool:
+def _differs(row: AppliedChange, job: PendingJob | None, resolution: Tolerance) -> bool:
     if row.admins or not row.confirmed or job is None or not row.is_of(job):
         return False
     if job.hands_off or not job.readable(row.lever):
@@ -368,9 +368,9 @@ def _differs(row: Standing, job: PendingJob | None, resolution: Resolution) -> b
     return not resolution.same(row.lever, asked=row.value, read=job.value(row.lever))
 
 
-def _standing(record: Mapping[Any, Any], submitted_us: int) -> Standing:
-    return Standing(
-        lever=Lever(record["lever"]),
+def _standing(record: Mapping[Any, Any], submitted_us: int) -> AppliedChange:
+    return AppliedChange(
+        lever=JobSetting(record["lever"]),
         job_id=record["job_id"],
         submitted_us=submitted_us,
         service=str(record["service"]),
@@ -382,7 +382,7 @@ def _standing(record: Mapping[Any, Any], submitted_us: int) -> Standing:
     )
 
 
-def _frame(rows: list[Standing]) -> pd.DataFrame:
+def _frame(rows: list[AppliedChange]) -> pd.DataFrame:
     if not rows:
         return STANDINGS.empty()
     columns: dict[str, Any] = {

@@ -27,7 +27,7 @@ _OUT_OF_PLACE = {Result.FAILED, Result.MISMATCH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class AuditEntry:
     """One line of the audit; columns of ``DECISIONS`` but for the time. None: not applicable."""
 
     service: str
@@ -41,7 +41,7 @@ class Line:
     model_id: str | None = None
 
 
-class Minutes:
+class AuditLog:
     """What is taken down while a turn goes on.
 
     Parameters
@@ -66,7 +66,7 @@ class Minutes:
 
     def __init__(self, *, decided_at: datetime, said: Mapping[str, frozenset[str]]) -> None:
         self.decided_at = decided_at
-        self.lines: list[Line] = []
+        self.lines: list[AuditEntry] = []
         self._counts: defaultdict[str, Counter[Result]] = defaultdict(Counter)
         self.changed: set[str] = set()
         self.bad = False
@@ -92,7 +92,7 @@ class Minutes:
         """Take note that ``service`` was asked: what it is refused from now on is all that it is refused."""
         self._said[service] = set()
 
-    def say(self, line: Line) -> None:
+    def say(self, line: AuditEntry) -> None:
         """Write a line."""
         self.lines.append(line)
 
@@ -121,12 +121,12 @@ class Minutes:
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
                 self.say(_line(service, mode, outcome, (jobs or {}).get(target_of(outcome))))
 
-    def frame(self, lines: Iterable[Line] | None = None) -> pd.DataFrame:
+    def frame(self, lines: Iterable[AuditEntry] | None = None) -> pd.DataFrame:
         """Return ``lines`` (default all so far) as columns of ``DECISIONS``."""
         rows = self.lines if lines is None else list(lines)
         if not rows:
             return DECISIONS.empty()
-        columns = {name: [getattr(row, name) for row in rows] for name in Line.__slots__}
+        columns = {name: [getattr(row, name) for row in rows] for name in AuditEntry.__slots__}
         decided_at = pd.to_datetime([self.decided_at] * len(rows), utc=True)
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
@@ -150,8 +150,8 @@ class Minutes:
         return digest not in self._said_before.get(service, frozenset())
 
 
-def _line(service: str, mode: str, outcome: Outcome | NodeOutcome, job: PendingJob | None) -> Line:
-    return Line(
+def _line(service: str, mode: str, outcome: Outcome | NodeOutcome, job: PendingJob | None) -> AuditEntry:
+    return AuditEntry(
         service=service,
         mode=mode,
         action=outcome.action,

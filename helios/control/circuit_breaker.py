@@ -24,7 +24,7 @@ class BreakerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breaker:
+class CircuitBreaker:
     """What the breaker remembers.
 
     Attributes
@@ -56,22 +56,22 @@ class Breaker:
             raise ValueError("the breaker is closed")
         return self.opened_at + timedelta(seconds=settings.breaker_s)
 
-    def after_a_good_turn(self) -> Breaker:
+    def after_a_good_turn(self) -> CircuitBreaker:
         """Return the breaker after a turn whose every write was read back as asked."""
-        return Breaker()
+        return CircuitBreaker()
 
-    def after_a_bad_turn(self, *, now: datetime, settings: Control) -> Breaker:
+    def after_a_bad_turn(self, *, now: datetime, settings: Control) -> CircuitBreaker:
         """Return the breaker after a turn in which a write failed or read back as something else."""
         bad = self.bad_in_row + 1
         opens = self.opened_at is not None or bad >= settings.mismatches_to_open
-        return Breaker(bad_in_row=bad, opened_at=now if opens else None)
+        return CircuitBreaker(bad_in_row=bad, opened_at=now if opens else None)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {"bad_in_row": self.bad_in_row, "opened_at": self.opened_at and self.opened_at.isoformat()}
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> Breaker:
+    def from_json(cls, plain: dict[str, Any]) -> CircuitBreaker:
         """Read what :meth:`to_json` wrote."""
         at = plain["opened_at"]
         return cls(bad_in_row=int(plain["bad_in_row"]), opened_at=datetime.fromisoformat(at) if at else None)
@@ -93,20 +93,20 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class ServiceSuspension:
     """Who failed in the last turn that asked it; a service without a fault is not named."""
 
     faults: Mapping[str, Fault] = field(default_factory=dict)
 
-    def after_a_failure(self, service: str, *, what: str, now: datetime) -> Bench:
+    def after_a_failure(self, service: str, *, what: str, now: datetime) -> ServiceSuspension:
         """Return the bench after ``service`` failed with ``what``."""
         before = self.faults.get(service)
         in_row = 1 if before is None else before.in_row + 1
-        return Bench(faults={**self.faults, service: Fault(in_row=in_row, last_at=now, what=what)})
+        return ServiceSuspension(faults={**self.faults, service: Fault(in_row=in_row, last_at=now, what=what)})
 
-    def without(self, service: str) -> Bench:
+    def without(self, service: str) -> ServiceSuspension:
         """Return the bench after ``service`` answered, or after a person said that it may play again."""
-        return Bench(faults={name: fault for name, fault in self.faults.items() if name != service})
+        return ServiceSuspension(faults={name: fault for name, fault in self.faults.items() if name != service})
 
     def why_not(self, service: str, *, now: datetime, failures: int) -> str:
         """Return why ``service`` sits out, for a person; empty: it plays.
@@ -130,7 +130,7 @@ class Bench:
         }
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> Bench:
+    def from_json(cls, plain: dict[str, Any]) -> ServiceSuspension:
         """Read what :meth:`to_json` wrote."""
         return cls(
             faults={

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
-from helios.actions import Action, NodeLever, Result
+from helios.actions import Action, NodeSetting, Result
 from helios.changes import Key, node_proposal_of, proposal_of
 from helios.config import Control, Settings
 from helios.control.applied import (
-    Books,
-    NodeBooks,
-    Resolution,
-    Standing,
+    AppliedChange,
+    AppliedChanges,
+    AppliedNodeChanges,
+    Tolerance,
     Undo,
     books_of,
     changed_by_others,
@@ -27,18 +27,26 @@ from helios.control.applied import (
     without_the_gone,
     without_the_released,
 )
-from helios.control.audit import HELIOS, PAUSED, Line, Minutes
-from helios.control.circuit_breaker import Bench, Breaker
-from helios.control.execute import Deeds, Errand, NodeErrand, carried_out, entered, nodes_carried_out, nodes_entered
+from helios.control.audit import HELIOS, PAUSED, AuditEntry, AuditLog
+from helios.control.circuit_breaker import CircuitBreaker, ServiceSuspension
+from helios.control.execute import (
+    Execution,
+    NodeActivity,
+    NodeExecution,
+    carried_out,
+    entered,
+    nodes_carried_out,
+    nodes_entered,
+)
 from helios.control.modes import worded
-from helios.control.node_guards import NodeScene
-from helios.control.node_watch import Look, lines_of_shadows, watched
+from helios.control.node_guards import NodeCycleContext
+from helios.control.node_watch import NodeObservation, lines_of_shadows, watched
 from helios.control.observed import carried, nodes_seen, pending_jobs, wanted_partitions
-from helios.control.preconditions import Conditions, is_cut_short, reasons_of_the_world, reasons_to_be_still
-from helios.control.reconcile import NodePlan, Scene, Seat, node_plan_of, plan_of
+from helios.control.preconditions import Preconditions, is_cut_short, reasons_of_the_world, reasons_to_be_still
+from helios.control.reconcile import ActiveService, CycleContext, NodeReconcilePlan, node_plan_of, plan_of
 from helios.control.release import (
-    Awakening,
-    Everything,
+    NodeReleaseResult,
+    ReleaseResult,
     all_woken,
     book_after,
     books_after,
@@ -50,8 +58,8 @@ from helios.control.release import (
     take_everything_back,
     with_the_undone,
 )
-from helios.control.report import NodeTurnReport, TurnReport, node_sums_of, sums_of, wanted_awake
-from helios.control.state import NodeMemory, TurnMemory
+from helios.control.report import CycleReport, NodeCycleReport, node_sums_of, sums_of, wanted_awake
+from helios.control.state import ControllerState, NodeControllerState
 from helios.errors import HeliosError, LeaseLost
 from helios.model import DECISIONS, Mode, Snapshot
 from helios.model.hostlist import expand
@@ -68,7 +76,7 @@ Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers(Generic[Asked]):
+class ServiceAnswers(Generic[Asked]):
     """What the services said.
 
     Attributes
@@ -82,20 +90,20 @@ class Answers(Generic[Asked]):
     """
 
     proposals: Mapping[str, Asked]
-    playing: tuple[Seat, ...]
-    memory: TurnMemory
+    playing: tuple[ActiveService, ...]
+    memory: ControllerState
 
 
 def ask(
-    seats: Sequence[Seat],
+    seats: Sequence[ActiveService],
     *,
     snapshot: Snapshot,
-    memory: TurnMemory,
-    minutes: Minutes,
+    memory: ControllerState,
+    minutes: AuditLog,
     settings: Control,
     now: datetime,
     understand: Callable[[Sequence[Action]], Asked],
-) -> Answers[Asked]:
+) -> ServiceAnswers[Asked]:
     """Ask each service that is due, and take down who failed or sits out.
 
     Parameters
@@ -120,7 +128,7 @@ def ask(
             bench = bench.after_a_failure(seat.name, what=fault, now=now)
             minutes.say(_failed(seat, snapshot, fault))
             minutes.count(seat.name, Result.FAILED)
-    return Answers(
+    return ServiceAnswers(
         proposals=proposals,
         playing=_playing(seats, bench, minutes, settings, now),
         memory=replace(memory, bench=bench, asked_at=asked_at),
@@ -137,8 +145,8 @@ def _own_copy(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def _failed(seat: Seat, snapshot: Snapshot, what: str) -> Line:
-    return Line(
+def _failed(seat: ActiveService, snapshot: Snapshot, what: str) -> AuditEntry:
+    return AuditEntry(
         service=seat.name,
         mode=seat.mode.mode,
         action="Turn",
@@ -149,29 +157,29 @@ def _failed(seat: Seat, snapshot: Snapshot, what: str) -> Line:
 
 
 def _playing(
-    seats: Sequence[Seat], bench: Bench, minutes: Minutes, settings: Control, now: datetime
-) -> tuple[Seat, ...]:
+    seats: Sequence[ActiveService], bench: ServiceSuspension, minutes: AuditLog, settings: Control, now: datetime
+) -> tuple[ActiveService, ...]:
     why = {seat.name: bench.why_not(seat.name, now=now, failures=settings.raises_to_bench) for seat in seats}
     minutes.notes.extend(reason for reason in why.values() if reason)
     return tuple(seat for seat in seats if not why[seat.name] and seat.mode.mode is not Mode.OFF)
 
 
-NO_BOOKS = Books(real={}, shadow={})
+NO_BOOKS = AppliedChanges(real={}, shadow={})
 
 
 def take_turn(
     *,
-    seats: Sequence[Seat],
+    seats: Sequence[ActiveService],
     cluster: Cluster,
     expectation: Callable[[Snapshot], Snapshot],
     ledger: Ledger,
-    conditions: Callable[[Snapshot], Conditions],
+    conditions: Callable[[Snapshot], Preconditions],
     settings: Settings,
     now: datetime,
     holder: str,
-    memory: TurnMemory,
+    memory: ControllerState,
     paused: Callable[[], str] = lambda: "",
-) -> TurnReport:
+) -> CycleReport:
     """Take one turn of all services on one cluster.
 
     Fails still: whatever goes wrong before the first write, nothing is written and ``still`` says why. A pause takes
@@ -200,7 +208,7 @@ def take_turn(
         Only what is a defect of Helios itself; a service's are kept on the bench, and a ``HeliosError`` is a reason to
         be still.
     """
-    turn = _Turn(
+    turn = _Cycle(
         cluster=cluster, ledger=ledger, settings=settings, now=now, holder=holder, memory=memory, paused=paused
     )
     try:
@@ -208,12 +216,12 @@ def take_turn(
         scene = turn.look(expectation)
         turn.mind(scene, conditions)
         turn.act(scene, seats)
-    except _Still as still:
+    except _Suspended as still:
         turn.be_still(still.reasons)
     return turn.report()
 
 
-class _Still(Exception):
+class _Suspended(Exception):
     """Nothing is to be done in this turn."""
 
     def __init__(self, *reasons: str) -> None:
@@ -222,7 +230,7 @@ class _Still(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Turn:
+class _Cycle:
     """A turn while it goes on: each method is a step, in this order."""
 
     cluster: Cluster
@@ -230,23 +238,23 @@ class _Turn:
     settings: Settings
     now: datetime
     holder: str
-    memory: TurnMemory
+    memory: ControllerState
     paused: Callable[[], str]
-    minutes: Minutes = field(init=False)
+    minutes: AuditLog = field(init=False)
     mode: str = Mode.OFF
     token: int | None = None
     snapshot: Snapshot | None = None
-    scene: Scene | None = None
-    known: Books = NO_BOOKS
+    scene: CycleContext | None = None
+    known: AppliedChanges = NO_BOOKS
     written: int = 0
     recorded: bool = True
     still: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
-    everything: Everything | None = None
+    everything: ReleaseResult | None = None
     released: bool = False
 
     def __post_init__(self) -> None:
-        self.minutes = Minutes(decided_at=self.now, said=self.memory.said)
+        self.minutes = AuditLog(decided_at=self.now, said=self.memory.said)
 
     def take_the_lease(self) -> None:
         lasts = timedelta(seconds=self.settings.control.lease_s)
@@ -257,32 +265,32 @@ class _Turn:
             self.faults += (f"the lease could not be taken: {error.fact}",)
             return
         if self.token is None:
-            raise _Still("another Helios holds the lease of this cluster: standing by")
+            raise _Suspended("another Helios holds the lease of this cluster: standing by")
 
-    def look(self, expectation: Callable[[Snapshot], Snapshot]) -> Scene:
+    def look(self, expectation: Callable[[Snapshot], Snapshot]) -> CycleContext:
         try:
             self.snapshot = self.cluster.snapshot()
         except HeliosError as error:
-            raise _Still(*self.faults, f"the cluster could not be looked at: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the cluster could not be looked at: {error.fact}") from error
         try:
             self.snapshot = expectation(self.snapshot)
         except HeliosError as error:
             self.faults += (f"there are no predictions: {error.fact}",)
         jobs = pending_jobs(self.snapshot)
         self.known = without_the_gone(self._books(), jobs=jobs, snapshot=self.snapshot)
-        return Scene(
+        return CycleContext(
             snapshot=self.snapshot,
             jobs=jobs,
             books=self.known,
-            resolution=Resolution.of(self.settings.slurm),
+            resolution=Tolerance.of(self.settings.slurm),
             settings=self.settings,
         )
 
-    def mind(self, scene: Scene, conditions: Callable[[Snapshot], Conditions]) -> None:
+    def mind(self, scene: CycleContext, conditions: Callable[[Snapshot], Preconditions]) -> None:
         try:
             world = conditions(scene.snapshot)
         except HeliosError as error:
-            raise _Still(*self.faults, f"the conditions are not known: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the conditions are not known: {error.fact}") from error
         reasons = reasons_to_be_still(
             world,
             self.settings.control,
@@ -297,9 +305,9 @@ class _Turn:
             self.mode = PAUSED
             self._take_everything_back(scene, world.paused)
         if self.faults or reasons:
-            raise _Still(*self.faults, *reasons)
+            raise _Suspended(*self.faults, *reasons)
 
-    def act(self, scene: Scene, seats: Sequence[Seat]) -> None:
+    def act(self, scene: CycleContext, seats: Sequence[ActiveService]) -> None:
         scene, disputed = self._disputed(scene)
         answers = ask(
             seats,
@@ -311,7 +319,7 @@ class _Turn:
             understand=proposal_of,
         )
         plan = plan_of(answers.proposals, seats=answers.playing, scene=scene)
-        errand = Errand(
+        errand = Execution(
             plan=plan, seats=answers.playing, scene=scene, disputed=disputed, now=self.now, why_stop=self._why_stop
         )
         self._take_down(errand)
@@ -350,8 +358,8 @@ class _Turn:
         ]
         return "; ".join(filter(None, said))
 
-    def report(self) -> TurnReport:
-        return TurnReport(
+    def report(self) -> CycleReport:
+        return CycleReport(
             taken_at=self.now if self.snapshot is None else self.snapshot.taken_at,
             acted=len(self.minutes.changed),
             still=self.still,
@@ -366,20 +374,20 @@ class _Turn:
             **sums_of(self.snapshot),
         )
 
-    def _books(self) -> Books:
+    def _books(self) -> AppliedChanges:
         try:
             return books_of(self.ledger.standings())
         except HeliosError as error:
             self.faults += (f"what stands changed could not be read: {error.fact}",)
             return NO_BOOKS
 
-    def _remember(self, world: Conditions, snapshot: Snapshot) -> None:
+    def _remember(self, world: Preconditions, snapshot: Snapshot) -> None:
         self.memory = replace(self.memory, controller=world.controller or self.memory.controller)
         if not is_cut_short(snapshot, self.memory):
             nodes = snapshot.nodes["name"].nunique()
             self.memory = replace(self.memory, pending=len(snapshot.pending), nodes=nodes)
 
-    def _take_everything_back(self, scene: Scene, reason: str) -> None:
+    def _take_everything_back(self, scene: CycleContext, reason: str) -> None:
         stands = any(not row.admins for row in self.known.real.values())
         if not stands and not carried(list(scene.jobs.values())):
             return
@@ -389,7 +397,7 @@ class _Turn:
             self.minutes.lines.clear()  # what cannot be taken back is written down once, not in every turn
         self._write(book_after(self.known, self.everything))
 
-    def _disputed(self, scene: Scene) -> tuple[Scene, frozenset[Key]]:
+    def _disputed(self, scene: CycleContext) -> tuple[CycleContext, frozenset[Key]]:
         real = without_the_released(scene.books.real, jobs=scene.jobs) if self.released else scene.books.real
         rows = changed_by_others(real, jobs=scene.jobs, resolution=scene.resolution)
         theirs = [row for row in rows if row.set_again]
@@ -398,9 +406,9 @@ class _Turn:
         books = replace(scene.books, real=given_to_the_admins(real, theirs))
         return replace(scene, books=books), frozenset(row.key for row in rows if not row.set_again)
 
-    def _say_theirs(self, row: Standing, *, read: str) -> None:
+    def _say_theirs(self, row: AppliedChange, *, read: str) -> None:
         self.minutes.say(
-            Line(
+            AuditEntry(
                 service=HELIOS,
                 mode=row.mode,
                 action="HandsOff",
@@ -412,7 +420,7 @@ class _Turn:
             )
         )
 
-    def _take_down(self, errand: Errand) -> None:
+    def _take_down(self, errand: Execution) -> None:
         for seat in errand.seats:
             refused = errand.plan.refused.get(seat.name, ())
             self.minutes.outcomes(seat.name, seat.mode.mode, refused, errand.scene.jobs)
@@ -425,7 +433,7 @@ class _Turn:
                 "helios pause, then helios resume"
             )
 
-    def _mean(self, errand: Errand, books: Books) -> None:
+    def _mean(self, errand: Execution, books: AppliedChanges) -> None:
         for seat in errand.writers():
             number = len(errand.plan.send.get(seat.name, ()))
             if number:
@@ -435,7 +443,7 @@ class _Turn:
             self._say_turn(Mode.ACTIVE, reason=f"will take back {number} changes", outcome="meant")
         if not self._write(books):
             del self.minutes.lines[self.written :]
-            raise _Still("what was meant could not be written down, so it was not done")
+            raise _Suspended("what was meant could not be written down, so it was not done")
 
     def _why_stop(self) -> str:
         try:
@@ -450,18 +458,18 @@ class _Turn:
     def _say_turn(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.minutes.say(
-            Line(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
+            AuditEntry(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
         )
 
-    def _breaker(self) -> Breaker:
+    def _breaker(self) -> CircuitBreaker:
         if self.minutes.bad:
             return self.memory.breaker.after_a_bad_turn(now=self.now, settings=self.settings.control)
         return self.memory.breaker.after_a_good_turn() if self.minutes.changed else self.memory.breaker
 
-    def _unwritten(self) -> list[Line]:
+    def _unwritten(self) -> list[AuditEntry]:
         return self.minutes.lines[self.written :]
 
-    def _write(self, books: Books | None) -> bool:
+    def _write(self, books: AppliedChanges | None) -> bool:
         try:
             if self.token is None:
                 raise LeaseLost("there is no lease to write under")
@@ -486,24 +494,24 @@ class _Turn:
 # was touched.
 
 NOBODY_SLEEPS = "no node is put to sleep"
-NO_NODE_BOOKS = NodeBooks(real={}, shadow={})
+NO_NODE_BOOKS = AppliedNodeChanges(real={}, shadow={})
 
 
 def take_node_turn(
     *,
-    seats: Sequence[Seat],
+    seats: Sequence[ActiveService],
     cluster: NodeCluster,
     expectation: Callable[[Snapshot], Snapshot],
     ledger: Ledger,
-    conditions: Callable[[Snapshot], Conditions],
+    conditions: Callable[[Snapshot], Preconditions],
     settings: Settings,
     now: datetime,
     holder: str,
-    memory: NodeMemory,
+    memory: NodeControllerState,
     undo: Callable[[Undo], None],
     undone: Callable[[], Undo] = Undo,
     paused: Callable[[], str] = lambda: "",
-) -> NodeTurnReport:
+) -> NodeCycleReport:
     """Take one turn of all services that act on nodes of one cluster.
 
     Fails still: whatever goes wrong before the first write, nothing is written and ``still`` says why. A pause wakes
@@ -541,7 +549,7 @@ def take_node_turn(
         Only what is a defect of Helios itself; a service's are kept on the bench, and a ``HeliosError`` is a reason to
         be still.
     """
-    turn = _NodeTurn(
+    turn = _NodeCycle(
         cluster=cluster,
         ledger=ledger,
         settings=settings,
@@ -557,13 +565,13 @@ def take_node_turn(
         scene = turn.look(expectation)
         scene = turn.mind(scene, conditions)
         turn.act(scene, seats)
-    except _Still as still:
+    except _Suspended as still:
         turn.be_still(still.reasons)
     return turn.report()
 
 
 @dataclass(slots=True, kw_only=True)
-class _NodeTurn:
+class _NodeCycle:
     """A turn while it goes on: each method is a step, in this order."""
 
     cluster: NodeCluster
@@ -571,18 +579,18 @@ class _NodeTurn:
     settings: Settings
     now: datetime
     holder: str
-    memory: NodeMemory
+    memory: NodeControllerState
     undo: Callable[[Undo], None]
     undone: Callable[[], Undo]
     paused: Callable[[], str]
-    minutes: Minutes = field(init=False)
-    deeds: Deeds = field(init=False)
+    minutes: AuditLog = field(init=False)
+    deeds: NodeActivity = field(init=False)
     mode: str = Mode.OFF
     token: int | None = None
     snapshot: Snapshot | None = None
-    scene: NodeScene | None = None
-    read: NodeBooks = NO_NODE_BOOKS
-    known: NodeBooks = NO_NODE_BOOKS
+    scene: NodeCycleContext | None = None
+    read: AppliedNodeChanges = NO_NODE_BOOKS
+    known: AppliedNodeChanges = NO_NODE_BOOKS
     wanted: Mapping[str, float] = field(default_factory=dict)
     written: int = 0
     recorded: bool = True
@@ -591,11 +599,11 @@ class _NodeTurn:
     file: Undo | None = None
     still: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
-    awakening: Awakening | None = None
+    awakening: NodeReleaseResult | None = None
 
     def __post_init__(self) -> None:
-        self.minutes = Minutes(decided_at=self.now, said=self.memory.turn.said)
-        self.deeds = Deeds(memory=self.memory)
+        self.minutes = AuditLog(decided_at=self.now, said=self.memory.turn.said)
+        self.deeds = NodeActivity(memory=self.memory)
 
     def take_the_lease(self) -> None:
         lasts = timedelta(seconds=self.settings.control.lease_s)
@@ -606,13 +614,13 @@ class _NodeTurn:
             self.faults += (f"the lease could not be taken: {error.fact}",)
             return
         if self.token is None:
-            raise _Still("another Helios holds the lease of this cluster's nodes: standing by")
+            raise _Suspended("another Helios holds the lease of this cluster's nodes: standing by")
 
-    def look(self, expectation: Callable[[Snapshot], Snapshot]) -> NodeScene:
+    def look(self, expectation: Callable[[Snapshot], Snapshot]) -> NodeCycleContext:
         try:
             self.snapshot = self.cluster.snapshot()
         except HeliosError as error:
-            raise _Still(*self.faults, f"the cluster could not be looked at: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the cluster could not be looked at: {error.fact}") from error
         nodes, wanted = nodes_seen(self.snapshot), wanted_partitions(self.snapshot)
         try:
             self.snapshot = expectation(self.snapshot)
@@ -620,7 +628,7 @@ class _NodeTurn:
             self.no_forecast = " ".join(filter(None, [error.fact, error.remedy]))
             self.minutes.notes.append(f"there is no forecast, so that no node is put to sleep: {self.no_forecast}")
         self.read = self.known = self._books()
-        self.scene = NodeScene(
+        self.scene = NodeCycleContext(
             snapshot=self.snapshot,
             nodes=nodes,
             books=self.known,
@@ -631,11 +639,11 @@ class _NodeTurn:
         )
         return self.scene
 
-    def mind(self, scene: NodeScene, conditions: Callable[[Snapshot], Conditions]) -> NodeScene:
+    def mind(self, scene: NodeCycleContext, conditions: Callable[[Snapshot], Preconditions]) -> NodeCycleContext:
         try:
             world = conditions(scene.snapshot)
         except HeliosError as error:
-            raise _Still(*self.faults, f"the conditions are not known: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the conditions are not known: {error.fact}") from error
         reasons = reasons_of_the_world(
             world, self.settings.control, snapshot=scene.snapshot, memory=self.memory.turn, now=self.now
         )
@@ -646,10 +654,10 @@ class _NodeTurn:
             self.mode = PAUSED
             self._wake_everything(scene, world.paused)
         if self.faults or reasons:
-            raise _Still(*self.faults, *reasons)
+            raise _Suspended(*self.faults, *reasons)
         return scene
 
-    def act(self, scene: NodeScene, seats: Sequence[Seat]) -> None:
+    def act(self, scene: NodeCycleContext, seats: Sequence[ActiveService]) -> None:
         answers = ask(
             seats,
             snapshot=scene.snapshot,
@@ -663,12 +671,12 @@ class _NodeTurn:
             self._say_turn(self.mode, reason=f"there is no forecast: {self.no_forecast}", outcome=NOBODY_SLEEPS)
         self.wanted = wanted_awake(answers.proposals, scene.nodes)
         plan = node_plan_of(answers.proposals, seats=answers.playing, scene=scene)
-        errand = NodeErrand(plan=plan, seats=answers.playing, scene=scene, now=self.now, why_stop=self._why_stop)
+        errand = NodeExecution(plan=plan, seats=answers.playing, scene=scene, now=self.now, why_stop=self._why_stop)
         self._take_down(errand)
         books = nodes_entered(errand)
         if errand.writes:
             self._mean(errand, books)
-        self.deeds = Deeds(memory=self.memory)
+        self.deeds = NodeActivity(memory=self.memory)
         settled = nodes_carried_out(errand, cluster=self.cluster, books=books, minutes=self.minutes, deeds=self.deeds)
         if settled != self.known or self.known != self.read or self._unwritten():
             self._write(settled)
@@ -694,8 +702,8 @@ class _NodeTurn:
         if self.recorded:
             self.memory = replace(self.memory, turn=replace(self.memory.turn, still=reasons))
 
-    def report(self) -> NodeTurnReport:
-        return NodeTurnReport(
+    def report(self) -> NodeCycleReport:
+        return NodeCycleReport(
             slept=tuple(self.deeds.slept),
             woken=tuple(self.deeds.woken),
             weighed=tuple(self.deeds.weighed),
@@ -712,7 +720,7 @@ class _NodeTurn:
             **node_sums_of(self.snapshot, self.known, at=self.now, wanted=self.wanted),
         )
 
-    def _books(self) -> NodeBooks:
+    def _books(self) -> AppliedNodeChanges:
         books = NO_NODE_BOOKS
         try:
             books = node_books_of(self.ledger.standings())
@@ -733,8 +741,8 @@ class _NodeTurn:
             self.faults += (f"power.never cannot be read: {error.fact}",)
             return frozenset()
 
-    def _watch(self, scene: NodeScene, *, released: bool) -> NodeScene:
-        look = Look(
+    def _watch(self, scene: NodeCycleContext, *, released: bool) -> NodeCycleContext:
+        look = NodeObservation(
             nodes=scene.nodes,
             power=scene.power,
             at=scene.snapshot.taken_at,
@@ -752,15 +760,15 @@ class _NodeTurn:
         self.scene = replace(scene, memory=found.memory, books=found.books)
         return self.scene
 
-    def _remember(self, world: Conditions, scene: NodeScene) -> None:
+    def _remember(self, world: Preconditions, scene: NodeCycleContext) -> None:
         turn = replace(self.memory.turn, controller=world.controller or self.memory.turn.controller)
         if not is_cut_short(scene.snapshot, self.memory.turn):
             turn = replace(turn, pending=len(scene.snapshot.pending), nodes=len(scene.nodes))
         self.memory = replace(self.memory, turn=turn)
 
-    def _wake_everything(self, scene: NodeScene, reason: str) -> None:
+    def _wake_everything(self, scene: NodeCycleContext, reason: str) -> None:
         if not standing_on(scene.snapshot, self.known.real):
-            self.known = NodeBooks(real=left_of(self.known.real, scene.snapshot), shadow={})
+            self.known = AppliedNodeChanges(real=left_of(self.known.real, scene.snapshot), shadow={})
             return
         self.awakening = all_woken(self.cluster, self.known.real, reason)
         lines, notes = self.minutes.lines, self.minutes.notes
@@ -768,7 +776,7 @@ class _NodeTurn:
         if self.memory.turn.still and not self.minutes.changed:
             self.minutes.lines.clear()  # what cannot be taken back yet is written down once, not in every turn
         self.minutes.lines[:0], self.minutes.notes[:0] = lines, notes
-        self.deeds = Deeds(memory=self.memory)
+        self.deeds = NodeActivity(memory=self.memory)
         self.deeds.take_note(self.awakening.outcomes, now=self.now)
         self.memory = self.deeds.memory
         left = books_after(self.known, self.awakening)
@@ -776,17 +784,17 @@ class _NodeTurn:
         self.known = left
         self._undo_is(left)
 
-    def _take_down(self, errand: NodeErrand) -> None:
-        plan: NodePlan = errand.plan
+    def _take_down(self, errand: NodeExecution) -> None:
+        plan: NodeReconcilePlan = errand.plan
         for seat in errand.seats:
             self.minutes.outcomes(seat.name, seat.mode.mode, plan.refused.get(seat.name, ()))
             self.minutes.count(seat.name, Result.UNCHANGED, len(plan.same.get(seat.name, ())))
-        falling = sum(row.lever is NodeLever.POWER for row in plan.waiting)
+        falling = sum(row.lever is NodeSetting.POWER for row in plan.waiting)
         if falling:
             when = "as soon as they are asleep, in service, and there is room"
             self.minutes.notes.append(f"{falling} nodes are to be woken {when}")
 
-    def _mean(self, errand: NodeErrand, books: NodeBooks) -> None:
+    def _mean(self, errand: NodeExecution, books: AppliedNodeChanges) -> None:
         before = len(self.minutes.lines)
         for seat in errand.writers():
             number = len(errand.plan.send.get(seat.name, ()))
@@ -799,10 +807,10 @@ class _NodeTurn:
             self.undo(Undo.of(books))
         except HeliosError as error:
             del self.minutes.lines[before:]
-            raise _Still(f"the undo file could not be written, so nothing was done: {error.fact}") from error
+            raise _Suspended(f"the undo file could not be written, so nothing was done: {error.fact}") from error
         if not self._write(books):
             del self.minutes.lines[before:]
-            raise _Still("what was meant could not be written down, so it was not done")
+            raise _Suspended("what was meant could not be written down, so it was not done")
 
     def _why_stop(self) -> str:
         try:
@@ -817,31 +825,31 @@ class _NodeTurn:
     def _say_turn(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.minutes.say(
-            Line(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
+            AuditEntry(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
         )
 
-    def _breaker(self) -> Breaker:
+    def _breaker(self) -> CircuitBreaker:
         before = self.memory.turn.breaker
         if self.minutes.bad:
             return before.after_a_bad_turn(now=self.now, settings=self.settings.control)
         return before.after_a_good_turn() if self.minutes.changed else before
 
-    def _unwritten(self) -> list[Line]:
+    def _unwritten(self) -> list[AuditEntry]:
         return self.minutes.lines[self.written :]
 
-    def _undo_agrees(self, books: NodeBooks) -> None:
+    def _undo_agrees(self, books: AppliedNodeChanges) -> None:
         """Have the undo file say what the book says: whoever takes a lease over has another file than who had it."""
         if self.file != Undo.of(books):
             self._undo_is(books)
 
-    def _undo_is(self, books: NodeBooks) -> None:
+    def _undo_is(self, books: AppliedNodeChanges) -> None:
         try:
             self.undo(Undo.of(books))
             self.file = Undo.of(books)
         except HeliosError as error:
             self.minutes.notes.append(f"the undo file could not be written: {error.fact}")
 
-    def _write(self, books: NodeBooks | None) -> bool:
+    def _write(self, books: AppliedNodeChanges | None) -> bool:
         try:
             if self.token is None:
                 raise LeaseLost("there is no lease to write under")

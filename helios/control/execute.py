@@ -6,14 +6,39 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from helios.actions import JobAction, Lever, NodeAction, NodeLever, NodeOutcome, Outcome, Restore, RestoreNodes, Result
-from helios.changes import AWAKE, LIST, Key, NodeKey, NodeWish, Wish, actions_of, node_actions_of
-from helios.control.applied import SET_AGAIN, Book, Books, NodeBook, NodeBooks, NodeStanding, Standing
-from helios.control.audit import HELIOS, Minutes
+from helios.actions import (
+    JobAction,
+    JobSetting,
+    NodeAction,
+    NodeOutcome,
+    NodeSetting,
+    Outcome,
+    Result,
+    RevertJobs,
+    RevertNodes,
+)
+from helios.changes import AWAKE, LIST, JobChange, Key, NodeChange, NodeKey, actions_of, node_actions_of
+from helios.control.applied import (
+    SET_AGAIN,
+    AppliedChange,
+    AppliedChanges,
+    AppliedNodeChange,
+    AppliedNodeChanges,
+    Book,
+    NodeBook,
+)
+from helios.control.audit import HELIOS, AuditLog
 from helios.control.modes import door_for, node_door_for, worded
-from helios.control.node_guards import NodeScene
-from helios.control.reconcile import GiveBack, NodePlan, Plan, Scene, Seat, TakeBack
-from helios.control.state import NodeMemory, Wake
+from helios.control.node_guards import NodeCycleContext
+from helios.control.reconcile import (
+    ActiveService,
+    CycleContext,
+    JobReversion,
+    NodeReconcilePlan,
+    NodeReversion,
+    ReconcilePlan,
+)
+from helios.control.state import NodeControllerState, WakeUp
 from helios.errors import HeliosError
 from helios.model import Mode
 from helios.ports import Cluster, NodeCluster
@@ -24,7 +49,7 @@ _NOTHING_STANDS = {Result.DONE, Result.UNCHANGED, Result.WOULD, Result.GONE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class Execution:
     """A plan, and all that carrying it out takes.
 
     Attributes
@@ -37,9 +62,9 @@ class Errand:
         Asked before each door that writes: why nothing more may be written; empty: it may.
     """
 
-    plan: Plan
-    seats: Sequence[Seat]
-    scene: Scene
+    plan: ReconcilePlan
+    seats: Sequence[ActiveService]
+    scene: CycleContext
     disputed: frozenset[Key]
     now: datetime
     why_stop: Callable[[], str] = lambda: ""
@@ -49,12 +74,12 @@ class Errand:
         """Whether anything will be written to the cluster."""
         return bool(self.plan.take_back) or any(self.plan.send.get(seat.name) for seat in self.writers())
 
-    def writers(self) -> list[Seat]:
+    def writers(self) -> list[ActiveService]:
         """Return the seats whose actions may reach the cluster."""
         return [seat for seat in self.seats if seat.mode.writes]
 
 
-def entered(errand: Errand) -> Books:
+def entered(errand: Execution) -> AppliedChanges:
     """Return the books with every change entered before it is made, and what was found as asked adopted."""
     real = {key: row for key, row in errand.scene.books.real.items() if key not in errand.plan.forget}
     for seat in errand.writers():
@@ -63,10 +88,12 @@ def entered(errand: Errand) -> Books:
         for wish in errand.plan.same.get(seat.name, ()):
             _adopt(real, errand, wish, seat)
     shadows = {back.key for back in errand.plan.shadows_end if back.service not in _shadows(errand)}
-    return Books(real=real, shadow={k: row for k, row in errand.scene.books.shadow.items() if k not in shadows})
+    return AppliedChanges(
+        real=real, shadow={k: row for k, row in errand.scene.books.shadow.items() if k not in shadows}
+    )
 
 
-def carried_out(errand: Errand, *, cluster: Cluster, books: Books, minutes: Minutes) -> Books:
+def carried_out(errand: Execution, *, cluster: Cluster, books: AppliedChanges, minutes: AuditLog) -> AppliedChanges:
     """Act, and return the books settled by what became of it.
 
     A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the turn began;
@@ -87,19 +114,19 @@ def carried_out(errand: Errand, *, cluster: Cluster, books: Books, minutes: Minu
     except HeliosError as error:
         minutes.bad = True
         minutes.notes.append(f"acting was broken off: {error.fact}")
-    return Books(real=real, shadow=shadow)
+    return AppliedChanges(real=real, shadow=shadow)
 
 
 class _Stopped(Exception):
     """Nothing more may be written in this turn."""
 
 
-def _mind(errand: Errand) -> None:
+def _mind(errand: Execution) -> None:
     if why := errand.why_stop():
         raise _Stopped(why)
 
 
-def _take_back(errand: Errand, cluster: Cluster, real: Book, minutes: Minutes) -> None:
+def _take_back(errand: Execution, cluster: Cluster, real: Book, minutes: AuditLog) -> None:
     if not errand.plan.take_back:
         return
     _mind(errand)
@@ -109,7 +136,7 @@ def _take_back(errand: Errand, cluster: Cluster, real: Book, minutes: Minutes) -
             real.pop((outcome.lever, outcome.job_id), None)
 
 
-def _send(errand: Errand, seat: Seat, cluster: Cluster, book: Book, minutes: Minutes) -> None:
+def _send(errand: Execution, seat: ActiveService, cluster: Cluster, book: Book, minutes: AuditLog) -> None:
     wishes = {wish.key: wish for wish in errand.plan.send.get(seat.name, ())}
     ends = [back for back in errand.plan.shadows_end if back.service == seat.name and seat.mode.mode is Mode.SHADOW]
     actions = [*actions_of([_explained(errand, wish) for wish in wishes.values()]), *_restores(ends)]
@@ -126,7 +153,7 @@ def _send(errand: Errand, seat: Seat, cluster: Cluster, book: Book, minutes: Min
             book.pop(key, None)
 
 
-def _door(errand: Errand, seat: Seat, cluster: Cluster) -> Cluster | None:
+def _door(errand: Execution, seat: ActiveService, cluster: Cluster) -> Cluster | None:
     snapshot = errand.scene.snapshot
     return door_for(
         seat.mode,
@@ -138,14 +165,14 @@ def _door(errand: Errand, seat: Seat, cluster: Cluster) -> Cluster | None:
 
 
 def _applied(
-    door: Cluster, actions: Sequence[JobAction], errand: Errand, minutes: Minutes, *, service: str, mode: Mode
+    door: Cluster, actions: Sequence[JobAction], errand: Execution, minutes: AuditLog, *, service: str, mode: Mode
 ) -> list[Outcome]:
     outcomes = door.apply(actions)
     minutes.outcomes(service, mode, outcomes, errand.scene.jobs)
     return outcomes
 
 
-def _settle(book: Book, errand: Errand, wish: Wish, seat: Seat, outcome: Outcome) -> None:
+def _settle(book: Book, errand: Execution, wish: JobChange, seat: ActiveService, outcome: Outcome) -> None:
     prior = _books_of(errand, seat).get(wish.key)
     if outcome.result in _READ_BACK and not errand.scene.resolution.is_nothing(wish.lever, wish.value):
         after = (outcome.after or worded(wish.lever, wish.value)) + _again(errand, wish.key)
@@ -156,7 +183,7 @@ def _settle(book: Book, errand: Errand, wish: Wish, seat: Seat, outcome: Outcome
         book.pop(wish.key, None)
 
 
-def _adopt(real: Book, errand: Errand, wish: Wish, seat: Seat) -> None:
+def _adopt(real: Book, errand: Execution, wish: JobChange, seat: ActiveService) -> None:
     if errand.scene.resolution.is_nothing(wish.lever, wish.value):
         real.pop(wish.key, None)
         return
@@ -167,8 +194,8 @@ def _adopt(real: Book, errand: Errand, wish: Wish, seat: Seat) -> None:
         real[wish.key] = _entry(errand, wish, seat, after=after)
 
 
-def _entry(errand: Errand, wish: Wish, seat: Seat, *, after: str) -> Standing:
-    return Standing(
+def _entry(errand: Execution, wish: JobChange, seat: ActiveService, *, after: str) -> AppliedChange:
+    return AppliedChange(
         lever=wish.lever,
         job_id=wish.job_id,
         submitted_us=errand.scene.jobs[wish.job_id].submitted_us,
@@ -180,39 +207,39 @@ def _entry(errand: Errand, wish: Wish, seat: Seat, *, after: str) -> Standing:
     )
 
 
-def _again(errand: Errand, key: Key) -> str:
+def _again(errand: Execution, key: Key) -> str:
     prior = errand.scene.books.real.get(key)
     return SET_AGAIN if key in errand.disputed or (prior is not None and prior.set_again) else ""
 
 
-def _explained(errand: Errand, wish: Wish) -> Wish:
+def _explained(errand: Execution, wish: JobChange) -> JobChange:
     if wish.key not in errand.disputed:
         return wish
     read = worded(wish.lever, errand.scene.jobs[wish.job_id].value(wish.lever))
     return replace(wish, reason=f"{wish.reason}; set again, once: {read} was found instead of what Helios had set")
 
 
-def _books_of(errand: Errand, seat: Seat) -> Book:
+def _books_of(errand: Execution, seat: ActiveService) -> Book:
     return errand.scene.books.shadow if seat.mode.mode is Mode.SHADOW else errand.scene.books.real
 
 
-def _shadows(errand: Errand) -> set[str]:
+def _shadows(errand: Execution) -> set[str]:
     return {seat.name for seat in errand.seats if seat.mode.mode is Mode.SHADOW}
 
 
-def _restores(backs: Iterable[TakeBack]) -> list[Restore]:
-    grouped: dict[tuple[Lever, str], list[str]] = {}
+def _restores(backs: Iterable[JobReversion]) -> list[RevertJobs]:
+    grouped: dict[tuple[JobSetting, str], list[str]] = {}
     for back in backs:
         lever, job_id = back.key
         grouped.setdefault((lever, back.why), []).append(job_id)
-    return [Restore(lever=lever, job_ids=tuple(jobs), reason=why) for (lever, why), jobs in grouped.items()]
+    return [RevertJobs(lever=lever, job_ids=tuple(jobs), reason=why) for (lever, why), jobs in grouped.items()]
 
 
 # Carrying out a plan for nodes: entered in the book before anything is written, settled by what was read back.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeErrand:
+class NodeExecution:
     """A plan, and all that carrying it out takes.
 
     Attributes
@@ -223,9 +250,9 @@ class NodeErrand:
         Asked before each door that writes: why nothing more may be written; empty: it may.
     """
 
-    plan: NodePlan
-    seats: Sequence[Seat]
-    scene: NodeScene
+    plan: NodeReconcilePlan
+    seats: Sequence[ActiveService]
+    scene: NodeCycleContext
     now: datetime
     why_stop: Callable[[], str] = lambda: ""
 
@@ -234,16 +261,16 @@ class NodeErrand:
         """Whether anything will be written to the cluster."""
         return bool(self.plan.take_back) or any(self.plan.send.get(seat.name) for seat in self.writers())
 
-    def writers(self) -> list[Seat]:
+    def writers(self) -> list[ActiveService]:
         """Return the seats whose actions may reach the cluster."""
         return [seat for seat in self.seats if seat.mode.writes]
 
 
 @dataclass(slots=True, kw_only=True)
-class Deeds:
+class NodeActivity:
     """What was done on the cluster, and what is remembered of it."""
 
-    memory: NodeMemory
+    memory: NodeControllerState
     slept: list[str] = field(default_factory=list)
     woken: list[str] = field(default_factory=list)
     weighed: list[str] = field(default_factory=list)
@@ -253,17 +280,17 @@ class Deeds:
         for outcome in outcomes:
             if outcome.result is not Result.DONE:
                 continue
-            if outcome.lever is NodeLever.WEIGHT:
+            if outcome.lever is NodeSetting.WEIGHT:
                 self.weighed.append(outcome.node)
-            elif outcome.lever is NodeLever.POWER and outcome.action == "PowerDown":
+            elif outcome.lever is NodeSetting.POWER and outcome.action == "PowerDown":
                 self.slept.append(outcome.node)
                 self.memory = self.memory.with_slept(outcome.node, now)
-            elif outcome.lever is NodeLever.POWER:
+            elif outcome.lever is NodeSetting.POWER:
                 self.woken.append(outcome.node)
-                self.memory = self.memory.with_wake(outcome.node, Wake(since=now, by="Helios"))
+                self.memory = self.memory.with_wake(outcome.node, WakeUp(since=now, by="Helios"))
 
 
-def nodes_entered(errand: NodeErrand) -> NodeBooks:
+def nodes_entered(errand: NodeExecution) -> AppliedNodeChanges:
     """Return the books with every change entered before it is made, and what was found as asked adopted."""
     real = dict(errand.scene.books.real)
     for seat in errand.writers():
@@ -276,16 +303,18 @@ def nodes_entered(errand: NodeErrand) -> NodeBooks:
             if wish.key in real and real[wish.key].service != seat.name and wish.value != AWAKE:
                 real[wish.key] = replace(real[wish.key], service=seat.name)
     for back in errand.plan.take_back:
-        if back.row.lever is NodeLever.POWER:
+        if back.row.lever is NodeSetting.POWER:
             real[back.row.key] = replace(back.row, value=AWAKE)
     shadows = {seat.name for seat in errand.seats if seat.mode.mode is Mode.SHADOW}
     ends = {back.row.key for back in errand.plan.shadows_end if back.row.service not in shadows}
-    return NodeBooks(real=real, shadow={k: row for k, row in errand.scene.books.shadow.items() if k not in ends})
+    return AppliedNodeChanges(
+        real=real, shadow={k: row for k, row in errand.scene.books.shadow.items() if k not in ends}
+    )
 
 
 def nodes_carried_out(
-    errand: NodeErrand, *, cluster: NodeCluster, books: NodeBooks, minutes: Minutes, deeds: Deeds
-) -> NodeBooks:
+    errand: NodeExecution, *, cluster: NodeCluster, books: AppliedNodeChanges, minutes: AuditLog, deeds: NodeActivity
+) -> AppliedNodeChanges:
     """Act, and return the books settled by what became of it.
 
     A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the turn began;
@@ -307,24 +336,26 @@ def nodes_carried_out(
     except HeliosError as error:
         minutes.bad = True
         minutes.notes.append(f"acting was broken off: {error.fact}")
-    return NodeBooks(real=real, shadow=shadow)
+    return AppliedNodeChanges(real=real, shadow=shadow)
 
 
-def restores_of(backs: Iterable[GiveBack]) -> list[RestoreNodes]:
+def restores_of(backs: Iterable[NodeReversion]) -> list[RevertNodes]:
     """Return the actions that take ``backs`` back, wakes first."""
-    grouped: dict[tuple[NodeLever, str], list[tuple[str, str]]] = {}
+    grouped: dict[tuple[NodeSetting, str], list[tuple[str, str]]] = {}
     for back in backs:
         grouped.setdefault((back.row.lever, back.why), []).append((back.row.node, back.row.own))
-    ranked = sorted(grouped.items(), key=lambda item: list(NodeLever).index(item[0][0]))
-    return [RestoreNodes(lever=lever, own=tuple(own), reason=why) for (lever, why), own in ranked]
+    ranked = sorted(grouped.items(), key=lambda item: list(NodeSetting).index(item[0][0]))
+    return [RevertNodes(lever=lever, own=tuple(own), reason=why) for (lever, why), own in ranked]
 
 
-def _mind_nodes(errand: NodeErrand) -> None:
+def _mind_nodes(errand: NodeExecution) -> None:
     if why := errand.why_stop():
         raise _Stopped(why)
 
 
-def _take_nodes_back(errand: NodeErrand, cluster: NodeCluster, real: NodeBook, minutes: Minutes, deeds: Deeds) -> None:
+def _take_nodes_back(
+    errand: NodeExecution, cluster: NodeCluster, real: NodeBook, minutes: AuditLog, deeds: NodeActivity
+) -> None:
     if not errand.plan.take_back:
         return
     _mind_nodes(errand)
@@ -337,7 +368,13 @@ def _take_nodes_back(errand: NodeErrand, cluster: NodeCluster, real: NodeBook, m
 
 
 def _send_nodes(
-    errand: NodeErrand, seat: Seat, cluster: NodeCluster, *, book: NodeBook, minutes: Minutes, deeds: Deeds
+    errand: NodeExecution,
+    seat: ActiveService,
+    cluster: NodeCluster,
+    *,
+    book: NodeBook,
+    minutes: AuditLog,
+    deeds: NodeActivity,
 ) -> None:
     wishes = {wish.key: wish for wish in errand.plan.send.get(seat.name, ())}
     door = _node_door(errand, seat, cluster)
@@ -357,32 +394,34 @@ def _send_nodes(
             book.pop(key, None)
 
 
-def _with_own_reasons(outcomes: Iterable[NodeOutcome], wishes: dict[NodeKey, NodeWish]) -> list[NodeOutcome]:
+def _with_own_reasons(outcomes: Iterable[NodeOutcome], wishes: dict[NodeKey, NodeChange]) -> list[NodeOutcome]:
     """Give each weight its own reason back: the door knows the one of the whole order only."""
     return [
         replace(outcome, reason=wishes[outcome.lever, outcome.node].reason)
-        if outcome.lever is NodeLever.WEIGHT and (outcome.lever, outcome.node) in wishes
+        if outcome.lever is NodeSetting.WEIGHT and (outcome.lever, outcome.node) in wishes
         else outcome
         for outcome in outcomes
     ]
 
 
-def _actions(errand: NodeErrand, seat: Seat, wishes: dict[NodeKey, NodeWish]) -> list[NodeAction]:
+def _actions(errand: NodeExecution, seat: ActiveService, wishes: dict[NodeKey, NodeChange]) -> list[NodeAction]:
     shadow = seat.mode.mode is Mode.SHADOW
     ends = [back for back in errand.plan.shadows_end if back.row.service == seat.name and shadow]
-    weighs = any(wish.lever is NodeLever.WEIGHT for wish in wishes.values())
+    weighs = any(wish.lever is NodeSetting.WEIGHT for wish in wishes.values())
     # An order of filling is given whole: what a weight becomes depends on who else is in the order.
-    same = [wish for wish in errand.plan.same.get(seat.name, ()) if wish.lever is NodeLever.WEIGHT and weighs]
+    same = [wish for wish in errand.plan.same.get(seat.name, ()) if wish.lever is NodeSetting.WEIGHT and weighs]
     own = {} if shadow else errand.scene.books.own()
     return [*node_actions_of([*wishes.values(), *([] if shadow else same)], own=own), *restores_of(ends)]
 
 
-def _node_door(errand: NodeErrand, seat: Seat, cluster: NodeCluster) -> NodeCluster | None:
+def _node_door(errand: NodeExecution, seat: ActiveService, cluster: NodeCluster) -> NodeCluster | None:
     snapshot = errand.scene.snapshot
     return node_door_for(seat.mode, cluster, look=lambda: snapshot, stands=errand.scene.books.shadow)
 
 
-def _settle_node(book: NodeBook, errand: NodeErrand, wish: NodeWish, seat: Seat, outcome: NodeOutcome) -> None:
+def _settle_node(
+    book: NodeBook, errand: NodeExecution, wish: NodeChange, seat: ActiveService, outcome: NodeOutcome
+) -> None:
     books = errand.scene.books
     prior = (books.shadow if seat.mode.mode is Mode.SHADOW else books.real).get(wish.key)
     found_asleep = wish.sleeps and outcome.result is Result.UNCHANGED and prior is None
@@ -396,10 +435,10 @@ def _settle_node(book: NodeBook, errand: NodeErrand, wish: NodeWish, seat: Seat,
         book.pop(wish.key, None)
 
 
-def _node_entry(errand: NodeErrand, wish: NodeWish, seat: Seat, *, after: str) -> NodeStanding:
+def _node_entry(errand: NodeExecution, wish: NodeChange, seat: ActiveService, *, after: str) -> AppliedNodeChange:
     books = errand.scene.books
     prior = (books.shadow if seat.mode.mode is Mode.SHADOW else books.real).get(wish.key)
-    return NodeStanding(
+    return AppliedNodeChange(
         lever=wish.lever,
         node=wish.node,
         service=seat.name,
@@ -411,7 +450,7 @@ def _node_entry(errand: NodeErrand, wish: NodeWish, seat: Seat, *, after: str) -
     )
 
 
-def _own(scene: NodeScene, key: NodeKey) -> str:
+def _own(scene: NodeCycleContext, key: NodeKey) -> str:
     if key == LIST:
         return "" if scene.power is None else scene.power.keep_awake
-    return f"{scene.nodes[key[1]].weight:.0f}" if key[0] is NodeLever.WEIGHT else ""
+    return f"{scene.nodes[key[1]].weight:.0f}" if key[0] is NodeSetting.WEIGHT else ""

@@ -15,8 +15,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar
 
-from helios.actions import Lever, Outcome, Result
-from helios.changes import Key, Wish
+from helios.actions import JobSetting, Outcome, Result
+from helios.changes import JobChange, Key
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import PendingJob
 
@@ -24,21 +24,21 @@ _Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GuardResult:
     """What may go on, and what not and why."""
 
-    allowed: tuple[Wish, ...]
+    allowed: tuple[JobChange, ...]
     refused: tuple[Outcome, ...]
 
 
 def guarded(
-    wishes: Sequence[Wish],
+    wishes: Sequence[JobChange],
     *,
     jobs: Mapping[str, PendingJob],
     mode: ServiceMode,
     of_the_admins: frozenset[Key],
     most_of_one_user: float,
-) -> Verdict:
+) -> GuardResult:
     """Pass one service's wishes through every guard.
 
     Parameters
@@ -53,7 +53,7 @@ def guarded(
     reasons = [_refusal(wish, jobs.get(wish.job_id), mode, of_the_admins) for wish in wishes]
     allowed = [wish for wish, reason in zip(wishes, reasons, strict=True) if not reason]
     once, twice = _each_once(allowed)
-    return Verdict(
+    return GuardResult(
         allowed=tuple(capped(once, jobs=jobs, share=most_of_one_user)),
         refused=(
             *(wish.outcome(_result(why), why) for wish, why in zip(wishes, reasons, strict=True) if why),
@@ -63,8 +63,8 @@ def guarded(
 
 
 def one_owner_each(
-    wishes: Mapping[str, Sequence[Wish]], *, held: Mapping[Key, str]
-) -> tuple[dict[str, tuple[Wish, ...]], dict[str, tuple[Outcome, ...]]]:
+    wishes: Mapping[str, Sequence[JobChange]], *, held: Mapping[Key, str]
+) -> tuple[dict[str, tuple[JobChange, ...]], dict[str, tuple[Outcome, ...]]]:
     """Let each lever of each job have one service: the first configured wins.
 
     Parameters
@@ -112,7 +112,7 @@ def owners_of(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) 
     return owner
 
 
-def capped(wishes: Sequence[Wish], *, jobs: Mapping[str, PendingJob], share: float) -> list[Wish]:
+def capped(wishes: Sequence[JobChange], *, jobs: Mapping[str, PendingJob], share: float) -> list[JobChange]:
     """Make neutral what exceeds one user's share of the jobs that are put ahead of others' in a partition.
 
     Such is a job of urgency above 0 where another user's, eligible before it, has less. Who has waited longest is put
@@ -120,9 +120,9 @@ def capped(wishes: Sequence[Wish], *, jobs: Mapping[str, PendingJob], share: flo
     An array counts as the one record that it is in the queue. The least urgent are made neutral first, among equals the
     last in the queue; everybody keeps at least one.
     """
-    ordering = {wish.job_id: wish for wish in wishes if wish.lever is Lever.ORDER}
+    ordering = {wish.job_id: wish for wish in wishes if wish.lever is JobSetting.ORDER}
     place = {job_id: position for position, job_id in enumerate(jobs)}
-    ahead: defaultdict[str, list[Wish]] = defaultdict(list)
+    ahead: defaultdict[str, list[JobChange]] = defaultdict(list)
     for job in _ahead_of_others(jobs.values(), {job_id: wish.value for job_id, wish in ordering.items()}):
         ahead[job.partition].append(ordering[job.job_id])
     excess = {wish.key for some in ahead.values() for wish in _excess(some, jobs, share, place)}
@@ -146,7 +146,7 @@ def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) ->
             least = dict(nsmallest(2, least.items(), key=itemgetter(1)))
 
 
-def _refusal(wish: Wish, job: PendingJob | None, mode: ServiceMode, of_the_admins: frozenset[Key]) -> str:
+def _refusal(wish: JobChange, job: PendingJob | None, mode: ServiceMode, of_the_admins: frozenset[Key]) -> str:
     if job is None:
         return "no such job is pending"
     if job.hands_off:
@@ -155,13 +155,13 @@ def _refusal(wish: Wish, job: PendingJob | None, mode: ServiceMode, of_the_admin
         return "somebody changed it after Helios did: it is theirs"
     if not mode.covers(job):
         return OUTSIDE
-    return _misplaced(wish, job) if wish.lever is Lever.ORDER else _unsound(wish, job)
+    return _misplaced(wish, job) if wish.lever is JobSetting.ORDER else _unsound(wish, job)
 
 
 NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
-def _misplaced(wish: Wish, job: PendingJob) -> str:
+def _misplaced(wish: JobChange, job: PendingJob) -> str:
     if not -1 <= wish.value <= 1:
         return f"urgency {wish.value} is not between -1 and 1"
     if wish.partition != job.partition:
@@ -169,7 +169,7 @@ def _misplaced(wish: Wish, job: PendingJob) -> str:
     return "" if job.eligible else NOT_ELIGIBLE
 
 
-def _unsound(wish: Wish, job: PendingJob) -> str:
+def _unsound(wish: JobChange, job: PendingJob) -> str:
     if not math.isfinite(wish.value) or wish.value <= 0:
         return f"a soft limit of {wish.value} s"
     if not math.isnan(job.user_soft_limit_s):
@@ -183,12 +183,14 @@ def _result(reason: str) -> Result:
     return Result.POSTPONED if reason == NOT_ELIGIBLE else Result.REFUSED
 
 
-def _each_once(wishes: Sequence[Wish]) -> tuple[list[Wish], list[Wish]]:
+def _each_once(wishes: Sequence[JobChange]) -> tuple[list[JobChange], list[JobChange]]:
     first = {wish.key: wish for wish in reversed(wishes)}
     return [w for w in wishes if first[w.key] is w], [w for w in wishes if first[w.key] is not w]
 
 
-def _excess(ahead: list[Wish], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]) -> list[Wish]:
+def _excess(
+    ahead: list[JobChange], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]
+) -> list[JobChange]:
     counts = Counter(jobs[wish.job_id].user for wish in ahead)
     left = allowance(counts, share)
     excess = []
@@ -212,7 +214,7 @@ def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
         kept = fewer
 
 
-def _neutral(wish: Wish, user: str, share: float) -> Wish:
+def _neutral(wish: JobChange, user: str, share: float) -> JobChange:
     where = f"the jobs put ahead of others' in partition {wish.partition}"
     why = f"neutral: no more than {share:.0%} of {where} may be {user}'s"
     return replace(wish, value=0.0, reason=f"{wish.reason}; {why}")

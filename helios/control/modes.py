@@ -14,26 +14,26 @@ from dataclasses import dataclass, replace
 from helios.actions import (
     FillFirst,
     JobAction,
+    JobSetting,
     KeepAwake,
-    Lever,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     Outcome,
     PowerDown,
     PowerUp,
-    Restore,
-    RestoreNodes,
     Result,
+    RevertJobs,
+    RevertNodes,
 )
-from helios.changes import AWAKE, TIER, Key, NodeKey, NodeWish, Wish, actions_of, node_proposal_of, proposal_of
-from helios.control.applied import NodeStanding, Resolution
+from helios.changes import AWAKE, TIER, JobChange, Key, NodeChange, NodeKey, actions_of, node_proposal_of, proposal_of
+from helios.control.applied import AppliedNodeChange, Tolerance
 from helios.control.observed import PendingJob, nodes_seen, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.ports import Cluster, NodeCluster
 
 OUTSIDE = "outside the canary"
-NOTHING = {Lever.ORDER: 0.0, Lever.SOFT_LIMIT: math.nan}
+NOTHING = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
 """What a job has that Helios never changed."""
 
 
@@ -87,7 +87,7 @@ def door_for(
     *,
     look: Callable[[], Snapshot],
     stands: Mapping[Key, float],
-    resolution: Resolution,
+    resolution: Tolerance,
 ) -> Cluster | None:
     """Return what a service of that mode acts on; None: it is off.
 
@@ -116,7 +116,7 @@ class ShadowCluster:
 
     look: Callable[[], Snapshot]
     stands: Mapping[Key, float]
-    resolution: Resolution
+    resolution: Tolerance
 
     def snapshot(self) -> Snapshot:
         """Look."""
@@ -125,14 +125,14 @@ class ShadowCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Say what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
-        restores = [action for action in actions if isinstance(action, Restore)]
+        restores = [action for action in actions if isinstance(action, RevertJobs)]
         wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
         return [
             *(self._would(wish, jobs.get(wish.job_id)) for wish in wishes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
         ]
 
-    def _would(self, wish: Wish, job: PendingJob | None) -> Outcome:
+    def _would(self, wish: JobChange, job: PendingJob | None) -> Outcome:
         if job is None:
             return wish.outcome(Result.GONE, "no longer pending")
         if job.hands_off:
@@ -142,10 +142,10 @@ class ShadowCluster:
         outcome = wish.outcome(Result.UNCHANGED if same else Result.WOULD)
         return replace(outcome, before=worded(wish.lever, before), after=worded(wish.lever, wish.value))
 
-    def _taken_back(self, restore: Restore) -> list[Outcome]:
+    def _taken_back(self, restore: RevertJobs) -> list[Outcome]:
         return [
             Outcome(
-                action="Restore",
+                action="RevertJobs",
                 lever=lever,
                 job_id=job_id,
                 result=Result.WOULD,
@@ -175,19 +175,19 @@ class CanaryCluster:
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
         wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
         refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.job_id not in inside]
-        restores = [_within(action, inside) for action in actions if isinstance(action, Restore)]
+        restores = [_within(action, inside) for action in actions if isinstance(action, RevertJobs)]
         allowed = [*actions_of([wish for wish in wishes if wish.job_id in inside]), *restores]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
 
-def worded(lever: Lever, value: float) -> str:
+def worded(lever: JobSetting, value: float) -> str:
     """Say in words what a job has, or would have."""
-    if lever is Lever.ORDER:
+    if lever is JobSetting.ORDER:
         return f"urgency {value:.3g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
 
 
-def _within(restore: Restore, inside: set[str]) -> Restore:
+def _within(restore: RevertJobs, inside: set[str]) -> RevertJobs:
     named = sorted(inside) if restore.job_ids is None else [job_id for job_id in restore.job_ids if job_id in inside]
     return replace(restore, job_ids=tuple(named))
 
@@ -199,7 +199,7 @@ def _hundredth(name: str) -> int:
 
 # The doors to the nodes of a cluster: the cluster itself, a part of it, or a shadow that holds nothing that writes.
 
-_UNTOUCHED = {NodeLever.POWER: AWAKE, NodeLever.WEIGHT: f"{TIER}0"}
+_UNTOUCHED = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
 """What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
 
 
@@ -208,7 +208,7 @@ def node_door_for(
     cluster: NodeCluster,
     *,
     look: Callable[[], Snapshot],
-    stands: Mapping[NodeKey, NodeStanding],
+    stands: Mapping[NodeKey, AppliedNodeChange],
 ) -> NodeCluster | None:
     """Return what a service of that mode acts on; None: it is off.
 
@@ -233,7 +233,7 @@ class ShadowNodes:
     """Nodes that cannot be changed, and a word on what would have been: it holds nothing that could write."""
 
     look: Callable[[], Snapshot]
-    stands: Mapping[NodeKey, NodeStanding]
+    stands: Mapping[NodeKey, AppliedNodeChange]
 
     def snapshot(self) -> Snapshot:
         """Look."""
@@ -243,13 +243,13 @@ class ShadowNodes:
         """Say what would become of each node, and change nothing."""
         nodes = nodes_seen(self.look())
         wishes = node_proposal_of(actions).wishes
-        restores = [action for action in actions if isinstance(action, RestoreNodes)]
+        restores = [action for action in actions if isinstance(action, RevertNodes)]
         return [
             *(self._would(wish, known=not wish.node or wish.node in nodes) for wish in wishes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
         ]
 
-    def _would(self, wish: NodeWish, *, known: bool) -> NodeOutcome:
+    def _would(self, wish: NodeChange, *, known: bool) -> NodeOutcome:
         if not known:
             return wish.outcome(Result.GONE, "no such node")
         row = self.stands.get(wish.key)
@@ -257,10 +257,10 @@ class ShadowNodes:
         result = Result.UNCHANGED if before == wish.value else Result.WOULD
         return wish.outcome(result, before=before, after=wish.value)
 
-    def _taken_back(self, restore: RestoreNodes) -> list[NodeOutcome]:
+    def _taken_back(self, restore: RevertNodes) -> list[NodeOutcome]:
         return [
             NodeOutcome(
-                action="RestoreNodes",
+                action="RevertNodes",
                 lever=restore.lever,
                 node=node,
                 result=Result.WOULD,

@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from helios.actions import NodeLever, NodeOutcome, Result
-from helios.changes import AWAKE, NodeKey, NodeWish
+from helios.actions import NodeOutcome, NodeSetting, Result
+from helios.changes import AWAKE, NodeChange, NodeKey
 from helios.config import Power, Settings
-from helios.control.applied import NodeBooks, same_list, weight_in
+from helios.control.applied import AppliedNodeChanges, same_list, weight_in
 from helios.control.guards import owners_of
 from helios.control.modes import OUTSIDE, ServiceMode
-from helios.control.observed import UNTOUCHABLE, SeenNode
-from helios.control.state import NodeMemory
+from helios.control.observed import UNTOUCHABLE, ObservedNode
+from helios.control.state import NodeControllerState
 from helios.model import Mode, NodePower, PowerSettings, Snapshot
 
 OLDEST_DEMAND = timedelta(hours=1)
@@ -27,7 +27,7 @@ OLDEST_DEMAND = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeScene:
+class NodeCycleContext:
     """What a power turn sees and remembers before it asks anybody.
 
     Attributes
@@ -41,9 +41,9 @@ class NodeScene:
     """
 
     snapshot: Snapshot
-    nodes: Mapping[str, SeenNode]
-    books: NodeBooks
-    memory: NodeMemory
+    nodes: Mapping[str, ObservedNode]
+    books: AppliedNodeChanges
+    memory: NodeControllerState
     settings: Settings
     wanted: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
@@ -58,27 +58,27 @@ class NodeScene:
         """Whether the cluster's own timer is what puts nodes to sleep here."""
         return self.settings.power.mechanism == "keep_awake"
 
-    def is_wanted(self, node: SeenNode) -> bool:
+    def is_wanted(self, node: ObservedNode) -> bool:
         """Return whether a pending job waits for nodes of its partitions."""
         return bool(self.wanted.intersection(node.partitions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeVerdict:
+class NodeGuardResult:
     """What may go on, what already is so, and what may not and why."""
 
-    allowed: tuple[NodeWish, ...]
-    same: tuple[NodeWish, ...]
+    allowed: tuple[NodeChange, ...]
+    same: tuple[NodeChange, ...]
     refused: tuple[NodeOutcome, ...]
 
 
-def guarded_nodes(wishes: Sequence[NodeWish], *, scene: NodeScene, mode: ServiceMode) -> NodeVerdict:
+def guarded_nodes(wishes: Sequence[NodeChange], *, scene: NodeCycleContext, mode: ServiceMode) -> NodeGuardResult:
     """Pass one service's wishes through every guard that looks at one node."""
     once, twice = _each_once(wishes)
     same = [wish for wish in once if _may_be_named(wish, scene, mode) == "" and is_so(wish, scene, mode.mode)]
     kept = {wish.key for wish in same}
     why = {wish.key: _refusal(wish, scene, mode) for wish in once if wish.key not in kept}
-    return NodeVerdict(
+    return NodeGuardResult(
         allowed=tuple(wish for wish in once if wish.key not in kept and not why[wish.key][1]),
         same=tuple(same),
         refused=(
@@ -89,8 +89,8 @@ def guarded_nodes(wishes: Sequence[NodeWish], *, scene: NodeScene, mode: Service
 
 
 def one_owner_of_each_node(
-    wishes: Mapping[str, Sequence[NodeWish]], *, held: Mapping[NodeKey, str]
-) -> tuple[dict[str, tuple[NodeWish, ...]], dict[str, tuple[NodeOutcome, ...]]]:
+    wishes: Mapping[str, Sequence[NodeChange]], *, held: Mapping[NodeKey, str]
+) -> tuple[dict[str, tuple[NodeChange, ...]], dict[str, tuple[NodeOutcome, ...]]]:
     """Let each lever of each node have one service: the first configured wins.
 
     Parameters
@@ -118,22 +118,22 @@ def one_owner_of_each_node(
     return allowed, refused
 
 
-def is_so(wish: NodeWish, scene: NodeScene, mode: Mode) -> bool:
+def is_so(wish: NodeChange, scene: NodeCycleContext, mode: Mode) -> bool:
     """Return whether what is wished for stands already; for a shadow, whether it would."""
     row = (scene.books.shadow if mode is Mode.SHADOW else scene.books.real).get(wish.key)
     node = scene.nodes.get(wish.node)
-    if wish.lever is NodeLever.POWER:
+    if wish.lever is NodeSetting.POWER:
         return _has_power(wish, node, would_sleep=mode is Mode.SHADOW and row is not None)
     if row is None or row.value != wish.value or row.admins:
         return False
     if mode is Mode.SHADOW:
         return True
-    if wish.lever is NodeLever.WEIGHT:
+    if wish.lever is NodeSetting.WEIGHT:
         return row.confirmed and node is not None and node.weight == weight_in(row.after)
     return row.confirmed and scene.power is not None and same_list(scene.power.keep_awake, row.after)
 
 
-def _has_power(wish: NodeWish, node: SeenNode | None, *, would_sleep: bool) -> bool:
+def _has_power(wish: NodeChange, node: ObservedNode | None, *, would_sleep: bool) -> bool:
     if node is None:
         return False
     if wish.value == AWAKE:
@@ -141,7 +141,7 @@ def _has_power(wish: NodeWish, node: SeenNode | None, *, would_sleep: bool) -> b
     return would_sleep or node.away
 
 
-def why_not_asleep(node: SeenNode, scene: NodeScene) -> str:
+def why_not_asleep(node: ObservedNode, scene: NodeCycleContext) -> str:
     """Return why a node must not be asleep for Helios' sake, whatever it does now; empty: it may."""
     return (
         scene.memory.protected
@@ -151,29 +151,29 @@ def why_not_asleep(node: SeenNode, scene: NodeScene) -> str:
     )
 
 
-def _each_once(wishes: Sequence[NodeWish]) -> tuple[list[NodeWish], list[NodeWish]]:
+def _each_once(wishes: Sequence[NodeChange]) -> tuple[list[NodeChange], list[NodeChange]]:
     first = {wish.key: wish for wish in reversed(wishes)}
     return [w for w in wishes if first[w.key] is w], [w for w in wishes if first[w.key] is not w]
 
 
-def _refusal(wish: NodeWish, scene: NodeScene, mode: ServiceMode) -> tuple[Result, str]:
+def _refusal(wish: NodeChange, scene: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
     if why := _may_be_named(wish, scene, mode):
         return Result.REFUSED, why
-    if wish.lever is NodeLever.KEEP_AWAKE:
+    if wish.lever is NodeSetting.KEEP_AWAKE:
         return Result.REFUSED, _no_list(scene)
     node = scene.nodes[wish.node]
-    if wish.lever is NodeLever.WEIGHT:
+    if wish.lever is NodeSetting.WEIGHT:
         return Result.REFUSED, "its own weight is not known" if math.isnan(node.weight) else ""
     if wish.value == AWAKE:
         return _no_wake(node, scene)
     return Result.REFUSED, _no_sleep(node, scene)
 
 
-def _may_be_named(wish: NodeWish, scene: NodeScene, mode: ServiceMode) -> str:
+def _may_be_named(wish: NodeChange, scene: NodeCycleContext, mode: ServiceMode) -> str:
     row = scene.books.real.get(wish.key)
     if row is not None and row.admins:
         return "somebody changed it after Helios did: it is theirs"
-    if wish.lever is NodeLever.KEEP_AWAKE:
+    if wish.lever is NodeSetting.KEEP_AWAKE:
         return ""
     node = scene.nodes.get(wish.node)
     if node is None:
@@ -181,7 +181,7 @@ def _may_be_named(wish: NodeWish, scene: NodeScene, mode: ServiceMode) -> str:
     return "" if mode.reaches(node.name, partitions=node.partitions) else OUTSIDE
 
 
-def _no_list(scene: NodeScene) -> str:
+def _no_list(scene: NodeCycleContext) -> str:
     if not scene.only_lists:
         return "power.mechanism is sleep: the keep-awake list is left to the site"
     if scene.power is None:
@@ -189,25 +189,25 @@ def _no_list(scene: NodeScene) -> str:
     return "" if scene.power.can_keep_awake else "the keep-awake list cannot be changed on this cluster"
 
 
-def _no_wake(node: SeenNode, scene: NodeScene) -> tuple[Result, str]:
+def _no_wake(node: ObservedNode, scene: NodeCycleContext) -> tuple[Result, str]:
     if node.down:
         return Result.REFUSED, f"it is {node.state or 'down'}"
     if not node.in_service:  # what is merely planned or reserved is woken all the same
         return Result.REFUSED, node.hands_off or f"it is {min(node.flags)}"
     if node.power is NodePower.FALLING_ASLEEP:
         return Result.POSTPONED, "falling asleep: it cannot be called back until it is asleep"
-    row = scene.books.real.get((NodeLever.POWER, node.name))
+    row = scene.books.real.get((NodeSetting.POWER, node.name))
     pays_at = row and row.written_at + timedelta(seconds=scene.settings.power.payback_s)
     if pays_at and scene.snapshot.taken_at < pays_at and not scene.is_wanted(node):
         return Result.REFUSED, f"asleep too short to pay: not woken ahead of need before {pays_at:%Y-%m-%d %H:%M} UTC"
     return Result.REFUSED, ""
 
 
-def _no_sleep(node: SeenNode, scene: NodeScene) -> str:
+def _no_sleep(node: ObservedNode, scene: NodeCycleContext) -> str:
     return _not_here(scene) or _touched(node) or why_not_asleep(node, scene) or _not_idle(node, scene)
 
 
-def _not_here(scene: NodeScene) -> str:
+def _not_here(scene: NodeCycleContext) -> str:
     if scene.only_lists:
         return "power.mechanism is keep_awake: the cluster's own timer puts nodes to sleep"
     if scene.power is None:
@@ -215,7 +215,7 @@ def _not_here(scene: NodeScene) -> str:
     return scene.power.why_not or ("" if scene.power.can_sleep else "nodes cannot be put to sleep on this cluster")
 
 
-def _no_forecast(scene: NodeScene) -> str:
+def _no_forecast(scene: NodeCycleContext) -> str:
     demand = scene.snapshot.demand
     if demand is None:
         return "there is no forecast of the demand for nodes"
@@ -224,14 +224,14 @@ def _no_forecast(scene: NodeScene) -> str:
     return "" if -bound_s <= apart_s <= bound_s else "the forecast of the demand for nodes is not of this hour"
 
 
-def _touched(node: SeenNode) -> str:
+def _touched(node: ObservedNode) -> str:
     if node.hands_off:
         return node.hands_off
     flags = sorted(node.flags & UNTOUCHABLE)
     return f"it is {flags[0]}" if flags else ""
 
 
-def _not_this_one(node: SeenNode, scene: NodeScene) -> str:
+def _not_this_one(node: ObservedNode, scene: NodeCycleContext) -> str:
     memory, power = scene.memory, scene.settings.power
     if node.name in scene.never:
         return "power.never names it"
@@ -243,7 +243,7 @@ def _not_this_one(node: SeenNode, scene: NodeScene) -> str:
     return f"Helios put it to sleep {cycles} times in 24 hours" if cycles >= power.cycles_per_day else ""
 
 
-def _not_idle(node: SeenNode, scene: NodeScene) -> str:
+def _not_idle(node: ObservedNode, scene: NodeCycleContext) -> str:
     now = scene.snapshot.taken_at
     if node.kept_awake:
         return "the cluster's keep-awake list names it"
@@ -265,7 +265,7 @@ YES: Verdict = (Result.DONE, "")
 CROWDED = "as many nodes are on their way as may be"
 
 
-class Room:
+class PowerBudget:
     """What is left of the bounds of ``[power]`` in one turn.
 
     Parameters
@@ -280,7 +280,7 @@ class Room:
 
     def __init__(
         self,
-        nodes: Mapping[str, SeenNode],
+        nodes: Mapping[str, ObservedNode],
         settings: Power,
         *,
         away: Iterable[str] = (),
@@ -305,7 +305,7 @@ class Room:
         self._left -= 1
         return YES
 
-    def to_sleep(self, node: SeenNode) -> Verdict:
+    def to_sleep(self, node: ObservedNode) -> Verdict:
         """Take a place on the way, and one among those asleep, for ``node``."""
         if last := [kind for kind in node.kinds() if self._serving[kind] <= 1]:
             return Result.REFUSED, f"it is the last node awake of {last[0]}"

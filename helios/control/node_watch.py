@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from helios.actions import NodeLever, Result
+from helios.actions import NodeSetting, Result
 from helios.changes import AWAKE, LIST
 from helios.config import Power
-from helios.control.applied import NodeBooks, NodeStanding, same_list, weight_in
-from helios.control.audit import HELIOS, Line
-from helios.control.observed import SeenNode
-from helios.control.state import APART, DAY, Failure, NodeMemory, Wake
+from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, same_list, weight_in
+from helios.control.audit import HELIOS, AuditEntry
+from helios.control.observed import ObservedNode
+from helios.control.state import APART, DAY, Failure, NodeControllerState, WakeUp
 from helios.model import Mode, NodePower, PowerSettings
 
 WAKE_MARGIN_S = 60.0
@@ -28,7 +28,7 @@ GAVE_UP = ("resumetimeout", "not respond", "noresp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class NodeWatch:
     """What was found.
 
     Attributes
@@ -41,14 +41,14 @@ class Watched:
         What the operator should be told besides.
     """
 
-    memory: NodeMemory
-    books: NodeBooks
-    lines: tuple[Line, ...] = ()
+    memory: NodeControllerState
+    books: AppliedNodeChanges
+    lines: tuple[AuditEntry, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class NodeObservation:
     """What is seen now, and what it takes to judge it.
 
     Attributes
@@ -57,17 +57,17 @@ class Look:
         Whether a kill switch took everything back since the last turn.
     """
 
-    nodes: Mapping[str, SeenNode]
+    nodes: Mapping[str, ObservedNode]
     power: PowerSettings | None
     at: datetime
     settings: Power
     released: bool = False
 
 
-def watched(memory: NodeMemory, books: NodeBooks, look: Look) -> Watched:
+def watched(memory: NodeControllerState, books: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
     """Hold memory and book against what is seen."""
     memory = memory.without_the_old(look.at)
-    for row in books.ours(NodeLever.POWER):
+    for row in books.ours(NodeSetting.POWER):
         memory = memory.with_slept(row.node, row.written_at) if look.at - row.written_at < DAY else memory
     seen = _power(memory, books, look)
     seen = _weights(seen, look)
@@ -81,22 +81,22 @@ def watched(memory: NodeMemory, books: NodeBooks, look: Look) -> Watched:
     )
 
 
-def _idle(memory: NodeMemory, look: Look) -> dict[str, datetime]:
+def _idle(memory: NodeControllerState, look: NodeObservation) -> dict[str, datetime]:
     follows = memory.looked_at is not None and timedelta(0) <= look.at - memory.looked_at <= APART
     before = memory.idle if follows else {}
     return {node.name: before.get(node.name, look.at) for node in look.nodes.values() if node.idle}
 
 
-def _may_stand_in_a_shadow(row: NodeStanding, look: Look) -> bool:
-    if row.lever is not NodeLever.POWER:
+def _may_stand_in_a_shadow(row: AppliedNodeChange, look: NodeObservation) -> bool:
+    if row.lever is not NodeSetting.POWER:
         return True
     node = look.nodes.get(row.node)
     return node is not None and node.idle  # a job on it would have woken it
 
 
-def _power(memory: NodeMemory, books: NodeBooks, look: Look) -> Watched:
+def _power(memory: NodeControllerState, books: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
     real, lines = dict(books.real), []
-    for row in books.ours(NodeLever.POWER):
+    for row in books.ours(NodeSetting.POWER):
         node = look.nodes.get(row.node)
         if node is None:
             continue  # a look that lacks a node says nothing about it: it may come back, and sleep on
@@ -115,34 +115,36 @@ def _power(memory: NodeMemory, books: NodeBooks, look: Look) -> Watched:
         else:
             memory, line = _woken_by_others(memory, row, node, look)
         lines += [line] if line is not None else []
-    return Watched(memory=memory, books=replace(books, real=real), lines=tuple(lines))
+    return NodeWatch(memory=memory, books=replace(books, real=real), lines=tuple(lines))
 
 
-def _may_fall_yet(row: NodeStanding, node: SeenNode, look: Look) -> bool:
+def _may_fall_yet(row: AppliedNodeChange, node: ObservedNode, look: NodeObservation) -> bool:
     entered_only = not row.confirmed and row.value != AWAKE
     return entered_only and node.power is NodePower.AWAKE and look.at - row.written_at < FALLS_WITHIN
 
 
-def _told_before_a_crash(memory: NodeMemory, node: SeenNode, look: Look) -> NodeMemory:
+def _told_before_a_crash(memory: NodeControllerState, node: ObservedNode, look: NodeObservation) -> NodeControllerState:
     if node.power is not NodePower.WAKING:
         return memory
-    return memory.with_wake(node.name, Wake(since=look.at, by="Helios"))
+    return memory.with_wake(node.name, WakeUp(since=look.at, by="Helios"))
 
 
-def _found_down(memory: NodeMemory, row: NodeStanding, node: SeenNode, look: Look) -> tuple[NodeMemory, Line | None]:
+def _found_down(
+    memory: NodeControllerState, row: AppliedNodeChange, node: ObservedNode, look: NodeObservation
+) -> tuple[NodeControllerState, AuditEntry | None]:
     if row.value != AWAKE and node.reason and not _slurm_gave_up(node):
         return memory, None
     # It was asleep at the last look and did not come when it was called in between.
-    return memory.with_wake(row.node, Wake(since=look.at, by="Slurm")), None
+    return memory.with_wake(row.node, WakeUp(since=look.at, by="Slurm")), None
 
 
-def _slurm_gave_up(node: SeenNode) -> bool:
+def _slurm_gave_up(node: ObservedNode) -> bool:
     return any(words in node.reason.lower() for words in GAVE_UP)
 
 
 def _woken_by_others(
-    memory: NodeMemory, row: NodeStanding, node: SeenNode, look: Look
-) -> tuple[NodeMemory, Line | None]:
+    memory: NodeControllerState, row: AppliedNodeChange, node: ObservedNode, look: NodeObservation
+) -> tuple[NodeControllerState, AuditEntry | None]:
     a_job_ran = node.idle_since is not None and node.idle_since > row.written_at
     if node.holds or node.state != "IDLE" or (node.power is NodePower.AWAKE and a_job_ran):
         by, rest = "Slurm woke it for a job", "it is no longer asleep because of Helios"
@@ -153,13 +155,13 @@ def _woken_by_others(
     else:
         by, rest = "somebody woke it", "it is no longer asleep because of Helios"
     if node.power is NodePower.WAKING:
-        memory = memory.with_wake(row.node, Wake(since=look.at, by="Slurm"))
+        memory = memory.with_wake(row.node, WakeUp(since=look.at, by="Slurm"))
     return memory, _line("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
 
 
-def _weights(seen: Watched, look: Look) -> Watched:
+def _weights(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
     real, lines, lost = dict(seen.books.real), list(seen.lines), 0
-    for row in [row for row in real.values() if row.lever is NodeLever.WEIGHT]:
+    for row in [row for row in real.values() if row.lever is NodeSetting.WEIGHT]:
         node = look.nodes.get(row.node)
         if node is None or math.isnan(node.weight):
             continue
@@ -178,7 +180,7 @@ def _weights(seen: Watched, look: Look) -> Watched:
     return replace(seen, books=replace(seen.books, real=real), lines=tuple(lines), notes=(*seen.notes, *forgotten))
 
 
-def _keep_awake(seen: Watched, look: Look) -> Watched:
+def _keep_awake(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
     row = seen.books.real.get(LIST)
     if row is None or look.power is None:
         return seen
@@ -196,7 +198,7 @@ def _keep_awake(seen: Watched, look: Look) -> Watched:
     return replace(seen, books=books, lines=(*seen.lines, _theirs(row, read=read)))
 
 
-def _wakes(seen: Watched, look: Look) -> Watched:
+def _wakes(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
     memory, lines, notes = seen.memory, list(seen.lines), list(seen.notes)
     was_protected = bool(memory.protected)
     for name, wake in seen.memory.wakes.items():
@@ -215,7 +217,7 @@ def _wakes(seen: Watched, look: Look) -> Watched:
     return replace(seen, memory=memory, lines=tuple(lines), notes=tuple(notes))
 
 
-def _verdict(node: SeenNode | None, wake: Wake, look: Look) -> str | None:
+def _verdict(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
     """Return what is wrong with a wake; empty: it came, or is nobody's concern any more; None: it may come yet."""
     if node is None or node.power is NodePower.FALLING_ASLEEP:
         return ""
@@ -228,8 +230,8 @@ def _verdict(node: SeenNode | None, wake: Wake, look: Look) -> str | None:
     return f"did not wake within {look.power.resume_timeout_s:g} s: it is {node.power or 'not responding'}"
 
 
-def _failed(node: str, wake: Wake, verdict: str) -> Line:
-    return Line(
+def _failed(node: str, wake: WakeUp, verdict: str) -> AuditEntry:
+    return AuditEntry(
         service=HELIOS,
         mode=Mode.ACTIVE,
         action="FailedWake",
@@ -239,8 +241,8 @@ def _failed(node: str, wake: Wake, verdict: str) -> Line:
     )
 
 
-def _protects(memory: NodeMemory) -> Line:
-    return Line(
+def _protects(memory: NodeControllerState) -> AuditEntry:
+    return AuditEntry(
         service=HELIOS,
         mode=Mode.ACTIVE,
         action="Protected",
@@ -250,14 +252,14 @@ def _protects(memory: NodeMemory) -> Line:
     )
 
 
-def _theirs(row: NodeStanding, *, read: str) -> Line:
+def _theirs(row: AppliedNodeChange, *, read: str) -> AuditEntry:
     rest = f"{Result.REFUSED}: {row.lever} is theirs from now on; what Helios set there it leaves"
     reason = f"somebody changed what service {row.service} had set"
     return _line("HandsOff", row, reason=reason, outcome=rest, read=read)
 
 
-def _line(action: str, row: NodeStanding, *, reason: str, outcome: str, read: str) -> Line:
-    return Line(
+def _line(action: str, row: AppliedNodeChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
+    return AuditEntry(
         service=row.service,
         mode=row.mode,
         action=action,
@@ -269,7 +271,7 @@ def _line(action: str, row: NodeStanding, *, reason: str, outcome: str, read: st
     )
 
 
-def lines_of_shadows(before: NodeBooks, after: NodeBooks) -> Iterable[Line]:
+def lines_of_shadows(before: AppliedNodeChanges, after: AppliedNodeChanges) -> Iterable[AuditEntry]:
     """Say which nodes a shadow would have had asleep when a job came for them."""
     for key, row in before.shadow.items():
         if key not in after.shadow:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.changes import Key
 from helios.model import NodePower, Snapshot, pools
 
@@ -48,17 +48,17 @@ class PendingJob:
     p50_s: float
     source: str
 
-    def value(self, lever: Lever) -> float:
+    def value(self, lever: JobSetting) -> float:
         """Return what Helios has set there: 0 or NaN is nothing."""
-        return self.urgency if lever is Lever.ORDER else self.soft_limit_s
+        return self.urgency if lever is JobSetting.ORDER else self.soft_limit_s
 
-    def readable(self, lever: Lever) -> bool:
+    def readable(self, lever: JobSetting) -> bool:
         """Return whether :meth:`value` says what stands on the cluster."""
-        return self.eligible or lever is Lever.SOFT_LIMIT
+        return self.eligible or lever is JobSetting.SOFT_LIMIT
 
-    def carries(self, lever: Lever) -> bool:
+    def carries(self, lever: JobSetting) -> bool:
         """Return whether something that Helios set is seen on it."""
-        return self.urgency != 0 if lever is Lever.ORDER else not math.isnan(self.soft_limit_s)
+        return self.urgency != 0 if lever is JobSetting.ORDER else not math.isnan(self.soft_limit_s)
 
 
 def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
@@ -86,7 +86,7 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
 
 def carried(jobs: Sequence[PendingJob]) -> list[Key]:
     """Return every lever of every job on which something that Helios set is seen."""
-    return [(lever, job.job_id) for job in jobs for lever in Lever if job.carries(lever)]
+    return [(lever, job.job_id) for job in jobs for lever in JobSetting if job.carries(lever)]
 
 
 def _text(values: pd.Series[Any]) -> list[str]:
@@ -105,7 +105,7 @@ WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenNode:
+class ObservedNode:
     """One node; names as in ``NODE_STATES``.
 
     Attributes
@@ -173,7 +173,7 @@ class SeenNode:
         return [f"pool {self.pool}", *typed, *(f"feature {feature}" for feature in self.features)]
 
 
-def nodes_seen(snapshot: Snapshot) -> dict[str, SeenNode]:
+def nodes_seen(snapshot: Snapshot) -> dict[str, ObservedNode]:
     """Return the nodes by name, in the cluster's order."""
     frame = snapshot.nodes
     text = {name: _text(frame[name]) for name in ("name", "partitions", "state", "flags", "power", "hands_off")}
@@ -195,7 +195,7 @@ def nodes_seen(snapshot: Snapshot) -> dict[str, SeenNode]:
         "reason": _text(frame["reason"]),
     }
     rows = zip(*columns.values(), strict=True)
-    return {row[0]: SeenNode(**dict(zip(columns, row, strict=True))) for row in rows}
+    return {row[0]: ObservedNode(**dict(zip(columns, row, strict=True))) for row in rows}
 
 
 def wanted_partitions(snapshot: Snapshot) -> frozenset[str]:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from helios.config import Control
 from helios.control.circuit_breaker import BreakerState
 from helios.control.observed import PendingJob
-from helios.control.state import TurnMemory
+from helios.control.state import ControllerState
 from helios.model import Snapshot
 
 MANY = 10
@@ -22,7 +22,7 @@ MANY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
+class Preconditions:
     """What only the caller can know of the world around a turn.
 
     Attributes
@@ -56,12 +56,12 @@ class Conditions:
 
 
 def reasons_to_be_still(
-    conditions: Conditions,
+    conditions: Preconditions,
     settings: Control,
     *,
     snapshot: Snapshot,
     jobs: Mapping[str, PendingJob],
-    memory: TurnMemory,
+    memory: ControllerState,
     now: datetime,
 ) -> list[str]:
     """Return every reason why nothing may be written in this turn, for a person; none: it may.
@@ -86,7 +86,7 @@ def reasons_to_be_still(
 
 
 def reasons_of_the_world(
-    conditions: Conditions, settings: Control, *, snapshot: Snapshot, memory: TurnMemory, now: datetime
+    conditions: Preconditions, settings: Control, *, snapshot: Snapshot, memory: ControllerState, now: datetime
 ) -> list[str]:
     """Return the reasons that hold for every office, whatever it acts on: all but those about predictions of jobs."""
     if conditions.paused:
@@ -102,12 +102,12 @@ def reasons_of_the_world(
     return [reason for reason in reasons if reason]
 
 
-def is_cut_short(snapshot: Snapshot, memory: TurnMemory) -> bool:
+def is_cut_short(snapshot: Snapshot, memory: ControllerState) -> bool:
     """Return whether the answer looks like a part of one, held against the last that was believed."""
     return bool(_cut_short(snapshot, memory))
 
 
-def _breaker(memory: TurnMemory, settings: Control, now: datetime) -> str:
+def _breaker(memory: ControllerState, settings: Control, now: datetime) -> str:
     breaker = memory.breaker
     if breaker.state(now=now, settings=settings) is not BreakerState.OPEN:
         return ""
@@ -123,7 +123,7 @@ def _old_look(snapshot: Snapshot, settings: Control, now: datetime) -> str:
     return f"the cluster was looked at {side}: at {_moment(snapshot.taken_at)}, the turn began at {_moment(now)}"
 
 
-def _cut_short(snapshot: Snapshot, memory: TurnMemory) -> str:
+def _cut_short(snapshot: Snapshot, memory: ControllerState) -> str:
     nodes = snapshot.nodes["name"].nunique()
     if not nodes:
         return "the cluster answered without any node"
@@ -134,13 +134,13 @@ def _cut_short(snapshot: Snapshot, memory: TurnMemory) -> str:
     return ""
 
 
-def _other_controller(conditions: Conditions, memory: TurnMemory) -> str:
+def _other_controller(conditions: Preconditions, memory: ControllerState) -> str:
     if memory.controller is None or conditions.controller in {None, memory.controller}:
         return ""
     return f"the controller changed from {memory.controller} to {conditions.controller}: one turn to settle"
 
 
-def _skew(conditions: Conditions, settings: Control) -> str:
+def _skew(conditions: Preconditions, settings: Control) -> str:
     if conditions.clock_skew_s is None:
         return "the controller's clock could not be compared with ours"
     if abs(conditions.clock_skew_s) <= settings.clock_skew_s:
@@ -148,7 +148,7 @@ def _skew(conditions: Conditions, settings: Control) -> str:
     return f"the controller's clock and ours differ by more than {settings.clock_skew_s:g} s"
 
 
-def _old_history(conditions: Conditions, settings: Control, now: datetime) -> str:
+def _old_history(conditions: Preconditions, settings: Control, now: datetime) -> str:
     read_at = conditions.history_read_at
     if read_at is None:
         return "the history was never read"
@@ -157,7 +157,7 @@ def _old_history(conditions: Conditions, settings: Control, now: datetime) -> st
     return f"the history was read last at {_moment(read_at)}, more than {settings.oldest_history_s} s ago"
 
 
-def _old_model(conditions: Conditions, settings: Control, now: datetime) -> str:
+def _old_model(conditions: Preconditions, settings: Control, now: datetime) -> str:
     trained_at = conditions.model_trained_at
     if trained_at is None or now - trained_at <= timedelta(seconds=settings.oldest_model_s):
         return ""

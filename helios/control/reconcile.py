@@ -8,16 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from helios.actions import Lever, NodeLever, NodeOutcome, Outcome, Result
-from helios.changes import ASLEEP, LIST, TIER, Key, NodeKey, NodeProposal, NodeWish, Proposal, Wish, listed, names_in
+from helios.actions import JobSetting, NodeOutcome, NodeSetting, Outcome, Result
+from helios.changes import (
+    ASLEEP,
+    LIST,
+    TIER,
+    JobChange,
+    Key,
+    NodeChange,
+    NodeKey,
+    RequestedChanges,
+    RequestedNodeChanges,
+    listed,
+    names_in,
+)
 from helios.config import Settings
-from helios.control.applied import Book, Books, NodeBook, NodeStanding, Resolution, Standing
-from helios.control.guards import Verdict, guarded, one_owner_each
+from helios.control.applied import AppliedChange, AppliedChanges, AppliedNodeChange, Book, NodeBook, Tolerance
+from helios.control.guards import GuardResult, guarded, one_owner_each
 from helios.control.modes import NOTHING, ServiceMode
 from helios.control.node_guards import (
-    NodeScene,
-    NodeVerdict,
-    Room,
+    NodeCycleContext,
+    NodeGuardResult,
+    PowerBudget,
     guarded_nodes,
     is_so,
     one_owner_of_each_node,
@@ -32,7 +44,7 @@ SPENT = "the writes of this turn are spent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ActiveService:
     """A service at the table, under its name in the configuration, and how far it may go."""
 
     name: str
@@ -41,7 +53,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class CycleContext:
     """What a turn sees and remembers of the cluster before it asks anybody.
 
     Attributes
@@ -52,13 +64,13 @@ class Scene:
 
     snapshot: Snapshot
     jobs: Mapping[str, PendingJob]
-    books: Books
-    resolution: Resolution
+    books: AppliedChanges
+    resolution: Tolerance
     settings: Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeBack:
+class JobReversion:
     """A change of Helios that must not stand any longer, whose it was, and why."""
 
     key: Key
@@ -67,7 +79,7 @@ class TakeBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReconcilePlan:
     """What a turn will do.
 
     Attributes
@@ -85,16 +97,18 @@ class Plan:
         or a lost database left. They are told, not touched: a shadow alone on a cluster must not write.
     """
 
-    send: Mapping[str, tuple[Wish, ...]] = field(default_factory=dict)
-    same: Mapping[str, tuple[Wish, ...]] = field(default_factory=dict)
+    send: Mapping[str, tuple[JobChange, ...]] = field(default_factory=dict)
+    same: Mapping[str, tuple[JobChange, ...]] = field(default_factory=dict)
     refused: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
-    take_back: tuple[TakeBack, ...] = ()
-    shadows_end: tuple[TakeBack, ...] = ()
+    take_back: tuple[JobReversion, ...] = ()
+    shadows_end: tuple[JobReversion, ...] = ()
     forget: frozenset[Key] = frozenset()
     orphans: int = 0
 
 
-def plan_of(proposals: Mapping[str, Proposal], *, seats: Sequence[Seat], scene: Scene) -> Plan:
+def plan_of(
+    proposals: Mapping[str, RequestedChanges], *, seats: Sequence[ActiveService], scene: CycleContext
+) -> ReconcilePlan:
     """Return what to do about ``proposals``.
 
     Parameters
@@ -113,7 +127,7 @@ def plan_of(proposals: Mapping[str, Proposal], *, seats: Sequence[Seat], scene: 
     unwanted = _unwanted(proposals, verdicts, real, seats=seats, scene=scene)
     # What cannot be read is neither written blindly nor forgotten: a later turn that can read it takes it back.
     seen = tuple(back for back in unwanted if scene.jobs[back.key[1]].carries(back.key[0]))
-    planned = Plan(
+    planned = ReconcilePlan(
         send={name: tuple(differing) for name, (differing, _) in split.items()},
         same={name: tuple(same) for name, (_, same) in split.items()},
         refused=refused,
@@ -127,14 +141,14 @@ def plan_of(proposals: Mapping[str, Proposal], *, seats: Sequence[Seat], scene: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owned:
-    allowed: dict[str, tuple[Wish, ...]]
+    allowed: dict[str, tuple[JobChange, ...]]
     refused: dict[str, tuple[Outcome, ...]]
 
     def wanted(self) -> set[Key]:
         return {wish.key for wishes in self.allowed.values() for wish in wishes}
 
 
-def _verdict(proposal: Proposal, seat: Seat, scene: Scene) -> Verdict:
+def _verdict(proposal: RequestedChanges, seat: ActiveService, scene: CycleContext) -> GuardResult:
     return guarded(
         proposal.wishes,
         jobs=scene.jobs,
@@ -144,7 +158,7 @@ def _verdict(proposal: Proposal, seat: Seat, scene: Scene) -> Verdict:
     )
 
 
-def _owned(verdicts: Mapping[str, Verdict], seats: Sequence[Seat], book: Book) -> _Owned:
+def _owned(verdicts: Mapping[str, GuardResult], seats: Sequence[ActiveService], book: Book) -> _Owned:
     silent = {seat.name for seat in seats} - set(verdicts)
     held = {key: row.service for key, row in book.items() if row.service in silent}
     wishes = {seat.name: verdicts[seat.name].allowed if seat.name in verdicts else () for seat in seats}
@@ -152,9 +166,11 @@ def _owned(verdicts: Mapping[str, Verdict], seats: Sequence[Seat], book: Book) -
     return _Owned(allowed=allowed, refused=refused)
 
 
-def _split(wishes: Iterable[Wish], scene: Scene, *, is_shadow: bool) -> tuple[list[Wish], list[Wish]]:
-    differing: list[Wish] = []
-    same: list[Wish] = []
+def _split(
+    wishes: Iterable[JobChange], scene: CycleContext, *, is_shadow: bool
+) -> tuple[list[JobChange], list[JobChange]]:
+    differing: list[JobChange] = []
+    same: list[JobChange] = []
     for wish in wishes:
         read = _would_stand(wish, scene) if is_shadow else scene.jobs[wish.job_id].value(wish.lever)
         agrees = scene.resolution.same(wish.lever, asked=wish.value, read=read)
@@ -162,30 +178,30 @@ def _split(wishes: Iterable[Wish], scene: Scene, *, is_shadow: bool) -> tuple[li
     return differing, same
 
 
-def _would_stand(wish: Wish, scene: Scene) -> float:
+def _would_stand(wish: JobChange, scene: CycleContext) -> float:
     row = scene.books.shadow.get(wish.key)
     return NOTHING[wish.lever] if row is None else row.value
 
 
-def _may_stand(key: Key, scene: Scene) -> bool:
+def _may_stand(key: Key, scene: CycleContext) -> bool:
     lever, job_id = key
     job = scene.jobs[job_id]
     return job.carries(lever) or not job.readable(lever)
 
 
 def _unwanted(
-    proposals: Mapping[str, Proposal],
-    verdicts: Mapping[str, Verdict],
+    proposals: Mapping[str, RequestedChanges],
+    verdicts: Mapping[str, GuardResult],
     owned: _Owned,
     *,
-    seats: Sequence[Seat],
-    scene: Scene,
-) -> list[TakeBack]:
+    seats: Sequence[ActiveService],
+    scene: CycleContext,
+) -> list[JobReversion]:
     writers = {seat.name: seat for seat in seats if seat.mode.writes}
     keep = owned.wanted() | _waiting(verdicts)
     theirs = scene.books.of_the_admins()
     unwanted = [
-        TakeBack(key=key, service=row.service, why=why)
+        JobReversion(key=key, service=row.service, why=why)
         for key, row in scene.books.real.items()
         if key not in keep and key not in theirs and not scene.jobs[row.job_id].hands_off
         if (why := _why_not_stand(row, writers, proposals, scene))
@@ -193,7 +209,12 @@ def _unwanted(
     return [*unwanted, *_nobodys(proposals, writers, keep, scene)]
 
 
-def _why_not_stand(row: Standing, writers: Mapping[str, Seat], proposals: Mapping[str, Proposal], scene: Scene) -> str:
+def _why_not_stand(
+    row: AppliedChange,
+    writers: Mapping[str, ActiveService],
+    proposals: Mapping[str, RequestedChanges],
+    scene: CycleContext,
+) -> str:
     if row.service not in writers:
         return f"service {row.service} may not write now"
     if not writers[row.service].mode.covers(scene.jobs[row.job_id]):
@@ -202,19 +223,19 @@ def _why_not_stand(row: Standing, writers: Mapping[str, Seat], proposals: Mappin
 
 
 def _nobodys(
-    proposals: Mapping[str, Proposal], writers: Mapping[str, Seat], keep: set[Key], scene: Scene
-) -> Iterable[TakeBack]:
+    proposals: Mapping[str, RequestedChanges], writers: Mapping[str, ActiveService], keep: set[Key], scene: CycleContext
+) -> Iterable[JobReversion]:
     for key in carried(list(scene.jobs.values())):
         job = scene.jobs[key[1]]
         if key in keep or key in scene.books.real or job.hands_off:
             continue
         for name, seat in writers.items():
             if name in proposals and seat.mode.covers(job) and _is_governed(key[0], job, proposals[name]):
-                yield TakeBack(key=key, service=name, why=NOBODY)
+                yield JobReversion(key=key, service=name, why=NOBODY)
                 break
 
 
-def _orphans(writers: Sequence[Seat], scene: Scene) -> int:
+def _orphans(writers: Sequence[ActiveService], scene: CycleContext) -> int:
     return sum(
         key not in scene.books.real
         and not scene.jobs[key[1]].hands_off
@@ -223,35 +244,35 @@ def _orphans(writers: Sequence[Seat], scene: Scene) -> int:
     )
 
 
-def _is_governed(lever: Lever, job: PendingJob, proposal: Proposal) -> bool:
-    return job.partition in proposal.partitions if lever is Lever.ORDER else proposal.soft_limits
+def _is_governed(lever: JobSetting, job: PendingJob, proposal: RequestedChanges) -> bool:
+    return job.partition in proposal.partitions if lever is JobSetting.ORDER else proposal.soft_limits
 
 
-def _waiting(verdicts: Mapping[str, Verdict]) -> set[Key]:
+def _waiting(verdicts: Mapping[str, GuardResult]) -> set[Key]:
     refused = (outcome for verdict in verdicts.values() for outcome in verdict.refused)
     return {(outcome.lever, outcome.job_id) for outcome in refused if outcome.result is Result.POSTPONED}
 
 
 def _shadows_end(
-    proposals: Mapping[str, Proposal],
-    verdicts: Mapping[str, Verdict],
+    proposals: Mapping[str, RequestedChanges],
+    verdicts: Mapping[str, GuardResult],
     owned: _Owned,
     *,
-    seats: Sequence[Seat],
-    scene: Scene,
-) -> Iterable[TakeBack]:
+    seats: Sequence[ActiveService],
+    scene: CycleContext,
+) -> Iterable[JobReversion]:
     shadows = {seat.name for seat in seats if seat.mode.mode is Mode.SHADOW}
     keep = owned.wanted() | _waiting(verdicts)
     for key, row in scene.books.shadow.items():
         if key in keep or scene.jobs[row.job_id].hands_off:
             continue
         if row.service not in shadows:
-            yield TakeBack(key=key, service=row.service, why=f"service {row.service} is no shadow now")
+            yield JobReversion(key=key, service=row.service, why=f"service {row.service} is no shadow now")
         elif row.service in proposals:
-            yield TakeBack(key=key, service=row.service, why=f"service {row.service} no longer asks for it")
+            yield JobReversion(key=key, service=row.service, why=f"service {row.service} no longer asks for it")
 
 
-def _within_budget(plan: Plan, *, writers: set[str], scene: Scene) -> Plan:
+def _within_budget(plan: ReconcilePlan, *, writers: set[str], scene: CycleContext) -> ReconcilePlan:
     left = scene.settings.slurm.writes_per_turn - len(plan.take_back)
     if left < 0:
         return _cut(plan, writers, left, scene)
@@ -259,7 +280,7 @@ def _within_budget(plan: Plan, *, writers: set[str], scene: Scene) -> Plan:
     return plan if wanted <= left else _cut(plan, writers, left, scene)
 
 
-def _cut(plan: Plan, writers: set[str], left: int, scene: Scene) -> Plan:
+def _cut(plan: ReconcilePlan, writers: set[str], left: int, scene: CycleContext) -> ReconcilePlan:
     send, refused = dict(plan.send), dict(plan.refused)
     for name in (name for name in plan.send if name in writers):
         wishes = sorted(plan.send[name], key=lambda wish: -_size(wish, scene))
@@ -269,9 +290,9 @@ def _cut(plan: Plan, writers: set[str], left: int, scene: Scene) -> Plan:
     return replace(plan, send=send, refused=refused, take_back=plan.take_back[: scene.settings.slurm.writes_per_turn])
 
 
-def _size(wish: Wish, scene: Scene) -> float:
+def _size(wish: JobChange, scene: CycleContext) -> float:
     # Orders of the largest change first; soft limits after them, in the order of the queue.
-    return abs(wish.value - scene.jobs[wish.job_id].urgency) if wish.lever is Lever.ORDER else 0.0
+    return abs(wish.value - scene.jobs[wish.job_id].urgency) if wish.lever is JobSetting.ORDER else 0.0
 
 
 # From what services ask of nodes to what is sent to the cluster: guarded, owned, within bounds, affordable.
@@ -285,15 +306,15 @@ TAKEN_BACK = "what stands there is taken back first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveBack:
+class NodeReversion:
     """A change of Helios that must not stand any longer, and why."""
 
-    row: NodeStanding
+    row: AppliedNodeChange
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlan:
+class NodeReconcilePlan:
     """What a power turn will do.
 
     Attributes
@@ -308,15 +329,17 @@ class NodePlan:
         What must be taken back and cannot be yet: nodes still falling asleep, drained since, or no room on the way.
     """
 
-    send: Mapping[str, tuple[NodeWish, ...]] = field(default_factory=dict)
-    same: Mapping[str, tuple[NodeWish, ...]] = field(default_factory=dict)
+    send: Mapping[str, tuple[NodeChange, ...]] = field(default_factory=dict)
+    same: Mapping[str, tuple[NodeChange, ...]] = field(default_factory=dict)
     refused: Mapping[str, tuple[NodeOutcome, ...]] = field(default_factory=dict)
-    take_back: tuple[GiveBack, ...] = ()
-    shadows_end: tuple[GiveBack, ...] = ()
-    waiting: tuple[NodeStanding, ...] = ()
+    take_back: tuple[NodeReversion, ...] = ()
+    shadows_end: tuple[NodeReversion, ...] = ()
+    waiting: tuple[AppliedNodeChange, ...] = ()
 
 
-def node_plan_of(proposals: Mapping[str, NodeProposal], *, seats: Sequence[Seat], scene: NodeScene) -> NodePlan:
+def node_plan_of(
+    proposals: Mapping[str, RequestedNodeChanges], *, seats: Sequence[ActiveService], scene: NodeCycleContext
+) -> NodeReconcilePlan:
     """Return what to do about ``proposals``.
 
     Parameters
@@ -335,16 +358,16 @@ def node_plan_of(proposals: Mapping[str, NodeProposal], *, seats: Sequence[Seat]
     writers = [seat for seat in seats if seat.mode.writes]
     draft.own(writers, verdicts, scene.books.real)
     bounds, may_sleep = scene.settings.power, _may_sleep(scene)
-    room = Room(scene.nodes, bounds, away=may_sleep, about_to_fall=_about_to_fall(scene))
+    room = PowerBudget(scene.nodes, bounds, away=may_sleep, about_to_fall=_about_to_fall(scene))
     take_back, waiting = _given_back(proposals, writers, scene, room)
     draft.let_through(writers, room, without={back.row.key for back in take_back})
     for seat in seats:
         if seat.mode.mode is Mode.SHADOW:
             draft.own([seat], verdicts, {})
             asleep = {row.node for row in scene.books.shadow.values() if row.value == ASLEEP}
-            draft.let_through([seat], Room(scene.nodes, bounds, away=(asleep & set(scene.nodes)) | may_sleep))
+            draft.let_through([seat], PowerBudget(scene.nodes, bounds, away=(asleep & set(scene.nodes)) | may_sleep))
     draft.cut(writers, left=scene.settings.slurm.writes_per_turn - len(take_back))
-    return NodePlan(
+    return NodeReconcilePlan(
         send={name: tuple(wishes) for name, wishes in draft.send.items()},
         same={name: tuple(wishes) for name, wishes in draft.same.items()},
         refused={name: tuple(outcomes) for name, outcomes in draft.refused.items()},
@@ -358,12 +381,12 @@ def node_plan_of(proposals: Mapping[str, NodeProposal], *, seats: Sequence[Seat]
 class _Draft:
     """A plan while it is made; each method narrows it."""
 
-    scene: NodeScene
+    scene: NodeCycleContext
     refused: dict[str, list[NodeOutcome]]
-    send: dict[str, list[NodeWish]] = field(default_factory=dict)
-    same: dict[str, list[NodeWish]] = field(default_factory=dict)
+    send: dict[str, list[NodeChange]] = field(default_factory=dict)
+    same: dict[str, list[NodeChange]] = field(default_factory=dict)
 
-    def own(self, seats: Sequence[Seat], verdicts: Mapping[str, NodeVerdict], book: NodeBook) -> None:
+    def own(self, seats: Sequence[ActiveService], verdicts: Mapping[str, NodeGuardResult], book: NodeBook) -> None:
         asked = {seat.name: verdicts[seat.name].allowed if seat.name in verdicts else () for seat in seats}
         allowed, refused = one_owner_of_each_node(asked, held={key: row.service for key, row in book.items()})
         for name in asked:
@@ -371,7 +394,9 @@ class _Draft:
             self.same[name] = list(verdicts[name].same) if name in verdicts else []
             self.refused.setdefault(name, []).extend(refused[name])
 
-    def let_through(self, seats: Sequence[Seat], room: Room, *, without: Iterable[NodeKey] = ()) -> None:
+    def let_through(
+        self, seats: Sequence[ActiveService], room: PowerBudget, *, without: Iterable[NodeKey] = ()
+    ) -> None:
         """Keep what there is room for: wakes of all services before anybody's sleeps."""
         taken = set(without)
         for seat in seats:
@@ -382,12 +407,12 @@ class _Draft:
             for seat in seats:
                 self._pass(seat, room, sleeps=sleeps)
 
-    def _pass(self, seat: Seat, room: Room, *, sleeps: bool) -> None:
-        kept: list[NodeWish] = []
+    def _pass(self, seat: ActiveService, room: PowerBudget, *, sleeps: bool) -> None:
+        kept: list[NodeChange] = []
         for wish in self.send[seat.name]:
-            if wish.lever is NodeLever.KEEP_AWAKE and sleeps:
+            if wish.lever is NodeSetting.KEEP_AWAKE and sleeps:
                 self._narrow(seat, wish, room, kept)
-            elif wish.lever is NodeLever.POWER and wish.sleeps is sleeps:
+            elif wish.lever is NodeSetting.POWER and wish.sleeps is sleeps:
                 verdict = room.to_sleep(self.scene.nodes[wish.node]) if sleeps else room.to_wake()
                 if verdict[1]:
                     self.refused[seat.name].append(wish.outcome(*verdict))
@@ -397,13 +422,13 @@ class _Draft:
                 kept.append(wish)
         self.send[seat.name] = kept
 
-    def _narrow(self, seat: Seat, wish: NodeWish, room: Room, kept: list[NodeWish]) -> None:
+    def _narrow(self, seat: ActiveService, wish: NodeChange, room: PowerBudget, kept: list[NodeChange]) -> None:
         narrowed = _kept_longer(wish, self.scene, room, mode=seat.mode.mode)
         (self.same[seat.name] if is_so(narrowed, self.scene, seat.mode.mode) else kept).append(narrowed)
 
-    def cut(self, writers: Sequence[Seat], *, left: int) -> None:
+    def cut(self, writers: Sequence[ActiveService], *, left: int) -> None:
         """Keep what the writes of a turn pay for: power first, then the list, weights last."""
-        order = [NodeLever.POWER, NodeLever.KEEP_AWAKE, NodeLever.WEIGHT]
+        order = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
         for seat in writers:
             wishes = sorted(self.send[seat.name], key=lambda wish: order.index(wish.lever))
             late = wishes[max(left, 0) :]
@@ -412,13 +437,13 @@ class _Draft:
             left -= len(self.send[seat.name])
 
 
-def _bounded(wishes: Iterable[NodeWish], scene: NodeScene, mode: ServiceMode) -> list[NodeWish]:
+def _bounded(wishes: Iterable[NodeChange], scene: NodeCycleContext, mode: ServiceMode) -> list[NodeChange]:
     """Bring weights within ``power.tiers``, and the keep-awake list to nodes that there are, within the canary."""
     bounded = []
     for wish in wishes:
-        if wish.lever is NodeLever.WEIGHT:
+        if wish.lever is NodeSetting.WEIGHT:
             bounded.append(replace(wish, value=f"{TIER}{min(wish.tier, scene.settings.power.tiers - 1)}"))
-        elif wish.lever is NodeLever.KEEP_AWAKE:
+        elif wish.lever is NodeSetting.KEEP_AWAKE:
             known = [scene.nodes[name] for name in wish.names if name in scene.nodes]
             reached = {n.name for n in scene.nodes.values() if mode.reaches(n.name, partitions=n.partitions)}
             inside, never = {node.name for node in known} & reached, scene.never & reached
@@ -428,12 +453,12 @@ def _bounded(wishes: Iterable[NodeWish], scene: NodeScene, mode: ServiceMode) ->
     return bounded
 
 
-def _may_sleep(scene: NodeScene) -> set[str]:
+def _may_sleep(scene: NodeCycleContext) -> set[str]:
     """Return the nodes that the cluster's own timer may put to sleep at any moment, where that is who does it."""
     return {node.name for node in scene.nodes.values() if not node.kept_awake} if scene.only_lists else set()
 
 
-def _about_to_fall(scene: NodeScene) -> list[str]:
+def _about_to_fall(scene: NodeCycleContext) -> list[str]:
     if not scene.only_lists or scene.power is None:
         return []
     idle_s = scene.power.suspend_time_s - SOON_S
@@ -442,7 +467,7 @@ def _about_to_fall(scene: NodeScene) -> list[str]:
     return [node.name for node in unkept if (now - (node.idle_since or now)).total_seconds() >= idle_s]
 
 
-def _kept_longer(wish: NodeWish, scene: NodeScene, room: Room, *, mode: Mode) -> NodeWish:
+def _kept_longer(wish: NodeChange, scene: NodeCycleContext, room: PowerBudget, *, mode: Mode) -> NodeChange:
     """Return the list with those nodes left in it that may not leave it now."""
     row = (scene.books.shadow if mode is Mode.SHADOW else scene.books.real).get(LIST)
     leaving = [] if row is None else [name for name in names_in(row.value) if name not in wish.names]
@@ -459,8 +484,11 @@ def _kept_longer(wish: NodeWish, scene: NodeScene, room: Room, *, mode: Mode) ->
 
 
 def _given_back(
-    proposals: Mapping[str, NodeProposal], writers: Sequence[Seat], scene: NodeScene, room: Room
-) -> tuple[tuple[GiveBack, ...], tuple[NodeStanding, ...]]:
+    proposals: Mapping[str, RequestedNodeChanges],
+    writers: Sequence[ActiveService],
+    scene: NodeCycleContext,
+    room: PowerBudget,
+) -> tuple[tuple[NodeReversion, ...], tuple[AppliedNodeChange, ...]]:
     modes = {seat.name: seat.mode for seat in writers}
     back, waiting = [], []
     for row in scene.books.real.values():
@@ -468,25 +496,28 @@ def _given_back(
         if not why:
             continue
         node = scene.nodes.get(row.node)
-        if row.lever is not NodeLever.POWER:
-            back.append(GiveBack(row=row, why=why))
+        if row.lever is not NodeSetting.POWER:
+            back.append(NodeReversion(row=row, why=why))
         elif node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or room.to_wake()[1]:
             waiting.append(row)
         else:
-            back.append(GiveBack(row=row, why=why))
+            back.append(NodeReversion(row=row, why=why))
     most = scene.settings.slurm.writes_per_turn
     return tuple(back[:most]), (*waiting, *(late.row for late in back[most:]))
 
 
 def _why_node_not_stand(
-    row: NodeStanding, modes: Mapping[str, ServiceMode], proposals: Mapping[str, NodeProposal], scene: NodeScene
+    row: AppliedNodeChange,
+    modes: Mapping[str, ServiceMode],
+    proposals: Mapping[str, RequestedNodeChanges],
+    scene: NodeCycleContext,
 ) -> str:
     if row.service not in modes:
         return f"service {row.service} may not write now"
     node = scene.nodes.get(row.node)
     if node is not None and not modes[row.service].reaches(node.name, partitions=node.partitions):
         return f"it is outside the canary of service {row.service} now"
-    other = NodeLever.POWER if scene.only_lists else NodeLever.KEEP_AWAKE
+    other = NodeSetting.POWER if scene.only_lists else NodeSetting.KEEP_AWAKE
     if row.lever is other:
         return f"power.mechanism is {scene.settings.power.mechanism} now"
     gives = row.service in proposals and row.key in proposals[row.service].gives_back
@@ -494,18 +525,18 @@ def _why_node_not_stand(
 
 
 def _node_shadows_end(
-    proposals: Mapping[str, NodeProposal],
-    seats: Sequence[Seat],
-    verdicts: Mapping[str, NodeVerdict],
-    scene: NodeScene,
-) -> Iterable[GiveBack]:
+    proposals: Mapping[str, RequestedNodeChanges],
+    seats: Sequence[ActiveService],
+    verdicts: Mapping[str, NodeGuardResult],
+    scene: NodeCycleContext,
+) -> Iterable[NodeReversion]:
     shadows = {seat.name for seat in seats if seat.mode.mode is Mode.SHADOW}
     for row in scene.books.shadow.values():
         if row.service not in shadows:
-            yield GiveBack(row=row, why=f"service {row.service} is no shadow now")
-        elif row.service in proposals and row.lever is NodeLever.POWER:
+            yield NodeReversion(row=row, why=f"service {row.service} is no shadow now")
+        elif row.service in proposals and row.lever is NodeSetting.POWER:
             # The node is awake in truth, so that a shadow that still wants it asleep asks for it again.
             if row.key not in {wish.key for wish in verdicts[row.service].same}:
-                yield GiveBack(row=row, why=f"service {row.service} no longer wants it asleep")
+                yield NodeReversion(row=row, why=f"service {row.service} no longer wants it asleep")
         elif row.service in proposals and row.key in proposals[row.service].gives_back:
-            yield GiveBack(row=row, why=f"service {row.service} gave it back")
+            yield NodeReversion(row=row, why=f"service {row.service} gave it back")

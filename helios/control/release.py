@@ -10,25 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from helios.actions import NodeLever, NodeOutcome, Outcome, Restore, Result
+from helios.actions import NodeOutcome, NodeSetting, Outcome, Result, RevertJobs
 from helios.changes import HIDDEN, Key
 from helios.control.applied import (
-    Books,
+    AppliedChanges,
+    AppliedNodeChange,
+    AppliedNodeChanges,
     NodeBook,
-    NodeBooks,
-    NodeStanding,
     Undo,
     books_of,
     node_books_of,
     same_list,
     weight_in,
 )
-from helios.control.audit import HELIOS, PAUSED, Line, Minutes
-from helios.control.execute import Deeds, restores_of
-from helios.control.observed import SeenNode, carried, nodes_seen, pending_jobs
-from helios.control.reconcile import GiveBack
-from helios.control.report import NodeTurnReport, TurnReport, node_sums_of, sums_of
-from helios.control.state import NodeMemory
+from helios.control.audit import HELIOS, PAUSED, AuditEntry, AuditLog
+from helios.control.execute import NodeActivity, restores_of
+from helios.control.observed import ObservedNode, carried, nodes_seen, pending_jobs
+from helios.control.reconcile import NodeReversion
+from helios.control.report import CycleReport, NodeCycleReport, node_sums_of, sums_of
+from helios.control.state import NodeControllerState
 from helios.errors import HeliosError
 from helios.model import Snapshot
 from helios.ports import Cluster, Ledger, NodeCluster
@@ -45,7 +45,7 @@ LEASE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Everything:
+class ReleaseResult:
     """What became of taking everything back.
 
     Attributes
@@ -70,19 +70,19 @@ class Everything:
     failure: str = ""
 
 
-def take_everything_back(cluster: Cluster, reason: str, *, hidden: bool = False) -> Everything:
+def take_everything_back(cluster: Cluster, reason: str, *, hidden: bool = False) -> ReleaseResult:
     """Restore every job that Helios set, then look whether any is left.
 
     Parameters
     ----------
     hidden : bool
-        As in ``Restore``.
+        As in ``RevertJobs``.
     """
     outcomes: dict[Key, Outcome] = {}
     failure = ""
     try:
         for _ in range(ROUNDS):
-            answer = cluster.apply([Restore(reason=reason, hidden=hidden)])
+            answer = cluster.apply([RevertJobs(reason=reason, hidden=hidden)])
             outcomes |= {
                 (outcome.lever, outcome.job_id): outcome for outcome in answer if _says_more(outcome, outcomes)
             }
@@ -91,11 +91,11 @@ def take_everything_back(cluster: Cluster, reason: str, *, hidden: bool = False)
         snapshot = cluster.snapshot()
     except HeliosError as error:
         failure = f"taking everything back was broken off: {error.fact}"
-        return Everything(outcomes=list(outcomes.values()), failure=failure)
+        return ReleaseResult(outcomes=list(outcomes.values()), failure=failure)
     jobs = pending_jobs(snapshot)
     refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
     left = dict.fromkeys([*carried(list(jobs.values())), *((one.lever, one.job_id) for one in refused)])
-    return Everything(
+    return ReleaseResult(
         outcomes=list(outcomes.values()),
         remaining=list(left),
         hidden=tuple(dict.fromkeys(one.job_id for one in refused if one.remark.startswith(HIDDEN))),
@@ -106,7 +106,7 @@ def take_everything_back(cluster: Cluster, reason: str, *, hidden: bool = False)
 
 def release(
     *, cluster: Cluster, ledger: Ledger, now: datetime, holder: str, reason: str, hidden: bool = False
-) -> TurnReport:
+) -> CycleReport:
     """Take back everything, verify it by a second look, write it down, and clear the book.
 
     Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``still`` and ``notes`` of the
@@ -121,7 +121,7 @@ def release(
     minutes = minutes_of_the_release(everything, now=now, reason=reason)
     recorded = _written_down(ledger, minutes, everything, now=now, holder=holder)
     looked = everything.snapshot
-    return TurnReport(
+    return CycleReport(
         taken_at=now if looked is None else looked.taken_at,
         acted=len(minutes.changed),
         still=(f"released: {reason}", *([everything.failure] if everything.failure else [])),
@@ -135,20 +135,20 @@ def release(
     )
 
 
-def minutes_of_the_release(everything: Everything, *, now: datetime, reason: str) -> Minutes:
+def minutes_of_the_release(everything: ReleaseResult, *, now: datetime, reason: str) -> AuditLog:
     """Take down what became of taking everything back."""
-    minutes = Minutes(decided_at=now, said={})
+    minutes = AuditLog(decided_at=now, said={})
     looked = everything.snapshot
     jobs = {} if looked is None else pending_jobs(looked)
     minutes.outcomes(HELIOS, PAUSED, everything.outcomes, jobs)
     told = told_of(everything)
     target = "" if looked is None else looked.cluster
-    minutes.say(Line(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
+    minutes.say(AuditEntry(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
     minutes.notes.append(told)
     return minutes
 
 
-def told_of(everything: Everything) -> str:
+def told_of(everything: ReleaseResult) -> str:
     """Say in a sentence how taking everything back went."""
     if everything.failure:
         return f"{Result.FAILED}: {everything.failure}"
@@ -175,21 +175,21 @@ def _named(job_ids: Sequence[str]) -> str:
     return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
 
 
-def jobs_of(everything: Everything) -> tuple[str, ...] | None:
+def jobs_of(everything: ReleaseResult) -> tuple[str, ...] | None:
     """Return the jobs that still carry something; None: nobody could look."""
     if everything.remaining is None:
         return None
     return tuple(dict.fromkeys(job_id for _, job_id in everything.remaining))
 
 
-def book_after(books: Books, everything: Everything) -> Books:
+def book_after(books: AppliedChanges, everything: ReleaseResult) -> AppliedChanges:
     """Return the book without what was taken back: what remains or could not be looked at stays, and what is theirs."""
     left = everything.remaining
     stays = set(books.real) if left is None else set(left)
-    return Books(real={key: row for key, row in books.real.items() if row.admins or key in stays}, shadow={})
+    return AppliedChanges(real={key: row for key, row in books.real.items() if row.admins or key in stays}, shadow={})
 
 
-def _written_down(ledger: Ledger, minutes: Minutes, everything: Everything, *, now: datetime, holder: str) -> bool:
+def _written_down(ledger: Ledger, minutes: AuditLog, everything: ReleaseResult, *, now: datetime, holder: str) -> bool:
     try:
         token = ledger.acquire(holder=holder, now=now, lasts=LEASE)
         if token is None:
@@ -224,7 +224,7 @@ NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Awakening:
+class NodeReleaseResult:
     """What became of taking everything back.
 
     Attributes
@@ -242,7 +242,7 @@ class Awakening:
     """
 
     outcomes: list[NodeOutcome] = field(default_factory=list)
-    remaining: list[NodeStanding] | None = None
+    remaining: list[AppliedNodeChange] | None = None
     snapshot: Snapshot | None = None
     failure: str = ""
     in_hand: tuple[NodeOutcome, ...] = ()
@@ -254,16 +254,16 @@ class Awakening:
         return tuple(dict.fromkeys(row.node or THE_LIST for row in self.remaining))
 
 
-def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> Awakening:
+def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> NodeReleaseResult:
     """Take back everything of the book that is seen to stand, then look whether any is left.
 
     A sleeping node that an admin has in hand by now is left as it is, and is not waited for; the book keeps it.
     """
-    outcomes: dict[tuple[NodeLever, str], NodeOutcome] = {}
+    outcomes: dict[tuple[NodeSetting, str], NodeOutcome] = {}
     try:
         snapshot = cluster.snapshot()
         for _ in range(ROUNDS):
-            backs = [GiveBack(row=row, why=reason) for row in standing_on(snapshot, real)]
+            backs = [NodeReversion(row=row, why=reason) for row in standing_on(snapshot, real)]
             answer = cluster.steer(restores_of(backs)) if backs else []
             outcomes |= {
                 (outcome.lever, outcome.node): outcome
@@ -275,9 +275,9 @@ def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> Awakening:
                 break
     except HeliosError as error:
         failure = f"waking the nodes was broken off: {error.fact}"
-        return Awakening(outcomes=list(outcomes.values()), failure=failure)
+        return NodeReleaseResult(outcomes=list(outcomes.values()), failure=failure)
     in_hand = {key: said for key, said in outcomes.items() if _is_in_hand(said)}
-    return Awakening(
+    return NodeReleaseResult(
         outcomes=list(outcomes.values()),
         remaining=[row for row in standing_on(snapshot, real) if row.key not in in_hand],
         snapshot=snapshot,
@@ -285,26 +285,26 @@ def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> Awakening:
     )
 
 
-def standing_on(snapshot: Snapshot, real: NodeBook) -> list[NodeStanding]:
+def standing_on(snapshot: Snapshot, real: NodeBook) -> list[AppliedNodeChange]:
     """Return what of the book is seen to stand on the cluster and is Helios' own."""
     nodes = nodes_seen(snapshot)
     kept = None if snapshot.power is None else snapshot.power.keep_awake
     return [row for row in real.values() if not row.admins and _stands(row, nodes.get(row.node), kept)]
 
 
-def with_the_undone(books: NodeBooks, undo: Undo, *, at: datetime) -> NodeBooks:
+def with_the_undone(books: AppliedNodeChanges, undo: Undo, *, at: datetime) -> AppliedNodeChanges:
     """Return the books with what the undo file names and they do not: nobody's, so that it is taken back."""
-    return NodeBooks(real={**undo.rows(at=at, service=HELIOS), **books.real}, shadow=books.shadow)
+    return AppliedNodeChanges(real={**undo.rows(at=at, service=HELIOS), **books.real}, shadow=books.shadow)
 
 
-def books_after(books: NodeBooks, awakening: Awakening) -> NodeBooks:
+def books_after(books: AppliedNodeChanges, awakening: NodeReleaseResult) -> AppliedNodeChanges:
     """Return what remains; what could not be looked at stays.
 
     What was somebody else's is forgotten: nothing of Helios stands, so that what is read now is the site's own.
     """
     if awakening.snapshot is None or awakening.remaining is None:
-        return NodeBooks(real=books.real, shadow={})
-    return NodeBooks(real=left_of(books.real, awakening.snapshot), shadow={})
+        return AppliedNodeChanges(real=books.real, shadow={})
+    return AppliedNodeChanges(real=left_of(books.real, awakening.snapshot), shadow={})
 
 
 def left_of(real: NodeBook, snapshot: Snapshot) -> NodeBook:
@@ -322,8 +322,8 @@ def release_nodes(
     now: datetime,
     holder: str,
     reason: str,
-    memory: NodeMemory | None = None,
-) -> NodeTurnReport:
+    memory: NodeControllerState | None = None,
+) -> NodeCycleReport:
     """Wake what Helios put to sleep, give back weights and list, verify it, write it down.
 
     Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``still`` and ``notes`` of the
@@ -341,16 +341,16 @@ def release_nodes(
     """
     notes: list[str] = []
     books = _known(ledger, undone, notes, at=now)
-    awakening = Awakening(failure=NOT_KNOWN) if books is None else all_woken(cluster, books.real, reason)
+    awakening = NodeReleaseResult(failure=NOT_KNOWN) if books is None else all_woken(cluster, books.real, reason)
     minutes = minutes_of_the_awakening(awakening, now=now, reason=reason)
     minutes.notes.extend(notes)
-    left = books_after(books or NodeBooks(real={}, shadow={}), awakening)
+    left = books_after(books or AppliedNodeChanges(real={}, shadow={}), awakening)
     recorded = _nodes_written_down(ledger, minutes, left, now=now, holder=holder)
     if books is not None:
         _undo_is(undo, left, minutes)
-    deeds = Deeds(memory=memory or NodeMemory())
+    deeds = NodeActivity(memory=memory or NodeControllerState())
     deeds.take_note(awakening.outcomes, now=now)
-    return NodeTurnReport(
+    return NodeCycleReport(
         still=(f"released: {reason}", *([awakening.failure] if awakening.failure else [])),
         counts=minutes.sums(),
         decisions=minutes.frame(),
@@ -367,13 +367,13 @@ def release_nodes(
     )
 
 
-def minutes_of_the_awakening(awakening: Awakening, *, now: datetime, reason: str) -> Minutes:
+def minutes_of_the_awakening(awakening: NodeReleaseResult, *, now: datetime, reason: str) -> AuditLog:
     """Take down what became of taking everything back."""
-    minutes = Minutes(decided_at=now, said={})
+    minutes = AuditLog(decided_at=now, said={})
     minutes.outcomes(HELIOS, PAUSED, awakening.outcomes)
     told = _told_of(awakening)
     target = "" if awakening.snapshot is None else awakening.snapshot.cluster
-    minutes.say(Line(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
+    minutes.say(AuditEntry(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
     minutes.notes.append(told)
     if awakening.in_hand:
         said = ", ".join(f"{outcome.node} ({outcome.remark})" for outcome in awakening.in_hand[:20])
@@ -382,21 +382,21 @@ def minutes_of_the_awakening(awakening: Awakening, *, now: datetime, reason: str
 
 
 def _is_in_hand(said: NodeOutcome) -> bool:
-    return said.lever is NodeLever.POWER and said.result is Result.REFUSED
+    return said.lever is NodeSetting.POWER and said.result is Result.REFUSED
 
 
-def _stands(row: NodeStanding, node: SeenNode | None, kept: str | None) -> bool:
-    if row.lever is NodeLever.KEEP_AWAKE:
+def _stands(row: AppliedNodeChange, node: ObservedNode | None, kept: str | None) -> bool:
+    if row.lever is NodeSetting.KEEP_AWAKE:
         ours = not row.confirmed or (kept is not None and same_list(kept, row.after))
         return kept is not None and ours and not same_list(kept, row.own)
     if node is None:
         return False
-    if row.lever is NodeLever.POWER:
+    if row.lever is NodeSetting.POWER:
         return node.away and not node.down
     return node.weight != weight_in(row.own) and (not row.confirmed or node.weight == weight_in(row.after))
 
 
-def _told_of(awakening: Awakening) -> str:
+def _told_of(awakening: NodeReleaseResult) -> str:
     if awakening.failure:
         return f"{Result.FAILED}: {awakening.failure}"
     left = awakening.names()
@@ -405,7 +405,9 @@ def _told_of(awakening: Awakening) -> str:
     return f"{Result.POSTPONED}: {len(left)} cannot be taken back yet: {', '.join(left[:20])}; asked again"
 
 
-def _known(ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime) -> NodeBooks | None:
+def _known(
+    ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime
+) -> AppliedNodeChanges | None:
     """Return what stands, as far as it was written down; None: neither the book nor the undo file can be had."""
     books, file = None, None
     try:
@@ -418,10 +420,12 @@ def _known(ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], 
         notes.append(f"the undo file could not be read: {error.fact}")
     if books is None and file is None:
         return None
-    return with_the_undone(books or NodeBooks(real={}, shadow={}), file or Undo(), at=at)
+    return with_the_undone(books or AppliedNodeChanges(real={}, shadow={}), file or Undo(), at=at)
 
 
-def _nodes_written_down(ledger: Ledger, minutes: Minutes, left: NodeBooks, *, now: datetime, holder: str) -> bool:
+def _nodes_written_down(
+    ledger: Ledger, minutes: AuditLog, left: AppliedNodeChanges, *, now: datetime, holder: str
+) -> bool:
     try:
         token = ledger.acquire(holder=holder, now=now, lasts=LEASE)
         if token is None:
@@ -435,7 +439,7 @@ def _nodes_written_down(ledger: Ledger, minutes: Minutes, left: NodeBooks, *, no
     return True
 
 
-def _undo_is(undo: Callable[[Undo], None], books: NodeBooks, minutes: Minutes) -> None:
+def _undo_is(undo: Callable[[Undo], None], books: AppliedNodeChanges, minutes: AuditLog) -> None:
     try:
         undo(Undo.of(books))
     except HeliosError as error:

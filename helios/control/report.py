@@ -11,16 +11,16 @@ from typing import Required, TypedDict
 
 import pandas as pd
 
-from helios.actions import NodeLever, PowerDown, PowerUp, Result
-from helios.changes import AWAKE, NodeProposal
-from helios.control.applied import NodeBooks
-from helios.control.observed import SeenNode, nodes_seen
-from helios.control.state import NodeMemory, TurnMemory
+from helios.actions import NodeSetting, PowerDown, PowerUp, Result
+from helios.changes import AWAKE, RequestedNodeChanges
+from helios.control.applied import AppliedNodeChanges
+from helios.control.observed import ObservedNode, nodes_seen
+from helios.control.state import ControllerState, NodeControllerState
 from helios.model import NODE_TALLIES, NodePower, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TurnReport:
+class CycleReport:
     """What was seen, decided and done in one turn.
 
     Attributes
@@ -67,7 +67,7 @@ class TurnReport:
     leads: bool
     remaining: tuple[str, ...] | None = ()
     notes: tuple[str, ...] = ()
-    memory: TurnMemory = field(default_factory=TurnMemory)
+    memory: ControllerState = field(default_factory=ControllerState)
 
     @property
     def clean(self) -> bool:
@@ -79,8 +79,8 @@ class TurnReport:
         return json.dumps({service: {str(k): n for k, n in sums.items()} for service, sums in self.counts.items()})
 
 
-class Sums(TypedDict, total=False):
-    """The sums of a snapshot, as :class:`TurnReport` names them."""
+class CycleCounts(TypedDict, total=False):
+    """The sums of a snapshot, as :class:`CycleReport` names them."""
 
     pending: int
     running: int
@@ -88,8 +88,8 @@ class Sums(TypedDict, total=False):
     gpus_running: int
 
 
-def sums_of(snapshot: Snapshot | None) -> Sums:
-    """Return the jobs and GPUs of a snapshot, named as in :class:`TurnReport`; None: it was not seen."""
+def sums_of(snapshot: Snapshot | None) -> CycleCounts:
+    """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`; None: it was not seen."""
     if snapshot is None:
         return {}
     pending, running = snapshot.pending, snapshot.running
@@ -105,7 +105,7 @@ def sums_of(snapshot: Snapshot | None) -> Sums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeTurnReport:
+class NodeCycleReport:
     """What was seen, decided and done about nodes in one turn.
 
     Attributes
@@ -156,7 +156,7 @@ class NodeTurnReport:
     remaining: tuple[str, ...] | None = ()
     notes: tuple[str, ...] = ()
     protected: str = ""
-    memory: NodeMemory = field(default_factory=NodeMemory)
+    memory: NodeControllerState = field(default_factory=NodeControllerState)
 
     @property
     def clean(self) -> bool:
@@ -164,8 +164,8 @@ class NodeTurnReport:
         return self.remaining == ()
 
 
-class NodeSums(TypedDict, total=False):
-    """The sums of a look at the nodes, as :class:`NodeTurnReport` names them."""
+class NodeCycleCounts(TypedDict, total=False):
+    """The sums of a look at the nodes, as :class:`NodeCycleReport` names them."""
 
     taken_at: Required[datetime]
     nodes: Mapping[NodePower, int]
@@ -174,8 +174,8 @@ class NodeSums(TypedDict, total=False):
 
 
 def node_sums_of(
-    snapshot: Snapshot | None, books: NodeBooks, *, at: datetime, wanted: Mapping[str, float] | None = None
-) -> NodeSums:
+    snapshot: Snapshot | None, books: AppliedNodeChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
+) -> NodeCycleCounts:
     """Return the sums of a look.
 
     Parameters
@@ -197,20 +197,20 @@ def node_sums_of(
     }
 
 
-def powers_of(nodes: Mapping[str, SeenNode]) -> dict[NodePower, int]:
+def powers_of(nodes: Mapping[str, ObservedNode]) -> dict[NodePower, int]:
     """Return how many nodes are in each state of power."""
     found = Counter(node.power for node in nodes.values())
     return {power: found[power] for power in NodePower}
 
 
-def away_by_helios(nodes: Mapping[str, SeenNode], books: NodeBooks) -> frozenset[str]:
+def away_by_helios(nodes: Mapping[str, ObservedNode], books: AppliedNodeChanges) -> frozenset[str]:
     """Return the nodes that are asleep, or falling asleep, because Helios asked for it."""
-    ours = (row.node for row in books.ours(NodeLever.POWER))
+    ours = (row.node for row in books.ours(NodeSetting.POWER))
     return frozenset(name for name in ours if name in nodes and nodes[name].away)
 
 
 def tallies_of(
-    nodes: Mapping[str, SeenNode], *, at: datetime, ours: frozenset[str], wanted: Mapping[str, float]
+    nodes: Mapping[str, ObservedNode], *, at: datetime, ours: frozenset[str], wanted: Mapping[str, float]
 ) -> pd.DataFrame:
     """Count the nodes of each pool, columns of ``NODE_TALLIES``.
 
@@ -222,7 +222,7 @@ def tallies_of(
         By pool, how many nodes the services wanted awake; a pool that is not named: none was asked.
     """
     rows = []
-    by_pool: dict[str, list[SeenNode]] = {}
+    by_pool: dict[str, list[ObservedNode]] = {}
     for node in nodes.values():
         by_pool.setdefault(node.pool, []).extend([node] if node.in_service else [])
     for pool, served in by_pool.items():
@@ -246,7 +246,7 @@ def tallies_of(
     return NODE_TALLIES.conform(frame.assign(taken_at=pd.to_datetime(frame["taken_at"], utc=True)))
 
 
-def wanted_awake(proposals: Mapping[str, NodeProposal], nodes: Mapping[str, SeenNode]) -> dict[str, float]:
+def wanted_awake(proposals: Mapping[str, RequestedNodeChanges], nodes: Mapping[str, ObservedNode]) -> dict[str, float]:
     """Return how many nodes of each pool the first service that speaks of power wanted awake.
 
     A service that was asked and asked for nothing wants what there is; one that only orders the filling says nothing.
@@ -254,7 +254,7 @@ def wanted_awake(proposals: Mapping[str, NodeProposal], nodes: Mapping[str, Seen
     said = next((proposal for proposal in proposals.values() if _speaks_of_power(proposal)), None)
     if said is None:
         return {}
-    lists = [wish for wish in said.wishes if wish.lever is NodeLever.KEEP_AWAKE]
+    lists = [wish for wish in said.wishes if wish.lever is NodeSetting.KEEP_AWAKE]
     if lists:
         awake = {node.name for node in nodes.values() if node.holds} | set(lists[0].names)
     else:
@@ -265,6 +265,6 @@ def wanted_awake(proposals: Mapping[str, NodeProposal], nodes: Mapping[str, Seen
     return {pool: float(found[pool]) for pool in {node.pool for node in nodes.values()}}
 
 
-def _speaks_of_power(proposal: NodeProposal) -> bool:
+def _speaks_of_power(proposal: RequestedNodeChanges) -> bool:
     kinds = {PowerDown.__name__, PowerUp.__name__, "KeepAwake"}
     return not proposal.fills or any(wish.action in kinds for wish in proposal.wishes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from helios.actions import NodeOutcome, Outcome
 from helios.config import Power
-from helios.control.circuit_breaker import Bench, Breaker
+from helios.control.circuit_breaker import CircuitBreaker, ServiceSuspension
 from helios.errors import MemoryDamaged
 
 EARLY = 0.1
@@ -22,7 +22,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnMemory:
+class ControllerState:
     """What the last turn left.
 
     Attributes
@@ -41,8 +41,8 @@ class TurnMemory:
     """
 
     asked_at: Mapping[str, datetime] = field(default_factory=dict)
-    breaker: Breaker = field(default_factory=Breaker)
-    bench: Bench = field(default_factory=Bench)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    bench: ServiceSuspension = field(default_factory=ServiceSuspension)
     controller: str | None = None
     pending: int | None = None
     nodes: int | None = None
@@ -70,7 +70,7 @@ class TurnMemory:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> TurnMemory:
+    def from_json(cls, text: str) -> ControllerState:
         """Read what :meth:`to_json` wrote.
 
         Raises
@@ -82,8 +82,8 @@ class TurnMemory:
             plain = json.loads(text)
             return cls(
                 asked_at={service: datetime.fromisoformat(at) for service, at in plain["asked_at"].items()},
-                breaker=Breaker.from_json(plain["breaker"]),
-                bench=Bench.from_json(plain["bench"]),
+                breaker=CircuitBreaker.from_json(plain["breaker"]),
+                bench=ServiceSuspension.from_json(plain["bench"]),
                 controller=plain["controller"],
                 pending=plain["pending"],
                 nodes=plain["nodes"],
@@ -116,7 +116,7 @@ APART = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
+class WakeUp:
     """A node that was told to wake and has not come yet.
 
     Attributes
@@ -141,7 +141,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMemory:
+class NodeControllerState:
     """What the last power turn left.
 
     Attributes
@@ -166,11 +166,11 @@ class NodeMemory:
         Nodes that somebody woke soon after Helios had put them to sleep, and until when Helios leaves them awake.
     """
 
-    turn: TurnMemory = field(default_factory=TurnMemory)
+    turn: ControllerState = field(default_factory=ControllerState)
     looked_at: datetime | None = None
     idle: Mapping[str, datetime] = field(default_factory=dict)
     slept: Mapping[str, tuple[datetime, ...]] = field(default_factory=dict)
-    wakes: Mapping[str, Wake] = field(default_factory=dict)
+    wakes: Mapping[str, WakeUp] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     quarantined: Mapping[str, Failure] = field(default_factory=dict)
     protected_at: datetime | None = None
@@ -185,16 +185,16 @@ class NodeMemory:
         since = f"{self.protected_at:%Y-%m-%d %H:%M} UTC"
         return f"protected mode since {since}: too many nodes did not wake ({failed}); no node is put to sleep"
 
-    def with_slept(self, node: str, at: datetime) -> NodeMemory:
+    def with_slept(self, node: str, at: datetime) -> NodeControllerState:
         """Return the memory after Helios put a node to sleep."""
         times = self.slept.get(node, ())
         return self if at in times else replace(self, slept={**self.slept, node: (*times, at)})
 
-    def with_wake(self, node: str, wake: Wake) -> NodeMemory:
+    def with_wake(self, node: str, wake: WakeUp) -> NodeControllerState:
         """Return the memory after a node was told to wake; the first time counts."""
         return self if node in self.wakes else replace(self, wakes={**self.wakes, node: wake})
 
-    def with_failure(self, failure: Failure, settings: Power) -> NodeMemory:
+    def with_failure(self, failure: Failure, settings: Power) -> NodeControllerState:
         """Return the memory after a failed wake; with too many of them it protects."""
         failures = (*self.failures, failure)
         protects = self.protected_at is None and len(failures) >= settings.failures_to_protect
@@ -206,7 +206,7 @@ class NodeMemory:
             protected_at=failure.at if protects else self.protected_at,
         )
 
-    def without_the_old(self, now: datetime) -> NodeMemory:
+    def without_the_old(self, now: datetime) -> NodeControllerState:
         """Return the memory without what is a day old; quarantine and protection end by a person only."""
         slept = {node: tuple(at for at in times if now - at < DAY) for node, times in self.slept.items()}
         return replace(
@@ -233,7 +233,7 @@ class NodeMemory:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> NodeMemory:
+    def from_json(cls, text: str) -> NodeControllerState:
         """Read what :meth:`to_json` wrote.
 
         Raises
@@ -245,12 +245,12 @@ class NodeMemory:
             plain = json.loads(text)
             quarantined = [_failure(entry) for entry in plain["quarantined"]]
             return cls(
-                turn=TurnMemory.from_json(plain["turn"]),
+                turn=ControllerState.from_json(plain["turn"]),
                 looked_at=_moment(plain["looked_at"]),
                 idle=_moments(plain["idle"]),
                 slept={node: tuple(map(datetime.fromisoformat, times)) for node, times in plain["slept"].items()},
                 wakes={
-                    node: Wake(since=datetime.fromisoformat(since), by=str(by))
+                    node: WakeUp(since=datetime.fromisoformat(since), by=str(by))
                     for node, (since, by) in plain["wakes"].items()
                 },
                 failures=tuple(_failure(entry) for entry in plain["failures"]),
@@ -265,7 +265,7 @@ class NodeMemory:
             ) from reason
 
 
-def cleared(memory: NodeMemory, node: str | None = None) -> NodeMemory:
+def cleared(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:
     """Return the memory after a person looked: what failed to wake may sleep again.
 
     Parameters

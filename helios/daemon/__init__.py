@@ -1,7 +1,7 @@
 """When things happen: the clock, the signals, the health.
 
 What happens is the composition root's business (``helios.app``): this room is handed a
-:class:`~helios.app.cycle_summary.Chores` and calls it, keeps it from overlapping with itself, survives whatever it
+:class:`~helios.app.cycle_summary.DaemonOperations` and calls it, keeps it from overlapping with itself, survives whatever it
 raises, and tells systemd, the log, Prometheus and a health file how it goes.
 """
 

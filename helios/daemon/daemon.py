@@ -14,16 +14,16 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from helios.app.controller_state import only_daemon
-from helios.app.cycle_summary import Chores
+from helios.app.cycle_summary import DaemonOperations
 from helios.app.modes import PAUSE_FILE
 from helios.config import Settings
-from helios.daemon.health import Health, HealthFile, Times
+from helios.daemon.health import Health, HealthFile, TaskTimes
 from helios.daemon.http import AddressTaken, Server
 from helios.daemon.metrics import Metrics
 from helios.daemon.systemd import Notifier
-from helios.daemon.tasks import Clock, Rhythm, trouble_of
+from helios.daemon.tasks import Schedule, TaskScheduler, trouble_of
 from helios.errors import ConfigurationInvalid
-from helios.ports import Office
+from helios.ports import Domain
 
 WRITER_S = 45.0
 """How long the end waits for a turn that runs, s: one call to a slow controller (slurm.timeout_s) and a little."""
@@ -73,13 +73,13 @@ class Daemon:
     def __init__(
         self,
         *,
-        chores: Chores,
+        chores: DaemonOperations,
         settings: Settings,
         nightly: bool,
         environment: Mapping[str, str],
-        times: Times | None = None,
+        times: TaskTimes | None = None,
     ) -> None:
-        self._times = times or Times()
+        self._times = times or TaskTimes()
         self._chores = chores
         self._keeps = not settings.daemon.release_on_stop
         self._listen = settings.daemon.listen
@@ -89,7 +89,7 @@ class Daemon:
         self._health = Health(lately_s=rhythm.lately_s(chores=_steady(chores)), times=self._times)
         self._metrics = Metrics(times=self._times)
         self._file = HealthFile(self._folder)
-        self._clock = Clock(
+        self._clock = TaskScheduler(
             chores=chores,
             rhythm=rhythm,
             beat=self.beat,
@@ -215,7 +215,12 @@ class Daemon:
 
 
 def run(
-    chores: Chores, *, settings: Settings, nightly: bool, environment: Mapping[str, str], times: Times | None = None
+    chores: DaemonOperations,
+    *,
+    settings: Settings,
+    nightly: bool,
+    environment: Mapping[str, str],
+    times: TaskTimes | None = None,
 ) -> Ending:
     """Do the chores until a signal comes: SIGTERM and SIGINT end it, SIGHUP changes nothing and says so.
 
@@ -274,9 +279,9 @@ def _bounded(work: Callable[[], bool], *, within_s: float) -> tuple[bool, bool]:
     return bool(answers) and answers[0], False
 
 
-def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> Rhythm:
+def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> Schedule:
     times = settings.daemon
-    return Rhythm(
+    return Schedule(
         turn_s=times.turn_s,
         ingest_s=times.ingest_s,
         nightly=times.nightly if nightly else None,
@@ -284,14 +289,14 @@ def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> R
     )
 
 
-def _steady(chores: Chores) -> list[str]:
+def _steady(chores: DaemonOperations) -> list[str]:
     """Return which chores this process has of those that must succeed again and again for it to be well."""
     works = {"turn": chores.turn, "nodes": chores.nodes, "ingest": chores.ingest}
     return [name for name, work in works.items() if work is not None]
 
 
-def _offices(chores: Chores) -> list[Office]:
-    works = {Office.JOBS: chores.turn, Office.NODES: chores.nodes}
+def _offices(chores: DaemonOperations) -> list[Domain]:
+    works = {Domain.JOBS: chores.turn, Domain.NODES: chores.nodes}
     return [office for office, work in works.items() if work is not None]
 
 

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 from helios import __version__
-from helios.app.cycle_summary import NodeTurnSummary, TurnSummary
+from helios.app.cycle_summary import CycleSummary, NodeCycleSummary
 from helios.private_files import make_folder, write_private
 
 # ``health.json``: the daemon's health for whoever has no port to ask (``helios doctor``, a site that serves none).
@@ -62,7 +62,7 @@ def _utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class TaskTimes:
     """Two clocks; a test hands in its own.
 
     Attributes
@@ -82,7 +82,7 @@ FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoreHealth:
+class TaskHealth:
     """How one chore fared lately.
 
     Attributes
@@ -131,20 +131,20 @@ class Health:
         The clocks.
     """
 
-    def __init__(self, *, lately_s: Mapping[str, float], times: Times) -> None:
+    def __init__(self, *, lately_s: Mapping[str, float], times: TaskTimes) -> None:
         self._lately_s = dict(lately_s)
         self._times = times
         self._lock = Lock()
         self._started_at = times.now()
-        self._chores = {name: ChoreHealth() for name in lately_s}
-        self._turn: TurnSummary | None = None
-        self._nodes: NodeTurnSummary | None = None
+        self._chores = {name: TaskHealth() for name in lately_s}
+        self._turn: CycleSummary | None = None
+        self._nodes: NodeCycleSummary | None = None
         self._ending = ""
         self.note = ""
         """What a person should know besides, though all is well; empty: nothing."""
 
     @property
-    def last_turn(self) -> TurnSummary | None:
+    def last_turn(self) -> CycleSummary | None:
         """The last turn that was taken; None: none yet."""
         return self._turn
 
@@ -168,11 +168,11 @@ class Health:
         failures = self.of(name).failures + 1
         self._change(name, failed_at=at, at_work=False, failures=failures, trouble=trouble)
 
-    def turned(self, turn: TurnSummary) -> None:
+    def turned(self, turn: CycleSummary) -> None:
         """Take note of a turn."""
         self._turn = turn
 
-    def turned_nodes(self, turn: NodeTurnSummary) -> None:
+    def turned_nodes(self, turn: NodeCycleSummary) -> None:
         """Take note of a turn on nodes."""
         self._nodes = turn
 
@@ -180,10 +180,10 @@ class Health:
         """Take note that the daemon is ``stopping``, or ``stopped``."""
         self._ending = word
 
-    def of(self, name: str) -> ChoreHealth:
+    def of(self, name: str) -> TaskHealth:
         """Return how one chore fares."""
         with self._lock:
-            return self._chores.get(name, ChoreHealth())
+            return self._chores.get(name, TaskHealth())
 
     def reasons(self) -> list[str]:
         """Say why the daemon is not well; nothing: it is."""
@@ -235,10 +235,10 @@ class Health:
 
     def _change(self, name: str, **changes: Any) -> None:
         with self._lock:
-            self._chores[name] = replace(self._chores.get(name, ChoreHealth()), **changes)
+            self._chores[name] = replace(self._chores.get(name, TaskHealth()), **changes)
 
 
-def _turn(turn: TurnSummary) -> dict[str, Any]:
+def _turn(turn: CycleSummary) -> dict[str, Any]:
     return {
         "line": turn.line(),
         "pending": turn.pending,
@@ -255,7 +255,7 @@ def _turn(turn: TurnSummary) -> dict[str, Any]:
     }
 
 
-def _node_turn(turn: NodeTurnSummary) -> dict[str, Any]:
+def _node_turn(turn: NodeCycleSummary) -> dict[str, Any]:
     return {
         "line": turn.line(),
         "nodes": dict(turn.nodes),

@@ -146,7 +146,7 @@ def _bound(host: str, port: int, answers: type[BaseHTTPRequestHandler], *, liste
 
 
 def _answers(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
-    class Answers(BaseHTTPRequestHandler):
+    class RequestHandler(BaseHTTPRequestHandler):
         timeout = CONNECTION_S
         server_version = "helios"
         sys_version = ""
@@ -173,4 +173,4 @@ def _answers(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) 
         def log_message(self, format: str, *args: object) -> None:
             _log.debug(format, *args)
 
-    return Answers
+    return RequestHandler

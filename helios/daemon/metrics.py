@@ -9,8 +9,8 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from helios import __version__
-from helios.app.cycle_summary import Breaker, NodeTurnSummary, Tally, TurnSummary
-from helios.daemon.health import Times
+from helios.app.cycle_summary import Breaker, CycleSummary, CycleTally, NodeCycleSummary
+from helios.daemon.health import TaskTimes
 from helios.model import Mode
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
@@ -26,15 +26,15 @@ class Metrics:
         What ``/metrics`` shows.
     """
 
-    def __init__(self, *, times: Times) -> None:
+    def __init__(self, *, times: TaskTimes) -> None:
         self.registry = CollectorRegistry()
         self._times = times
-        self._turn: TurnSummary | None = None
+        self._turn: CycleSummary | None = None
         self._declare_work()
         self._declare_state()
         self._declare_nodes()
 
-    def turned(self, turn: TurnSummary) -> None:
+    def turned(self, turn: CycleSummary) -> None:
         """Count a turn."""
         self._turn = turn
         self._turns.labels(outcome=_outcome(turn)).inc()
@@ -43,7 +43,7 @@ class Metrics:
         self._count(turn.tallies)
         self._show_state(turn)
 
-    def turned_nodes(self, turn: NodeTurnSummary) -> None:
+    def turned_nodes(self, turn: NodeCycleSummary) -> None:
         """Count a turn on nodes."""
         self._node_turns.labels(outcome=_outcome(turn)).inc()
         self._count(turn.tallies)
@@ -53,7 +53,7 @@ class Metrics:
         self._protected.set(bool(turn.protected))
         self._quarantined.set(turn.quarantined)
 
-    def _count(self, tallies: Iterable[Tally]) -> None:
+    def _count(self, tallies: Iterable[CycleTally]) -> None:
         for tally in tallies:
             labels = {"service": tally.service, "mode": str(tally.mode), "result": tally.result.value}
             self._decisions.labels(**labels).inc(tally.jobs)
@@ -122,7 +122,7 @@ class Metrics:
         self._lease = Gauge("helios_lease_held", "1: this Helios is the one that writes", registry=self.registry)
         self._still = Gauge("helios_still", "1: a rail kept the last turn from acting", registry=self.registry)
 
-    def _show_state(self, turn: TurnSummary) -> None:
+    def _show_state(self, turn: CycleSummary) -> None:
         self._mode.clear()
         for service, mode in turn.modes.items():
             for each in Mode:
@@ -136,7 +136,7 @@ class Metrics:
         return UNKNOWN if moment is None else (self._times.now() - moment).total_seconds()
 
 
-def _outcome(turn: TurnSummary | NodeTurnSummary) -> str:
+def _outcome(turn: CycleSummary | NodeCycleSummary) -> str:
     if turn.still:
         return "still"
     return "acted" if turn.acted else "quiet"

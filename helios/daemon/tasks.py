@@ -40,16 +40,16 @@ from apscheduler.triggers.interval import (
 )
 
 from helios.actions import Result
-from helios.app.controller_state import TurnUnderWay
-from helios.app.cycle_summary import Chores, NodeTurnSummary, TurnSummary
-from helios.daemon.health import Health, Times
+from helios.app.controller_state import CycleUnderWay
+from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
+from helios.daemon.health import Health, TaskTimes
 from helios.daemon.metrics import Metrics
 from helios.errors import HeliosError
 
 # One at a time, and nobody after closing time.
 
 
-class Door:
+class ExclusiveSection:
     """Lets one chore in at a time, until it is shut for good."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class TaskError:
     """Why a chore could not be done.
 
     Attributes
@@ -119,21 +119,21 @@ def kind_of(line: str) -> str:
     return re.sub(r"\d[\d.,]*", "#", line)
 
 
-def trouble_of(error: Exception) -> Trouble:
+def trouble_of(error: Exception) -> TaskError:
     """Say what an error means to the operator."""
     if isinstance(error, HeliosError):
-        return Trouble(fact=error.fact, remedy=error.remedy, at_once=isinstance(error, TurnUnderWay))
+        return TaskError(fact=error.fact, remedy=error.remedy, at_once=isinstance(error, CycleUnderWay))
     if isinstance(error, MemoryError):
-        return Trouble(
+        return TaskError(
             fact="Memory ran out; nothing was done.",
             remedy="Raise MemoryMax of the unit, or lower history.jobs_for_predictions.",
         )
     if isinstance(error, OSError) and error.errno in FULL:
-        return Trouble(
+        return TaskError(
             fact=f"The disk is full ({error.filename or error.strerror}); nothing was done.",
             remedy="Make room; Helios goes on by itself.",
         )
-    return Trouble(
+    return TaskError(
         fact=f"{type(error).__name__}: {error}",
         remedy="Helios did not expect this; report it with the traceback.",
         defect=True,
@@ -141,7 +141,7 @@ def trouble_of(error: Exception) -> Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Backoff:
     """How a chore has fared lately, and from when it may run again.
 
     After the first failure it runs at its next time; then it waits two, four, eight intervals, but never longer than
@@ -166,15 +166,15 @@ class Pace:
     interval_s: float
     rest_s: float = 0.0
     failures: int = 0
-    trouble: Trouble | None = None
+    trouble: TaskError | None = None
     not_before_s: float = float("-inf")
     failing_since_s: float = 0.0
 
-    def succeeded(self, *, began_s: float) -> Pace:
+    def succeeded(self, *, began_s: float) -> Backoff:
         """Return the pace after a success."""
-        return Pace(interval_s=self.interval_s, rest_s=self.rest_s, not_before_s=began_s + self.rest_s)
+        return Backoff(interval_s=self.interval_s, rest_s=self.rest_s, not_before_s=began_s + self.rest_s)
 
-    def failed(self, trouble: Trouble, *, began_s: float) -> Pace:
+    def failed(self, trouble: TaskError, *, began_s: float) -> Backoff:
         """Return the pace after another failure."""
         failures = self.failures + 1
         wait_s = min(self.interval_s * 2 ** min(failures - 1, 20), max(MOST_WAIT_S, self.interval_s))
@@ -188,7 +188,7 @@ class Pace:
             failing_since_s=self.failing_since_s if self.failures else began_s,
         )
 
-    def is_news(self, trouble: Trouble) -> bool:
+    def is_news(self, trouble: TaskError) -> bool:
         """Return whether ``trouble`` is another one than the last."""
         return self.trouble is None or self.trouble.kind != trouble.kind
 
@@ -196,7 +196,7 @@ class Pace:
 # One chore as the scheduler calls it: it never raises, waits longer the more often it fails, and says so once.
 
 
-class Chore:
+class Task:
     """A piece of work that is done again and again.
 
     Parameters
@@ -221,16 +221,16 @@ class Chore:
         name: str,
         work: Callable[[], str],
         interval_s: float,
-        door: Door,
+        door: ExclusiveSection,
         health: Health,
         metrics: Metrics,
-        times: Times,
+        times: TaskTimes,
         rest_s: float = 0.0,
         repeats: bool = True,
     ) -> None:
         self.name = name
         self._work = work
-        self._pace = Pace(interval_s=interval_s, rest_s=rest_s)
+        self._pace = Backoff(interval_s=interval_s, rest_s=rest_s)
         self._door = door
         self._health = health
         self._metrics = metrics
@@ -301,7 +301,7 @@ class Chore:
         self._health.failed(self.name, at=self._times.now(), trouble=trouble.line())
         self._metrics.failed(self.name)
 
-    def _say(self, trouble: Trouble, error: Exception) -> None:
+    def _say(self, trouble: TaskError, error: Exception) -> None:
         if self._pace.is_news(trouble):
             self._log.error("%s", trouble.line(), exc_info=error if trouble.defect else None)
         else:
@@ -311,7 +311,7 @@ class Chore:
 # Says when Helios falls still, why, and when it goes on: once each, however often a turn finds it so.
 
 
-class Stillness:
+class StateChangeLog:
     """Compares each turn with the one before.
 
     Parameters
@@ -326,14 +326,14 @@ class Stillness:
         self._notes: frozenset[str] = frozenset()
         self._held: bool | None = None
 
-    def hear(self, turn: TurnSummary | NodeTurnSummary) -> None:
+    def hear(self, turn: CycleSummary | NodeCycleSummary) -> None:
         """Take note of a turn."""
         self._say_lease(turn)
         if not turn.trouble:  # which is the chore's to say
             self._say_still(turn)
         self._say_notes(turn)
 
-    def _say_lease(self, turn: TurnSummary | NodeTurnSummary) -> None:
+    def _say_lease(self, turn: CycleSummary | NodeCycleSummary) -> None:
         if not turn.lease_held and self._held is not False:
             self._log.warning(
                 "standby: another Helios writes to this cluster; this one takes over when its lease runs out"
@@ -342,7 +342,7 @@ class Stillness:
             self._log.warning("the lease is ours: no longer standby")
         self._held = turn.lease_held
 
-    def _say_still(self, turn: TurnSummary | NodeTurnSummary) -> None:
+    def _say_still(self, turn: CycleSummary | NodeCycleSummary) -> None:
         before, self._still = self._still, _kinds(turn.still)
         if not turn.lease_held:
             return  # said as standby
@@ -351,7 +351,7 @@ class Stillness:
         elif before and not self._still:
             self._log.warning("acts again")
 
-    def _say_notes(self, turn: TurnSummary | NodeTurnSummary) -> None:
+    def _say_notes(self, turn: CycleSummary | NodeCycleSummary) -> None:
         before, self._notes = self._notes, _kinds(turn.notes)
         for note in turn.notes:
             if kind_of(note) not in before:
@@ -370,15 +370,15 @@ NIGHT_REST_S = 12 * 3600
 """Where clocks are set back, half past two comes twice in one night."""
 NEVER_AGAIN_S = 36_500 * DAY_S
 """When the hook comes again by itself: never, s. A job that had no next time would be taken out of the scheduler's
-store, and APScheduler 3.11 looks for it in the wrong place where :meth:`Clock.stop` comes at that moment."""
+store, and APScheduler 3.11 looks for it in the wrong place where :meth:`TaskScheduler.stop` comes at that moment."""
 
-Summary = TypeVar("Summary", TurnSummary, NodeTurnSummary)
+Summary = TypeVar("Summary", CycleSummary, NodeCycleSummary)
 
 _log = logging.getLogger("helios.daemon.tasks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rhythm:
+class Schedule:
     """When things happen.
 
     Attributes
@@ -412,7 +412,7 @@ class Rhythm:
         return max(5 * self.turn_s, 300)
 
 
-class Clock:
+class TaskScheduler:
     """Calls the chores in their rhythm.
 
     Parameters
@@ -432,13 +432,13 @@ class Clock:
     def __init__(
         self,
         *,
-        chores: Chores,
-        rhythm: Rhythm,
+        chores: DaemonOperations,
+        rhythm: Schedule,
         beat: Callable[[], None],
         paused: Callable[[], bool],
         health: Health,
         metrics: Metrics,
-        times: Times,
+        times: TaskTimes,
     ) -> None:
         self._chores = chores
         self._rhythm = rhythm
@@ -447,10 +447,10 @@ class Clock:
         self._health = health
         self._metrics = metrics
         self._times = times
-        self._stillness, self._stillness_of_nodes = Stillness(), Stillness("nodes")
+        self._stillness, self._stillness_of_nodes = StateChangeLog(), StateChangeLog("nodes")
         self._outcomes: frozenset[tuple[str, str]] = frozenset()
         self._bounds: object = None
-        self.writing, self._reading, self._nights = Door(), Door(), Door()
+        self.writing, self._reading, self._nights = ExclusiveSection(), ExclusiveSection(), ExclusiveSection()
         self.turns = {
             name: self._chore(name, work, rhythm.turn_s, self.writing) for name, work in self._turns_of(chores)
         }
@@ -514,7 +514,7 @@ class Clock:
             misfire_grace_time=self._grace_s(self._rhythm.ingest_s),
         )
 
-    def _turns_of(self, chores: Chores) -> Iterator[tuple[str, Callable[[], str]]]:
+    def _turns_of(self, chores: DaemonOperations) -> Iterator[tuple[str, Callable[[], str]]]:
         if (turn := chores.turn) is not None:
             yield "turn", lambda: self._turn(self._taken(turn))
         if (nodes := chores.nodes) is not None:
@@ -527,13 +527,13 @@ class Clock:
         """
         try:
             return turn()
-        except TurnUnderWay as held:
+        except CycleUnderWay as held:
             if not self._paused():
                 raise
             told = self._chores.release("paused by file, while another process keeps turns away")
-            raise TurnUnderWay(f"{held.fact} Helios is paused: {told}.", remedy=held.remedy) from held
+            raise CycleUnderWay(f"{held.fact} Helios is paused: {told}.", remedy=held.remedy) from held
 
-    def _nodes(self, summary: NodeTurnSummary) -> str:
+    def _nodes(self, summary: NodeCycleSummary) -> str:
         self._health.turned_nodes(summary)
         self._metrics.turned_nodes(summary)
         self._stillness_of_nodes.hear(summary)
@@ -541,7 +541,7 @@ class Clock:
             raise HeliosError(summary.trouble)
         return summary.line() if summary.acted else ""
 
-    def _turn(self, summary: TurnSummary) -> str:
+    def _turn(self, summary: CycleSummary) -> str:
         self._health.turned(summary)
         self._metrics.turned(summary)
         self._stillness.hear(summary)
@@ -550,13 +550,13 @@ class Clock:
             raise HeliosError(summary.trouble)
         return summary.line() if self._is_worth_a_line(summary) else ""
 
-    def _mind_the_hook(self, summary: TurnSummary) -> None:
+    def _mind_the_hook(self, summary: CycleSummary) -> None:
         """Have the hook's table follow at once when turns fall still or act again, or a mode was set."""
         before, self._bounds = self._bounds, (dict(summary.modes), bool(summary.still))
         if before is not None and before != self._bounds:
             self._hook_is_due()
 
-    def _is_worth_a_line(self, summary: TurnSummary) -> bool:
+    def _is_worth_a_line(self, summary: CycleSummary) -> bool:
         """Return whether jobs were changed, or services met another answer than the turn before.
 
         What stays as it is belongs in health and metrics: a line for each turn would bury the others.
@@ -574,12 +574,12 @@ class Clock:
         name: str,
         work: Callable[[], str],
         interval_s: float,
-        door: Door,
+        door: ExclusiveSection,
         *,
         rest_s: float = 0,
         repeats: bool = True,
-    ) -> Chore:
-        return Chore(
+    ) -> Task:
+        return Task(
             name=name,
             work=work,
             interval_s=interval_s,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from helios.ingest import helios_csv
 from helios.ingest.helios_csv import Wording
-from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.parse import tells_zone
 
 # Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
@@ -36,7 +36,7 @@ def fits(start: bytes) -> bool:
     return set(WORDING.required) <= set(helios_csv.column_names(start))
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield an AcmeTrace job trace as drafts.
 
     Raises

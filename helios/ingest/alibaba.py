@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.checks import Reason, Verdicts
-from helios.ingest.delimited import Dialect, Rows, read_rows
-from helios.ingest.job_rows import Draft, Layout, Reading, Refused
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
 from helios.ingest.lines import head
 from helios.ingest.parse import NEVER, Instants, category, instants, job_states, known, numbers, strings
 from helios.model import JobState
@@ -92,7 +92,7 @@ class Tasks:
         self._rows: list[pd.DataFrame] = []
         self._jobs = pd.DataFrame()
 
-    def add(self, rows: Rows, verdicts: Verdicts) -> None:
+    def add(self, rows: DelimitedRows, verdicts: CheckResults) -> None:
         """Take note of rows of the task table, and refuse those that make no sense."""
         verdicts.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
         instances = np.nan_to_num(_amount(rows, "inst_num", verdicts), nan=1.0)
@@ -132,7 +132,7 @@ class GroupTags:
         self._rows: list[pd.Series[Any]] = []
         self._tags: pd.Series[Any] = pd.Series([], index=pd.Index([], dtype=np.uint64), dtype="category")
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: DelimitedRows) -> None:
         """Take note of rows of the tag table."""
         tags = pd.Series(category(rows.columns["group"]), index=hashed(rows.columns["inst_id"]))
         self._rows.append(tags[tags.notna()])
@@ -164,7 +164,7 @@ _NO_TASKS = pd.DataFrame(
 )
 
 
-def _amount(rows: Rows, field: str, verdicts: Verdicts) -> Floats:
+def _amount(rows: DelimitedRows, field: str, verdicts: CheckResults) -> Floats:
     values, bad = numbers(rows.columns[field])
     verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
     verdicts.refuse(values < 0, Reason.NEGATIVE_SIZE)
@@ -201,7 +201,7 @@ def companions(path: Path) -> tuple[Path, ...]:
     return tuple(found for table in (TASKS, GROUP_TAGS) if (found := _beside(path, table)) is not None)
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a job table as drafts, joined with the tables beside it.
 
     Raises
@@ -243,39 +243,39 @@ def _refuse_other_tables(path: Path) -> None:
         )
 
 
-def _tasks(reading: Reading) -> Generator[Draft, None, Tasks]:
+def _tasks(reading: FileReading) -> Generator[JobRows, None, Tasks]:
     """Add up the task table; what makes no sense in it is yielded as drafts without jobs."""
     tasks = Tasks()
     for rows in _rows_beside(reading, TASKS):
-        verdicts = Verdicts(len(rows))
+        verdicts = CheckResults(len(rows))
         tasks.add(rows, verdicts)
         yield from _refusals(rows, verdicts, TASKS)
     tasks.close()
     return tasks
 
 
-def _tags(reading: Reading) -> Generator[Draft, None, GroupTags]:
+def _tags(reading: FileReading) -> Generator[JobRows, None, GroupTags]:
     tags = GroupTags()
     for rows in _rows_beside(reading, GROUP_TAGS) if reading.wants("name") else ():
         tags.add(rows)
-        yield from _refusals(rows, Verdicts(len(rows)), GROUP_TAGS)
+        yield from _refusals(rows, CheckResults(len(rows)), GROUP_TAGS)
     tags.close()
     return tags
 
 
-def _rows_beside(reading: Reading, table: Table) -> Iterator[Rows]:
+def _rows_beside(reading: FileReading, table: Table) -> Iterator[DelimitedRows]:
     path = _beside(reading.path, table)
     if path is not None:
         yield from read_rows(replace(reading, path=path), table.dialect(head(path)), table.names)
 
 
-def _refusals(rows: Rows, verdicts: Verdicts, table: Table) -> Iterator[Draft]:
+def _refusals(rows: DelimitedRows, verdicts: CheckResults, table: Table) -> Iterator[JobRows]:
     """Yield what was refused of a table that holds no jobs, its file named before each line."""
     if not rows.refused and verdicts.accepted.all():
         return
     named = f"{table.name}: ".encode()
     nothing = np.full(len(rows), NEVER)
-    yield Draft(
+    yield JobRows(
         jobs={"job_id": strings(rows.columns[table.names[0]]), "submitted_at": nothing, "started_at": nothing},
         line=rows.line,
         verdicts=verdicts,
@@ -287,8 +287,8 @@ def _refusals(rows: Rows, verdicts: Verdicts, table: Table) -> Iterator[Draft]:
     )
 
 
-def _draft(rows: Rows, reading: Reading, tasks: Tasks, tags: GroupTags) -> Draft:
-    verdicts = Verdicts(len(rows))
+def _draft(rows: DelimitedRows, reading: FileReading, tasks: Tasks, tags: GroupTags) -> JobRows:
+    verdicts = CheckResults(len(rows))
     asked = tasks.of(rows.columns["job_name"])
     jobs: dict[str, Any] = {"job_id": strings(rows.columns["job_name"]), "state": _states(rows, verdicts)}
     jobs["submitted_at"] = _instants(_seconds(rows, "start_time", verdicts), verdicts)
@@ -302,7 +302,7 @@ def _draft(rows: Rows, reading: Reading, tasks: Tasks, tags: GroupTags) -> Draft
     return rows.draft(jobs, verdicts)
 
 
-def _states(rows: Rows, verdicts: Verdicts) -> pd.Categorical:
+def _states(rows: DelimitedRows, verdicts: CheckResults) -> pd.Categorical:
     texts = known(rows.columns["status"])
     words = pc.index_in(texts, value_set=_THEIR_STATES)
     states, bad = job_states(pc.coalesce(_OUR_STATES.take(words), texts))
@@ -310,26 +310,26 @@ def _states(rows: Rows, verdicts: Verdicts) -> pd.Categorical:
     return states
 
 
-def _seconds(rows: Rows, field: str, verdicts: Verdicts) -> NDArray[np.float64]:
+def _seconds(rows: DelimitedRows, field: str, verdicts: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(rows.columns[field])
     verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
     # The trace has 0 where a time is not known, as its authors' own notebook reads it.
     return np.where(values == 0, np.nan, values)
 
 
-def _instants(seconds: NDArray[np.float64], verdicts: Verdicts) -> Instants:
+def _instants(seconds: NDArray[np.float64], verdicts: CheckResults) -> Instants:
     found, bad = instants(seconds)
     verdicts.refuse(bad, Reason.UNREADABLE_TIME)
     return found
 
 
-def _read_run(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts) -> None:
+def _read_run(jobs: dict[str, Any], rows: DelimitedRows, verdicts: CheckResults) -> None:
     over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
     jobs["ended_at"] = np.where(over, _instants(_seconds(rows, "end_time", verdicts), verdicts), NEVER)
     jobs["run_time_s"] = (jobs["ended_at"] - jobs["started_at"]) / np.timedelta64(1, "s")
 
 
-def _read_sizes(jobs: dict[str, Any], asked: pd.DataFrame, reading: Reading) -> None:
+def _read_sizes(jobs: dict[str, Any], asked: pd.DataFrame, reading: FileReading) -> None:
     gpus = np.nan_to_num(asked["gpus"].to_numpy(dtype=np.float64)).round(_DECIMALS)
     whole = np.ceil(gpus)
     reading.tally[FRACTIONS] += int(np.sum(whole != gpus))

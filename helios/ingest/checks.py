@@ -49,7 +49,7 @@ class Reason(StrEnum):
 REASONS = tuple(Reason)
 
 
-class Verdicts:
+class CheckResults:
     """The verdict on each row of a stretch: accepted, or refused for the first reason found."""
 
     def __init__(self, rows: int) -> None:
@@ -69,7 +69,7 @@ class Verdicts:
         return [REASONS[code].value for code in self.codes[self.codes >= 0]]
 
 
-def check_jobs(jobs: Mapping[str, Any], verdicts: Verdicts) -> None:
+def check_jobs(jobs: Mapping[str, Any], verdicts: CheckResults) -> None:
     """Refuse the rows that contradict themselves.
 
     A start before the submission is *not* refused: sites correct clocks, and Slurm moves the submit time
@@ -92,12 +92,12 @@ def check_jobs(jobs: Mapping[str, Any], verdicts: Verdicts) -> None:
     verdicts.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
 
 
-def _check_present(jobs: Mapping[str, Any], verdicts: Verdicts) -> None:
+def _check_present(jobs: Mapping[str, Any], verdicts: CheckResults) -> None:
     verdicts.refuse(np.asarray(jobs["job_id"].isna()), Reason.MISSING_JOB_ID)
     verdicts.refuse(np.isnat(jobs["submitted_at"]), Reason.MISSING_SUBMIT_TIME)
 
 
-def _check_sizes(jobs: Mapping[str, Any], verdicts: Verdicts) -> None:
+def _check_sizes(jobs: Mapping[str, Any], verdicts: CheckResults) -> None:
     for name in ("gpus", "cpus", "nodes", "memory_mib"):
         verdicts.refuse(_below(jobs, name, 0.0), Reason.NEGATIVE_SIZE)
     for name in ("gpus", "cpus", "nodes"):

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
-from helios.ingest.delimited import Rows
-from helios.ingest.job_rows import Reading, Refused
+from helios.ingest.delimited import DelimitedRows
+from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decoded
 
 _MARK = b"\0"
@@ -59,7 +59,7 @@ class Counted:
         return len(self.names) - (not self.closes)
 
 
-def read_counted(reading: Reading, form: Counted, columns: Sequence[str]) -> Iterator[Rows]:
+def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) -> Iterator[DelimitedRows]:
     """Yield the records of a file, with the ``columns`` asked for (those that the file has).
 
     The "line" of a row is the number of its record in the file, from 1; the header is the first.
@@ -91,7 +91,7 @@ def digest_of(path: Path, form: Counted) -> str:
     return digest.hexdigest()
 
 
-def _blocks(reading: Reading, form: Counted, text: Decoded) -> Iterator[tuple[bytes, bool]]:
+def _blocks(reading: FileReading, form: Counted, text: Decoded) -> Iterator[tuple[bytes, bool]]:
     """Yield marked text in pieces of about ``rows_per_batch`` records, and whether it is the last."""
     parts: list[bytes] = []
     enough = reading.rows_per_batch * form.delimiters
@@ -152,7 +152,7 @@ class _Records:
         self.unfinished = data[whole:] if ended else b""
         self.until = len(data) if ended else whole
 
-    def rows(self, wanted: list[str], header: bytes, *, bytes_read: int) -> Rows:
+    def rows(self, wanted: list[str], header: bytes, *, bytes_read: int) -> DelimitedRows:
         """Return the records as rows, but for those that repeat the header."""
         columns = self._columns(wanted)
         alike = np.flatnonzero(self.ends - self.starts == len(header))
@@ -162,7 +162,7 @@ class _Records:
         if self.unfinished.strip():
             text = self.unfinished.replace(_MARK, _SHOWN)
             refused.append(Refused(self.first + len(self.starts), Reason.WRONG_FIELD_COUNT, text))
-        return Rows(
+        return DelimitedRows(
             columns={name: texts.take(pa.array(kept)) for name, texts in columns.items()} if repeated else columns,
             line=kept + self.first,
             refused=refused,

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from helios.ingest.checks import Mask, Reason, Verdicts
-from helios.ingest.job_rows import Draft, Reading, Refused
+from helios.ingest.checks import CheckResults, Mask, Reason
+from helios.ingest.job_rows import FileReading, JobRows, Refused
 from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, Block, blocks
 
 # Rows that newlines or separators inside a field broke, put together again where there is one way to.
@@ -249,7 +249,7 @@ _NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class DelimitedRows:
     """Rows of one block.
 
     Attributes
@@ -292,13 +292,13 @@ class Rows:
     def draft(
         self,
         jobs: dict[str, Any],
-        verdicts: Verdicts,
+        verdicts: CheckResults,
         *,
         skipped: Mask | None = None,
         clusters: frozenset[str] = frozenset(),
-    ) -> Draft:
-        """Return these rows translated into ``jobs``, as :class:`Draft` takes them; ``skipped`` None: not one."""
-        return Draft(
+    ) -> JobRows:
+        """Return these rows translated into ``jobs``, as :class:`JobRows` takes them; ``skipped`` None: not one."""
+        return JobRows(
             jobs=jobs,
             line=self.line,
             verdicts=verdicts,
@@ -318,7 +318,7 @@ class Rows:
         return self.block.data[start : self.ends[position]]
 
 
-def read_rows(reading: Reading, dialect: Dialect, columns: Sequence[str]) -> Iterator[Rows]:
+def read_rows(reading: FileReading, dialect: Dialect, columns: Sequence[str]) -> Iterator[DelimitedRows]:
     """Yield the rows of a file, with the ``columns`` asked for (those that the dialect has).
 
     Raises
@@ -331,18 +331,18 @@ def read_rows(reading: Reading, dialect: Dialect, columns: Sequence[str]) -> Ite
         yield _rows(block, dialect, wanted)
 
 
-def _rows(block: Block, dialect: Dialect, wanted: list[str]) -> Rows:
+def _rows(block: Block, dialect: Dialect, wanted: list[str]) -> DelimitedRows:
     ends = np.flatnonzero(np.frombuffer(block.data, dtype=np.uint8) == _NEWLINE)
-    lines = _Lines(data=block.data, ends=ends, dialect=dialect, quotes_enclose=True)
+    lines = _DelimitedLines(data=block.data, ends=ends, dialect=dialect, quotes_enclose=True)
     columns = lines.parsed(wanted)
     if columns is None:
-        lines = _Lines(data=block.data, ends=ends, dialect=dialect, quotes_enclose=False)
+        lines = _DelimitedLines(data=block.data, ends=ends, dialect=dialect, quotes_enclose=False)
         columns = lines.parsed(wanted) or {}
     repaired = repair(lines.runs(lines.is_odd), dialect, first_line=block.first_line)
     line = np.flatnonzero(lines.regular) + block.first_line
     if repaired.fields:
         columns, line = _with(columns, line, repaired, dialect)
-    return Rows(
+    return DelimitedRows(
         columns=columns,
         line=line,
         refused=repaired.refused,
@@ -354,7 +354,7 @@ def _rows(block: Block, dialect: Dialect, wanted: list[str]) -> Rows:
 
 
 @dataclass(kw_only=True)
-class _Lines:
+class _DelimitedLines:
     """The lines of a block, and which of them are rows, odd, or nothing (blank, comment, header).
 
     Attributes

@@ -19,9 +19,9 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.checks import Reason, Verdicts
-from helios.ingest.delimited import Dialect, Rows, read_rows
-from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head
 from helios.ingest.parse import (
     NEVER,
@@ -100,7 +100,7 @@ def column_names(start: bytes) -> tuple[str, ...]:
     return tuple(name.strip().strip('"').lower() for name in line.split(","))
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a file of the Helios layout as drafts.
 
     Raises
@@ -111,7 +111,7 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     return translated(reading, PUBLISHED)
 
 
-def translated(reading: Reading, wording: Wording) -> Iterator[Draft]:
+def translated(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
     """Yield a file whose first line names columns of the Helios layout, worded as ``wording`` says.
 
     Raises
@@ -179,14 +179,14 @@ def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
     )
 
 
-def _columns(reading: Reading, wording: Wording) -> list[str]:
+def _columns(reading: FileReading, wording: Wording) -> list[str]:
     if reading.only is None:
         return [*wording.fields, *EXTRA_FIELDS]
     return ["job_id", "submit_time", "start_time", "queue", "state"]
 
 
-def _draft(rows: Rows, reading: Reading, wording: Wording) -> Draft:
-    verdicts = Verdicts(len(rows))
+def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRows:
+    verdicts = CheckResults(len(rows))
     jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
     state, bad = job_states(known(_column(rows, "state")))
     verdicts.refuse(bad, Reason.UNKNOWN_STATE)
@@ -201,7 +201,7 @@ def _draft(rows: Rows, reading: Reading, wording: Wording) -> Draft:
     return rows.draft(jobs, verdicts)
 
 
-def _read_times(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts) -> None:
+def _read_times(jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, verdicts: CheckResults) -> None:
     submitted = _time(rows, "submit_time", reading, verdicts, None)
     started = _time(rows, "start_time", reading, verdicts, submitted)
     waited = _number(rows, "queue", verdicts)
@@ -209,7 +209,9 @@ def _read_times(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Ve
     jobs["started_at"] = np.where(np.isnat(started), submitted + spans(waited), started)
 
 
-def _read_run(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts, wording: Wording) -> None:
+def _read_run(
+    jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, verdicts: CheckResults, wording: Wording
+) -> None:
     started = jobs["started_at"]
     over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
     ended = _time(rows, "end_time", reading, verdicts, np.fmax(jobs["submitted_at"], started))
@@ -220,7 +222,7 @@ def _read_run(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verd
     jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
 
 
-def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, wording: Wording) -> None:
+def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, verdicts: CheckResults, wording: Wording) -> None:
     for name, field in (("gpus", "gpu_num"), ("cpus", "cpu_num"), ("nodes", "node_num")):
         jobs[name] = _number(rows, field, verdicts)
     jobs["gpus"] = np.nan_to_num(jobs["gpus"])
@@ -231,18 +233,20 @@ def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, wording: W
         jobs["memory_mib"] = _number(rows, wording.gib_each_node, verdicts) * MIB_PER_GIB * jobs["nodes"]
 
 
-def _column(rows: Rows, *names: str) -> pa.Array:
+def _column(rows: DelimitedRows, *names: str) -> pa.Array:
     found = rows.column(*names)
     return pa.nulls(len(rows), pa.string()) if found is None else found
 
 
-def _time(rows: Rows, field: str, reading: Reading, verdicts: Verdicts, not_before: Instants | None) -> Instants:
+def _time(
+    rows: DelimitedRows, field: str, reading: FileReading, verdicts: CheckResults, not_before: Instants | None
+) -> Instants:
     values, bad = reading.clock.read(_column(rows, field), not_before=not_before)
     verdicts.refuse(bad, Reason.UNREADABLE_TIME)
     return values
 
 
-def _number(rows: Rows, field: str, verdicts: Verdicts) -> NDArray[np.float64]:
+def _number(rows: DelimitedRows, field: str, verdicts: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(_column(rows, field))
     verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
     return values

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.ingest.checks import Mask, Reason, Verdicts
+from helios.ingest.checks import CheckResults, Mask, Reason
 from helios.ingest.lines import sha256_of
-from helios.ingest.parse import Clock
+from helios.ingest.parse import TimeParser
 from helios.model import JOBS, REJECTS, Batch
 
 LONGEST_REJECT_CHARACTERS = 2_000
@@ -29,7 +29,7 @@ class Refused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class FileReading:
     """One pass over one file.
 
     Attributes
@@ -47,7 +47,7 @@ class Reading:
     """
 
     path: Path
-    clock: Clock
+    clock: TimeParser
     rows_per_batch: int
     tally: Counter[str] = field(default_factory=Counter)
     only: frozenset[str] | None = None
@@ -58,7 +58,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class JobRows:
     """Some rows of a file, translated.
 
     Attributes
@@ -86,7 +86,7 @@ class Draft:
 
     jobs: dict[str, Any]
     line: NDArray[np.int64]
-    verdicts: Verdicts
+    verdicts: CheckResults
     skipped: Mask
     refused: list[Refused]
     bytes_read: int
@@ -148,7 +148,7 @@ class Layout:
     """
 
     fits: Callable[[bytes], bool]
-    drafts: Callable[[Reading], Iterator[Draft]]
+    drafts: Callable[[FileReading], Iterator[JobRows]]
     local_times: Callable[[bytes], bool]
     zone: str = "UTC"
     companions: Callable[[Path], tuple[Path, ...]] = _none_needed

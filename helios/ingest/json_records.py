@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
-from helios.ingest.delimited import Rows
-from helios.ingest.job_rows import Reading, Refused
+from helios.ingest.delimited import DelimitedRows
+from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import REPLACED, Block, Decoded, decoded
 
 Fields = Mapping[str, str | None]
@@ -55,11 +55,11 @@ class _Record(NamedTuple):
 
 
 def read_records(
-    reading: Reading,
+    reading: FileReading,
     prefix: str,
     records_of: Callable[[Mapping[str, Any]], Sequence[Fields] | None],
     names: Iterable[str],
-) -> Iterator[Rows]:
+) -> Iterator[DelimitedRows]:
     """Yield the objects of a JSON list as rows.
 
     The "line" of a row is the number of its record in the file, from 1.
@@ -236,10 +236,10 @@ def _can_be_written(text: str) -> bool:
     return True
 
 
-def _rows(records: list[_Record], names: tuple[str, ...], bytes_read: int) -> Rows:
+def _rows(records: list[_Record], names: tuple[str, ...], bytes_read: int) -> DelimitedRows:
     good = [record for record in records if record.reason is None]
     data = b"".join(record.text + b"\n" for record in records)
-    return Rows(
+    return DelimitedRows(
         columns={name: pa.array([record.fields.get(name) or None for record in good], pa.string()) for name in names},
         line=np.array([record.number for record in good], dtype=np.int64),
         refused=[Refused(record.number, record.reason, record.text) for record in records if record.reason],

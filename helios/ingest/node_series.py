@@ -17,9 +17,9 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from helios.errors import FormatUnknown, Misuse, NothingUnderstood
+from helios.errors import FormatUnknown, NothingUnderstood, UsageError
 from helios.ingest.lines import blocks, head
-from helios.ingest.parse import Clock
+from helios.ingest.parse import TimeParser
 from helios.model import STEP_S, NodeSeries
 
 _TIME = "time"
@@ -56,7 +56,7 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     """
     table, columns, in_gpus = _table(path)
     if total is None and len(columns) == 1:
-        raise Misuse(f"{path} does not tell how many nodes there are.", remedy="Say it: --total N")
+        raise UsageError(f"{path} does not tell how many nodes there are.", remedy="Say it: --total N")
     told = _told(path, table, columns, timezone)
     notes = list(told.notes)
     active, there = told.values[:, 0], told.values[:, 1] if len(columns) > 1 else np.zeros(len(told.values))
@@ -83,14 +83,14 @@ def resampled(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
     """
     parts = step_s // series.step_s
     if parts * series.step_s != step_s:
-        raise Misuse(
+        raise UsageError(
             f"A series in steps of {series.step_s} s cannot be read in steps of {step_s} s.",
             remedy=f"Give a series whose step divides {step_s} s.",
         )
     first = -(series.start_s // series.step_s) % parts
     n_steps = max(len(series) - first, 0) // parts
     if n_steps == 0:
-        raise Misuse(f"{series.name} is shorter than one step of {step_s} s.", remedy="Give a longer series.")
+        raise UsageError(f"{series.name} is shorter than one step of {step_s} s.", remedy="Give a longer series.")
 
     def cut(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return values[first : first + n_steps * parts].reshape(n_steps, parts)
@@ -118,7 +118,7 @@ def summed(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
     step_s = series[0].step_s
     start_s, end_s = max(one.start_s for one in series), min(one.end_s for one in series)
     if any(one.step_s != step_s or (one.start_s - start_s) % step_s for one in series) or end_s <= start_s:
-        raise Misuse(
+        raise UsageError(
             "The series have different steps, or no time in common: they cannot be added up.",
             remedy="Give files of one cluster and one stretch of time, or one file at a time.",
         )
@@ -161,7 +161,7 @@ def _table(path: Path) -> tuple[pd.DataFrame, tuple[str, ...], bool]:
 
 
 def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: str) -> _Told:
-    clock, notes = Clock(timezone), []
+    clock, notes = TimeParser(timezone), []
     seconds, unread = _seconds(clock, table[_TIME])
     values = np.column_stack([pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64) for name in columns])
     sane = ~unread & (np.isfinite(values) & (values >= 0)).all(axis=1)
@@ -178,7 +178,7 @@ def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: s
     return _Told(seconds[order], values[order], notes)
 
 
-def _seconds(clock: Clock, texts: pd.Series[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _seconds(clock: TimeParser, texts: pd.Series[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the times, and where there is none; of a local time told twice the second is the later of the two."""
     column = pa.array(texts.to_numpy(dtype=object), from_pandas=True, type=pa.string())
     instants, _ = clock.read(column)
@@ -202,7 +202,7 @@ def _even(
     place = (seconds - start_s) // step_s
     n_steps = int(place[-1]) + 1
     if n_steps > _MOST_STEPS:
-        raise Misuse(f"{path} spans {n_steps:,} steps of {step_s} s.", remedy="Look for a wrong date in it.")
+        raise UsageError(f"{path} spans {n_steps:,} steps of {step_s} s.", remedy="Look for a wrong date in it.")
     if (twice := len(place) - len(np.unique(place))) > 0:
         notes.append(f"{path.name}: {twice:,} rows fall on a step that has another; the most of them counts.")
     laid = np.full((2, n_steps), -np.inf)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.ingest.checks import LONGEST_S, Mask
 from helios.model import JobState
 
@@ -200,7 +200,7 @@ def instants(seconds: NDArray[np.float64]) -> tuple[Instants, Mask]:
     return np.where(within, microseconds, NEVER), ~within & ~np.isnan(seconds)
 
 
-class Clock:
+class TimeParser:
     """Reads the times of one file.
 
     Parameters
@@ -218,7 +218,7 @@ class Clock:
         try:
             ZoneInfo(zone)
         except (KeyError, ValueError, OSError) as reason:
-            raise Misuse(
+            raise UsageError(
                 f"There is no time zone {zone!r}.", remedy="Name one of the IANA database, as Europe/Berlin or UTC."
             ) from reason
         self.zone = zone

@@ -23,9 +23,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.checks import Reason, Verdicts
-from helios.ingest.delimited import Rows
-from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import Fields, read_records, text_of, value_at
 from helios.ingest.lines import head
 from helios.ingest.parse import Instants, category, job_states, known, numbers, strings, tells_zone
@@ -50,7 +50,7 @@ def fits(start: bytes) -> bool:
     return start.lstrip()[:1] == b"[" and len(set(_MEMBER.findall(start))) == 3
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a Philly job log as drafts.
 
     Raises
@@ -111,8 +111,8 @@ def _state(status: Any, last: Fields) -> str | None:
     return JobState.RUNNING if started and not ended else _STATES.get(str(status)) or text_of(status)
 
 
-def _draft(rows: Rows, reading: Reading) -> Draft:
-    verdicts = Verdicts(len(rows))
+def _draft(rows: DelimitedRows, reading: FileReading) -> JobRows:
+    verdicts = CheckResults(len(rows))
     states, bad = job_states(known(rows.columns["state"]))
     verdicts.refuse(bad, Reason.UNKNOWN_STATE)
     jobs = {
@@ -128,7 +128,7 @@ def _draft(rows: Rows, reading: Reading) -> Draft:
     return rows.draft(jobs, verdicts)
 
 
-def _times(rows: Rows, reading: Reading, verdicts: Verdicts) -> dict[str, Any]:
+def _times(rows: DelimitedRows, reading: FileReading, verdicts: CheckResults) -> dict[str, Any]:
     def read(name: str, not_before: Instants | None) -> Instants:
         found, bad = reading.clock.read(rows.columns[name], not_before=not_before)
         verdicts.refuse(bad, Reason.UNREADABLE_TIME)
@@ -147,7 +147,7 @@ def _times(rows: Rows, reading: Reading, verdicts: Verdicts) -> dict[str, Any]:
     }
 
 
-def _number(texts: pa.Array, verdicts: Verdicts) -> NDArray[np.float64]:
+def _number(texts: pa.Array, verdicts: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(texts)
     verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
     return values

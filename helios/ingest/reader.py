@@ -15,9 +15,9 @@ import numpy as np
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import acme, alibaba, helios_csv, philly, sacct, sacct_json, swf
 from helios.ingest.checks import check_jobs
-from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head, sha256_of, size_of
-from helios.ingest.parse import Clock
+from helios.ingest.parse import TimeParser
 from helios.ingest.requeues import Runs
 from helios.model import Batch
 
@@ -125,7 +125,7 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     start = start_of(path)
     chosen = sniff(path, start) if format is None else TraceFormat(format)
     layout = LAYOUTS[chosen]
-    clock = Clock(timezone or layout.zone)
+    clock = TimeParser(timezone or layout.zone)
     assumed = layout.zone if timezone is None and layout.local_times(start) else None
     return TraceFile(path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed)
 
@@ -205,16 +205,18 @@ class TraceFile:
         runs.judge()
         return runs
 
-    def _reading(self, rows_per_batch: int, only: frozenset[str] | None = None) -> Reading:
-        return Reading(path=self.path, clock=Clock(self.timezone), rows_per_batch=max(1, rows_per_batch), only=only)
+    def _reading(self, rows_per_batch: int, only: frozenset[str] | None = None) -> FileReading:
+        return FileReading(
+            path=self.path, clock=TimeParser(self.timezone), rows_per_batch=max(1, rows_per_batch), only=only
+        )
 
-    def _batch(self, draft: Draft, reading: Reading) -> Batch:
+    def _batch(self, draft: JobRows, reading: FileReading) -> Batch:
         check_jobs(draft.jobs, draft.verdicts)
         self._runs.apply(draft)
         reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
         return draft.finished()
 
-    def _notes(self, reading: Reading) -> tuple[str, ...]:
+    def _notes(self, reading: FileReading) -> tuple[str, ...]:
         counted = Counter(reading.tally)
         counted["times that daylight saving repeats were taken as the earlier, unless that breaks their order"] = (
             reading.clock.ambiguous

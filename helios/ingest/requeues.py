@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.ingest.checks import REASONS, Reason, Verdicts
-from helios.ingest.job_rows import Draft
+from helios.ingest.checks import REASONS, CheckResults, Reason
+from helios.ingest.job_rows import JobRows
 from helios.ingest.parse import NEVER
 from helios.model import JobState
 
@@ -28,7 +28,7 @@ class Runs:
         self._repeated = pd.DataFrame()
         self.clusters: set[str] = set()
 
-    def add(self, draft: Draft) -> None:
+    def add(self, draft: JobRows) -> None:
         """Take note of the rows of ``draft``."""
         self.clusters |= draft.clusters
         start = draft.jobs.get("started_at", np.full(len(draft.line), NEVER))
@@ -50,7 +50,7 @@ class Runs:
         self._seen = []
         self._repeated = _judged(rows[rows["job"].duplicated(keep=False)].copy())
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: JobRows) -> None:
         """Set the restart numbers of ``draft``, and refuse rows that repeat or are superseded by another."""
         restart = np.zeros(len(draft.line), dtype=np.int32)
         if len(self._repeated):
@@ -83,7 +83,7 @@ def _superseded(rows: pd.DataFrame) -> pd.Index[Any]:
     return rows.index[again | (rows["pending"] & (rows["line"] < last))]
 
 
-def _refuse(verdicts: Verdicts, found: NDArray[np.bool_], codes: NDArray[np.int8]) -> None:
+def _refuse(verdicts: CheckResults, found: NDArray[np.bool_], codes: NDArray[np.int8]) -> None:
     for reason in (Reason.DUPLICATE_ROW, Reason.SUPERSEDED):
         verdicts.refuse(found & (codes == REASONS.index(reason)), reason)
 

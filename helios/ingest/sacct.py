@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.checks import Mask, Reason, Verdicts
+from helios.ingest.checks import CheckResults, Mask, Reason
 from helios.ingest.counted import Counted, digest_of, read_counted
-from helios.ingest.delimited import Dialect, Rows, read_rows
-from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head, sha256_of
 from helios.ingest.parse import (
     NEVER,
@@ -35,7 +35,7 @@ from helios.ingest.parse import (
     strings,
     tells_zone,
 )
-from helios.ingest.slurm_values import Column, Tres, gpus_per_node, job_ids, memories, tres_lists
+from helios.ingest.slurm_values import DistinctColumn, Tres, gpus_per_node, job_ids, memories, tres_lists
 from helios.model import JobState
 
 # The 26 fields of a dump without header, as Open XDMoD's shredder and its reference data have them.
@@ -162,7 +162,7 @@ def fits(start: bytes) -> bool:
     return start.lstrip()[:1] not in (b"{", b"[") and (_header(start) is not None or _is_raw(start))
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a sacct file as drafts.
 
     Raises
@@ -196,12 +196,12 @@ def _digest(path: Path) -> str:
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), digest=_digest)
 
 
-def translated(rows: Rows, reading: Reading) -> Draft:
+def translated(rows: DelimitedRows, reading: FileReading) -> JobRows:
     """Return rows whose columns are called as sacct's fields are, in small letters, as a draft."""
     return _Translation(rows, reading).draft()
 
 
-def fields_wanted(reading: Reading) -> list[str]:
+def fields_wanted(reading: FileReading) -> list[str]:
     """Return the fields that :func:`translated` looks at."""
     wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
     return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
@@ -297,13 +297,13 @@ def _time_places(names: Sequence[str], until: int) -> list[int]:
 class _Translation:
     """One stretch of rows on its way into columns of JOBS."""
 
-    def __init__(self, rows: Rows, reading: Reading) -> None:
+    def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
         self.rows = rows
         self.reading = reading
-        self.verdicts = Verdicts(len(rows))
+        self.verdicts = CheckResults(len(rows))
         self.jobs: dict[str, Any] = {}
 
-    def draft(self) -> Draft:
+    def draft(self) -> JobRows:
         skipped = self._identify()
         self._read_states()
         self._read_times()
@@ -403,7 +403,7 @@ class _Translation:
         self._read_gpus(asked, given)
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
 
-    def _tres(self, *fields: str) -> Column[Tres]:
+    def _tres(self, *fields: str) -> DistinctColumn[Tres]:
         texts = self.rows.column(*fields)
         found = tres_lists(self._nothing() if texts is None else texts)
         self.verdicts.refuse(found.unreadable, Reason.UNREADABLE_TRES)
@@ -427,7 +427,7 @@ class _Translation:
             chosen = np.where((np.isnan(chosen) | (chosen == 0)) & ~np.isnan(values), values, chosen)
         return chosen
 
-    def _read_gpus(self, asked: Column[Tres], given: Column[Tres]) -> None:
+    def _read_gpus(self, asked: DistinctColumn[Tres], given: DistinctColumn[Tres]) -> None:
         nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
         lists = [
             gpus_per_node(texts) for name in ("reqgres", "allocgres") if (texts := self.rows.column(name)) is not None

@@ -21,7 +21,7 @@ from typing import Any
 
 from helios.errors import FormatUnknown
 from helios.ingest import sacct
-from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import Fields, read_records, text_of, value_at
 from helios.ingest.lines import head
 
@@ -45,7 +45,7 @@ def fits(start: bytes) -> bool:
     return start.lstrip()[:1] == b"{" and b"jobs" in found and (b"submission" in found or b"job_id" not in found)
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a ``sacct --json`` file as drafts.
 
     Raises

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.checks import Reason, Verdicts
-from helios.ingest.delimited import Dialect, Rows, read_rows
-from helios.ingest.job_rows import Draft, Layout, Reading
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head
 from helios.ingest.parse import NEVER, Instants, category, instants, numbers, strings
 from helios.model import JobState
@@ -64,7 +64,7 @@ def fits(start: bytes) -> bool:
     return any(_NUMBERS.fullmatch(line) for line in rows[:20])
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a file in the Standard Workload Format as drafts.
 
     Raises
@@ -89,8 +89,8 @@ def drafts(reading: Reading) -> Iterator[Draft]:
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
 
 
-def _draft(rows: Rows, reading: Reading, unix_start_s: float) -> Draft:
-    verdicts = Verdicts(len(rows))
+def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> JobRows:
+    verdicts = CheckResults(len(rows))
     status = _number(rows, "status", verdicts)
     jobs: dict[str, Any] = {"job_id": strings(_label(rows, "job")), "state": _states(status)}
     skipped = np.isin(status, _PARTIAL)
@@ -106,7 +106,9 @@ def _draft(rows: Rows, reading: Reading, unix_start_s: float) -> Draft:
     return rows.draft(jobs, verdicts, skipped=skipped)
 
 
-def _read_run(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, left_queue_s: NDArray[np.float64]) -> None:
+def _read_run(
+    jobs: dict[str, Any], rows: DelimitedRows, verdicts: CheckResults, left_queue_s: NDArray[np.float64]
+) -> None:
     run, procs = _number(rows, "run", verdicts), _number(rows, "procs", verdicts)
     # The standard: a job cancelled before it started has a wait until then, and neither run time nor processors.
     cancelled = np.asarray(jobs["state"] == JobState.CANCELLED.value)
@@ -116,7 +118,7 @@ def _read_run(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, left_queue_s
     jobs["run_time_s"] = np.where(unstarted, np.nan, run)
 
 
-def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts) -> None:
+def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, verdicts: CheckResults) -> None:
     asked = _number(rows, "requested_procs", verdicts)
     jobs["cpus"] = np.where(asked > 0, asked, _number(rows, "procs", verdicts))
     jobs["gpus"] = np.zeros(len(rows))
@@ -124,20 +126,20 @@ def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts) -> None:
     jobs["memory_mib"] = _number(rows, "requested_memory", verdicts) / KIB_PER_MIB * jobs["cpus"]
 
 
-def _read_labels(jobs: dict[str, Any], rows: Rows) -> None:
+def _read_labels(jobs: dict[str, Any], rows: DelimitedRows) -> None:
     jobs["user"] = category(_label(rows, "user"))
     jobs["group"] = category(_label(rows, "group"))
     jobs["partition"] = category(pc.coalesce(_label(rows, "queue"), _label(rows, "partition")))
     jobs["name"] = strings(_label(rows, "executable"))
 
 
-def _number(rows: Rows, field: str, verdicts: Verdicts) -> NDArray[np.float64]:
+def _number(rows: DelimitedRows, field: str, verdicts: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(rows.columns[field])
     verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
     return np.where(values == -1, np.nan, values)
 
 
-def _label(rows: Rows, field: str) -> pa.Array:
+def _label(rows: DelimitedRows, field: str) -> pa.Array:
     texts = rows.columns[field]
     return pc.if_else(pc.equal(texts, "-1"), pa.scalar(None, pa.string()), texts)
 
@@ -150,7 +152,7 @@ def _states(status: NDArray[np.float64]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes, categories=names)
 
 
-def _instants(seconds: NDArray[np.float64], verdicts: Verdicts) -> Instants:
+def _instants(seconds: NDArray[np.float64], verdicts: CheckResults) -> Instants:
     found, bad = instants(seconds)
     verdicts.refuse(bad, Reason.UNREADABLE_TIME)
     return found

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.model import JOBS, JobState
 
 # Four GPU clusters in figures, to make traces like theirs.
@@ -57,7 +57,7 @@ OFFERED_LOAD = 0.80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ClusterProfile:
     """One cluster.
 
     Attributes
@@ -94,7 +94,7 @@ class Profile:
 
 
 PROFILES = {
-    "venus": Profile(
+    "venus": ClusterProfile(
         jobs=125_303,
         mean_run_time_s=13_041,
         at_or_below_size=(51.8, 57.4, 64.8, 90.0, 94.1, 97.8, 98.7),
@@ -105,7 +105,7 @@ PROFILES = {
         users=180,
         nodes=(40, 28, 20, 16, 12, 8, 5, 4),
     ),
-    "earth": Profile(
+    "earth": ClusterProfile(
         jobs=427_148,
         mean_run_time_s=5_131,
         at_or_below_size=(89.2, 90.0, 92.1, 97.5, 99.1, 99.8, 99.9),
@@ -116,7 +116,7 @@ PROFILES = {
         users=240,
         nodes=(44, 30, 22, 16, 12, 9, 6, 4),
     ),
-    "saturn": Profile(
+    "saturn": ClusterProfile(
         jobs=698_896,
         mean_run_time_s=5_253,
         at_or_below_size=(68.3, 71.1, 79.4, 94.9, 97.5, 99.3, 99.7),
@@ -127,7 +127,7 @@ PROFILES = {
         users=320,
         nodes=(80, 54, 40, 30, 22, 16, 10, 6, 4),
     ),
-    "uranus": Profile(
+    "uranus": ClusterProfile(
         jobs=329_117,
         mean_run_time_s=9_164,
         at_or_below_size=(66.3, 69.4, 73.7, 92.3, 97.9, 99.6, 100.0),
@@ -141,7 +141,7 @@ PROFILES = {
 }
 
 
-def profile_named(name: str) -> Profile:
+def profile_named(name: str) -> ClusterProfile:
     """Return the profile called ``name``.
 
     Raises
@@ -150,7 +150,7 @@ def profile_named(name: str) -> Profile:
         There is none of that name.
     """
     if name not in PROFILES:
-        raise Misuse(f"There is no cluster profile {name!r}.", remedy=f"Choose one of {', '.join(PROFILES)}.")
+        raise UsageError(f"There is no cluster profile {name!r}.", remedy=f"Choose one of {', '.join(PROFILES)}.")
     return PROFILES[name]
 
 
@@ -212,7 +212,7 @@ def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, 
     """
     figures = profile_named(profile)
     if start.tzinfo is None or days < 1:
-        raise Misuse("A synthetic trace needs a start with a time zone, and at least one day.")
+        raise UsageError("A synthetic trace needs a start with a time zone, and at least one day.")
     rng = np.random.default_rng(seed)
     campaign = _campaigns(max(1, round(figures.jobs * days / DAYS_OBSERVED)), rng)
     gpus, run_time_s = _sizes_and_run_times(figures, campaign, days, rng)
@@ -244,7 +244,7 @@ def synthetic_nodes(profile: str = "venus") -> dict[str, int]:
     return dict(zip(partition_names(figures), figures.nodes, strict=True))
 
 
-def partition_names(figures: Profile) -> list[str]:
+def partition_names(figures: ClusterProfile) -> list[str]:
     """Return the partitions' names, in the order of ``figures.nodes``."""
     return [f"vc{number:02d}" for number in range(1, len(figures.nodes) + 1)]
 
@@ -257,7 +257,7 @@ def _campaigns(jobs: int, rng: np.random.Generator) -> Counts:
 
 
 def _sizes_and_run_times(
-    figures: Profile, campaign: Counts, days: int, rng: np.random.Generator
+    figures: ClusterProfile, campaign: Counts, days: int, rng: np.random.Generator
 ) -> tuple[Counts, Floats]:
     """Return GPUs and run time (s) of each job: both as published, and tied so that the load is."""
     campaigns = int(campaign[-1]) + 1
@@ -288,12 +288,12 @@ def _ranks(values: Floats) -> Floats:
     return (places + 0.5) / len(values)
 
 
-def _sizes(figures: Profile, ranks: Floats) -> Counts:
+def _sizes(figures: ClusterProfile, ranks: Floats) -> Counts:
     places = np.searchsorted(np.array(figures.at_or_below_size) / 100, ranks)
     return np.array([*SIZES, figures.largest_size], dtype=np.int64)[places]
 
 
-def _run_times(figures: Profile, ranks: Floats) -> Floats:
+def _run_times(figures: ClusterProfile, ranks: Floats) -> Floats:
     """Return run times, whole s, by interpolation of the published distribution in log time."""
     shares = np.array([*figures.at_or_below_run_time, 100.0]) / 100
     seconds = np.interp(ranks, shares, np.log([*RUN_TIMES_S, figures.longest_run_time_s]))
@@ -301,7 +301,7 @@ def _run_times(figures: Profile, ranks: Floats) -> Floats:
 
 
 def _places(
-    figures: Profile, campaign: Counts, gpus: Counts, run_time_s: Floats, rng: np.random.Generator
+    figures: ClusterProfile, campaign: Counts, gpus: Counts, run_time_s: Floats, rng: np.random.Generator
 ) -> tuple[Counts, Counts]:
     """Return partition and user of each job.
 
@@ -321,7 +321,7 @@ def _places(
     return partition[campaign], _of_two_partitions_at_most(user, partition)[campaign]
 
 
-def _partitions(figures: Profile, asked: Floats, gpus: Counts, rng: np.random.Generator) -> Counts:
+def _partitions(figures: ClusterProfile, asked: Floats, gpus: Counts, rng: np.random.Generator) -> Counts:
     """Return the partition of each campaign: the longest work first, to where most is still to be asked for."""
     capacity = np.array(figures.nodes, dtype=np.float64)
     left = capacity * rng.uniform(*LOAD_BY_PARTITION, size=len(capacity))
@@ -383,7 +383,7 @@ def _names(campaign: Counts, user: Counts, rng: np.random.Generator) -> NDArray[
     return np.char.add(np.char.add(stem, "_"), number[campaign].astype(np.str_))
 
 
-def _states(figures: Profile, gpus: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
+def _states(figures: ClusterProfile, gpus: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
     """Return how each job ended: by its size, scaled so that the whole cluster's shares are the published ones."""
     sizes = np.log2(list(STATUS_BY_SIZE))
     published = np.array(list(STATUS_BY_SIZE.values()))

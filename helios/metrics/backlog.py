@@ -38,7 +38,7 @@ def faded(waited: NDArray[Any], patience: float | NDArray[Any]) -> NDArray[np.fl
     return left
 
 
-class Reckoning:
+class BacklogEstimator:
     """The longest backlog of a replay so far, brought up to date at each look.
 
     Parameters
@@ -58,7 +58,7 @@ class Reckoning:
         self._partition, self._gpus = partition, gpus
         self._arrived, self._look_of = 0, np.zeros(len(gpus), dtype=np.int64)
         self._ended_gpus, self._ended_gpu_s = (np.zeros(len(capacity)) for _ in range(2))
-        self._looks = Looks(capacity)
+        self._looks = BacklogWindows(capacity)
         self.longest_s = 0.0
 
     def look(
@@ -109,7 +109,7 @@ class Reckoning:
         self._looks.settle(at, self._look_of[jobs], gpus * ran_s)
 
 
-class Looks:
+class BacklogWindows:
     """What work had been submitted by each look at the partitions, and how much of it was done by then.
 
     Parameters
@@ -178,7 +178,7 @@ class Looks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Past:
+class JobTimes:
     """Jobs of a cluster as they are known now, waiting ones too; arrays of shape (n_jobs,).
 
     Attributes
@@ -201,15 +201,15 @@ class Past:
     ended_s: NDArray[np.float64]
     predicted_s: NDArray[np.float64]
 
-    def of(self, these: NDArray[np.bool_]) -> Past:
+    def of(self, these: NDArray[np.bool_]) -> JobTimes:
         """Return some of the jobs."""
-        return Past(**{name: getattr(self, name)[these] for name in self.__slots__})
+        return JobTimes(**{name: getattr(self, name)[these] for name in self.__slots__})
 
 
-def longest_backlog_s(past: Past, *, capacity: NDArray[np.int64], now_s: float, first_s: float) -> float:
+def longest_backlog_s(past: JobTimes, *, capacity: NDArray[np.int64], now_s: float, first_s: float) -> float:
     """Return the longest backlog at any full ``EVERY_S`` before ``now_s``, not before ``first_s``, s.
 
-    It is what :class:`Reckoning` comes to where somebody looked at those moments, from the jobs alone: what is to last
+    It is what :class:`BacklogEstimator` comes to where somebody looked at those moments, from the jobs alone: what is to last
     longer than a process need not be remembered.
     """
     ago_s: NDArray[np.float64] = np.arange(int(max(now_s - first_s, 0) // EVERY_S), -1, -1, dtype=np.float64) * EVERY_S
@@ -221,7 +221,7 @@ def longest_backlog_s(past: Past, *, capacity: NDArray[np.int64], now_s: float, 
     return longest_s
 
 
-def _backlog_gpu_s(jobs: Past, looks_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
+def _backlog_gpu_s(jobs: JobTimes, looks_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
     """Return the GPU seconds that stood before a partition at each look, told from now on; 0 where nothing waited."""
     since_s, started_s, ended_s = (at_s - now_s for at_s in (jobs.since_s, jobs.started_s, jobs.ended_s))
     waits, has_ended = np.isnan(started_s), ~np.isnan(ended_s)

@@ -20,7 +20,7 @@ Seconds = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Intervals:
+class BusyIntervals:
     """Stretches of time on nodes; arrays of shape (n_intervals,).
 
     Attributes
@@ -37,7 +37,7 @@ class Intervals:
     start_s: Seconds
     end_s: Seconds
 
-    def merged(self) -> Intervals:
+    def merged(self) -> BusyIntervals:
         """Return the stretches in which at least one of these was on the node: disjoint, by node and start."""
         if not len(self.node):
             return self
@@ -53,10 +53,10 @@ class Intervals:
         begins = np.flatnonzero(first)
         last = np.concatenate([begins[1:], [len(node)]]) - 1
         ends_s = reached[last] - node[begins] * reach_s + origin_s
-        return Intervals(names=self.names, node=node[begins], start_s=start_s[begins], end_s=ends_s)
+        return BusyIntervals(names=self.names, node=node[begins], start_s=start_s[begins], end_s=ends_s)
 
 
-def intervals_of(jobs: pd.DataFrame, *, until_s: int) -> Intervals:
+def intervals_of(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
     """Return where and when jobs ran, an interval for each node of each job; jobs that never ran are left out.
 
     Parameters
@@ -79,20 +79,20 @@ def intervals_of(jobs: pd.DataFrame, *, until_s: int) -> Intervals:
     members = [np.array([number[name] for name in one], dtype=np.int64) for one in expanded]
     sizes = np.array([len(one) for one in members], dtype=np.int64)[codes]
     node = np.concatenate([members[code] for code in codes]) if len(codes) else np.zeros(0, dtype=np.int64)
-    return Intervals(
+    return BusyIntervals(
         names=names, node=node, start_s=np.repeat(started_s[ran], sizes), end_s=np.repeat(ended_s[ran], sizes)
     )
 
 
 def most_at_once(
-    intervals: Intervals, *, group: NDArray[np.int64], n_groups: int, first_s: int, step_s: int, n_steps: int
+    intervals: BusyIntervals, *, group: NDArray[np.int64], n_groups: int, first_s: int, step_s: int, n_steps: int
 ) -> NDArray[np.float64]:
     """Return the most intervals that lasted at one moment, in each step and group.
 
     Parameters
     ----------
     intervals : Intervals
-        Disjoint on each node, as :meth:`Intervals.merged` gives them: then nodes are counted.
+        Disjoint on each node, as :meth:`BusyIntervals.merged` gives them: then nodes are counted.
     group : int64 array of shape (len(intervals.names),)
         Group of each node; -1: none.
     first_s, step_s, n_steps : int

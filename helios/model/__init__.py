@@ -14,8 +14,8 @@ from helios.model.audit import (
     PROMOTIONS,
     STANDINGS,
     TURNS,
+    AuditStep,
     Mode,
-    Step,
 )
 from helios.model.frames import TIME, Column, FrameKind, seconds_of
 from helios.model.jobs import (
@@ -59,6 +59,7 @@ __all__ = [
     "STEP_S",
     "TIME",
     "TURNS",
+    "AuditStep",
     "Batch",
     "Column",
     "Demand",
@@ -77,7 +78,6 @@ __all__ = [
     "Share",
     "SlurmSite",
     "Snapshot",
-    "Step",
     "in_submission_order",
     "plain_values",
     "pools",

@@ -16,7 +16,7 @@ class Mode(StrEnum):
     ACTIVE = "active"
 
 
-class Step(StrEnum):
+class AuditStep(StrEnum):
     """What was decided about the model in charge of a cluster."""
 
     PROMOTED = "promoted"

@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel, HistoryPredictor, train
-    from helios.predict.evaluation import Evaluation, Figures, evaluate
+    from helios.predict.evaluation import Evaluation, Scores, evaluate
     from helios.predict.job_table import FeatureMatrix, JobTable, causal_features
     from helios.predict.live_predictor import LivePredictor
     from helios.predict.model_record import from_record, to_record
-    from helios.predict.replay_predictor import OnlinePredictor
+    from helios.predict.replay_predictor import ReplayTrainedPredictor
 
 __all__ = [
     "DurationModel",
     "Evaluation",
     "FeatureMatrix",
-    "Figures",
     "HistoryPredictor",
     "JobTable",
     "LivePredictor",
-    "OnlinePredictor",
+    "ReplayTrainedPredictor",
+    "Scores",
     "causal_features",
     "evaluate",
     "from_record",
@@ -33,11 +33,11 @@ _FROM = {
     "DurationModel": "duration",
     "Evaluation": "evaluation",
     "FeatureMatrix": "job_table",
-    "Figures": "evaluation",
+    "Scores": "evaluation",
     "HistoryPredictor": "duration",
     "JobTable": "job_table",
     "LivePredictor": "live_predictor",
-    "OnlinePredictor": "replay_predictor",
+    "ReplayTrainedPredictor": "replay_predictor",
     "causal_features": "job_table",
     "evaluate": "evaluation",
     "from_record": "model_record",

@@ -106,7 +106,7 @@ _GRID, _REACH = 41, 4.0
 _Z90 = 1.2815515655446004
 
 
-class Siblings:
+class BurstUpdate:
     """Knows which jobs came in a burst, and revises predictions by how long those of it have run.
 
     Parameters

@@ -88,7 +88,7 @@ class Calibration(NamedTuple):
     outlived: NDArray[np.float64]
 
 
-class Intervals(NamedTuple):
+class PredictionIntervals(NamedTuple):
     """What is remembered of each job's interval until the job ends, and of each user; see :func:`intervals_of`.
 
     Attributes
@@ -131,7 +131,7 @@ def nothing_learned() -> Calibration:
     return Calibration(offsets=offsets, ends=np.zeros(len(GROUPS)), outlived=np.array([OUTLIVED_BEFORE]))
 
 
-def intervals_of(groups: NDArray[np.int32], *, start: Calibration | None = None) -> Intervals:
+def intervals_of(groups: NDArray[np.int32], *, start: Calibration | None = None) -> PredictionIntervals:
     """Return the memory for a walk through jobs, with room for all of them.
 
     Parameters
@@ -143,7 +143,7 @@ def intervals_of(groups: NDArray[np.int32], *, start: Calibration | None = None)
     """
     n, n_groups = len(groups), int(groups.max(initial=-1)) + 1
     known = groups[:, USER_SIZE] >= 0
-    return Intervals(
+    return PredictionIntervals(
         learned=Calibration(*(part.copy() for part in start or nothing_learned())),
         of_user=np.zeros((n_groups, 2)),
         user=groups[:, USER].copy(),

@@ -235,7 +235,7 @@ class Events(NamedTuple):
     groups: NDArray[np.int32]
 
 
-class History(NamedTuple):
+class CausalStats(NamedTuple):
     """What has been learned so far, by group; see the column constants of this module."""
 
     sums: NDArray[np.float64]
@@ -245,7 +245,7 @@ class History(NamedTuple):
     ring_length: NDArray[np.int64]
 
 
-def nothing_known(events: Events) -> History:
+def nothing_known(events: Events) -> CausalStats:
     """Return the history before the first job, with room for all groups of ``events``."""
     n_groups = int(events.groups.max(initial=-1)) + 1
     sums = np.zeros((n_groups, _N_SUMS))
@@ -255,7 +255,7 @@ def nothing_known(events: Events) -> History:
     users = users[users >= 0]
     ring_of = np.full(n_groups, -1, dtype=np.int32)
     ring_of[users] = np.arange(len(users), dtype=np.int32)
-    return History(
+    return CausalStats(
         sums=sums,
         counts=np.zeros((n_groups, _N_COUNTS), dtype=np.int64),
         rings=np.zeros((len(users), NEIGHBOURS, 5)),

@@ -32,7 +32,7 @@ TOO_MUCH = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class PredictorScore:
     """How well a predictor did.
 
     Attributes
@@ -55,7 +55,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class PairedDifference:
     """A figure of the challenger less that of another, and between what it lies with ``LIKELY`` probability.
 
     Where there is but one user or burst to draw, nothing tells how much of it is chance: then all of it may be.
@@ -72,7 +72,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
+class Versus:
     """The challenger beside another predictor.
 
     Attributes
@@ -83,8 +83,8 @@ class Against:
         Of the rank correlation; above 0 the challenger is better. None: one of them has none.
     """
 
-    error: Difference
-    rank: Difference | None
+    error: PairedDifference
+    rank: PairedDifference | None
 
     @property
     def worse_in(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class Against:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class Comparison:
     """Figures of several predictors on the same jobs, and the challenger beside each other one.
 
     Attributes
@@ -132,8 +132,8 @@ class Contest:
     jobs: int
     clusters: int
     drawn: str
-    scores: Mapping[str, Score]
-    against: Mapping[str, Against]
+    scores: Mapping[str, PredictorScore]
+    against: Mapping[str, Versus]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -150,15 +150,16 @@ class Contest:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Contest:
+    def from_json(cls, told: Mapping[str, Any]) -> Comparison:
         """Return what :meth:`to_json` wrote; KeyError, TypeError: it did not."""
         against = {
-            name: Against(
-                error=Difference(**other["error"]), rank=Difference(**other["rank"]) if other["rank"] else None
+            name: Versus(
+                error=PairedDifference(**other["error"]),
+                rank=PairedDifference(**other["rank"]) if other["rank"] else None,
             )
             for name, other in told["against"].items()
         }
-        scores = {name: Score(**score) for name, score in told["scores"].items()}
+        scores = {name: PredictorScore(**score) for name, score in told["scores"].items()}
         names = ("challenger", "jobs", "clusters", "drawn")
         return cls(**{name: told[name] for name in names}, scores=scores, against=against)
 
@@ -170,7 +171,7 @@ def hold_contest(
     challenger: str,
     table: JobTable,
     rows: NDArray[np.int64],
-) -> Contest:
+) -> Comparison:
     """Judge several predictors on the jobs ``rows`` of ``table``.
 
     Parameters
@@ -188,14 +189,14 @@ def hold_contest(
     errors = {name: np.abs(np.log1p(median) - np.log1p(truth_s)) for name, median in medians.items()}
     medians_of_errors = {name: _weighted_medians(error, cluster, counts) for name, error in errors.items()}
     ranks = {name: _rank_correlations(median, truth_s, cluster, counts) for name, median in medians.items()}
-    return Contest(
+    return Comparison(
         challenger=challenger,
         jobs=len(rows),
         clusters=counts.shape[1],
         drawn=drawn,
         scores={name: score_of(predicted, truth_s) for name, predicted in predictions.items()},
         against={
-            name: Against(
+            name: Versus(
                 error=_difference(medians_of_errors[challenger], medians_of_errors[name], alone=alone),
                 rank=_rank_difference(ranks[challenger], ranks[name], alone=alone),
             )
@@ -205,11 +206,11 @@ def hold_contest(
     )
 
 
-def score_of(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> Score:
+def score_of(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
     """Return the figures of medians of shape (n,), or quantiles of shape (n, 3), in s."""
     log_error = np.log1p(_median(predicted)) - np.log1p(truth_s)
     inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
-    return Score(
+    return PredictorScore(
         spearman=spearman(_median(predicted), truth_s),
         median_abs_log_error=float(np.median(np.abs(log_error))),
         bias_log=float(log_error.mean()),
@@ -268,15 +269,15 @@ def _rank_correlations(
         return np.asarray((s_ab - s_a * s_b / n) / np.where(spread > 0, spread, np.nan))
 
 
-def _difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> Difference:
+def _difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> PairedDifference:
     value, drawn = float(of[0] - less[0]), (of - less)[1:]
     if not alone:
         low, high = np.nanquantile(drawn, [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
-        return Difference(value=value, low=float(low), high=float(high))
-    return Difference(value=value, low=-abs(value), high=abs(value))
+        return PairedDifference(value=value, low=float(low), high=float(high))
+    return PairedDifference(value=value, low=-abs(value), high=abs(value))
 
 
-def _rank_difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> Difference | None:
+def _rank_difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> PairedDifference | None:
     if np.isnan(of[0] - less[0]) or np.isnan(of - less).all():
         return None
     return _difference(of, less, alone=alone)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from helios.dask_client import connected, refuse_other_releases
 from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ports import Progress, in_silence
-from helios.predict.duration import PARAMETERS, ROUNDS, Lesson
+from helios.predict.duration import PARAMETERS, ROUNDS, TrainingSet
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -49,8 +49,8 @@ _RESTART = "Restart the workers that are left, since they may still be waiting f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DaskLearner:
-    """A :class:`helios.predict.duration.Learner` on the workers of a Dask cluster.
+class DaskTrainer:
+    """A :class:`helios.predict.duration.Trainer` on the workers of a Dask cluster.
 
     The same seed gives trees close to those grown here, not the same: see docs/scale.md.
 
@@ -67,7 +67,7 @@ class DaskLearner:
     longest_s: float = 3600.0
 
     def __call__(
-        self, lesson: Lesson, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
     ) -> tuple[str, ...]:
         """Return LightGBM's text of one ensemble for each of ``quantiles``.
 
@@ -148,7 +148,7 @@ def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
     return tuple(sorted(there)[: max(1, n_rows // FEWEST_ROWS)])
 
 
-def _dealt(client: Client, workers: Sequence[str], lesson: Lesson) -> dict[str, Any]:
+def _dealt(client: Client, workers: Sequence[str], lesson: TrainingSet) -> dict[str, Any]:
     """Send each worker its rows, dealt in turn like cards, and return what ``fit`` takes.
 
     In blocks by time each worker would know one era only; LightGBM takes the bins of a feature from one worker's rows,

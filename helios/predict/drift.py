@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.predict.causal_stats import FEATURES
-from helios.predict.comparison import Score, score_of
+from helios.predict.comparison import PredictorScore, score_of
 from helios.predict.job_table import JobTable
 
 BINS = 10
@@ -109,7 +109,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class FeatureShift:
     """How far one feature is from training.
 
     Attributes
@@ -151,8 +151,8 @@ class WeekOfErrors:
 
     begin: datetime
     jobs: int
-    model: Score
-    shrinkage: Score
+    model: PredictorScore
+    shrinkage: PredictorScore
 
 
 def inputs_of(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.int64]) -> Inputs:
@@ -175,7 +175,7 @@ def inputs_of(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.i
     )
 
 
-def moved(inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[Moved, ...]:
+def moved(inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FeatureShift, ...]:
     """Compare the jobs ``rows`` with training, the feature that moved farthest first; fewer than ``FEWEST_JOBS``: ().
 
     Features that training did not know are left out.
@@ -183,7 +183,9 @@ def moved(inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]
     if len(rows) < FEWEST_JOBS:
         return ()
     found = [
-        Moved(feature=name, index=stability_index(inputs.spreads[name], features[rows, column]), usual=spread.usual)
+        FeatureShift(
+            feature=name, index=stability_index(inputs.spreads[name], features[rows, column]), usual=spread.usual
+        )
         for column, name in enumerate(FEATURES)
         if (spread := inputs.spreads.get(name)) is not None
     ]

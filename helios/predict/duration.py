@@ -29,9 +29,9 @@ from helios.ports import Progress, in_silence
 from helios.predict.bursts import without_repeats
 from helios.predict.calibration import Calibration, calibrated
 from helios.predict.causal_stats import FEATURES, NEVER_S
-from helios.predict.job_table import JobTable, Known, groups_of, known_of
+from helios.predict.job_table import FeaturesAtStart, JobTable, groups_of, known_of
 from helios.predict.scores import spearman
-from helios.predict.trees import Forest, grow, plant
+from helios.predict.trees import TreeEnsemble, grow, plant
 
 # Growing the trees: one ensemble for each quantile, here or on other machines.
 #
@@ -60,7 +60,7 @@ PARAMETERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lesson:
+class TrainingSet:
     """What trees are to learn.
 
     Attributes
@@ -81,26 +81,26 @@ class Lesson:
     weight: NDArray[np.float64] | None = None
 
 
-class Learner(Protocol):
+class Trainer(Protocol):
     """Grows trees."""
 
     def __call__(
-        self, lesson: Lesson, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
     ) -> tuple[str, ...]:
         """Return LightGBM's text of one ensemble for each of ``quantiles``."""
         ...
 
 
 def learn_here(
-    lesson: Lesson, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+    lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
 ) -> tuple[str, ...]:
-    """Be a :class:`Learner` on this machine, one thread for each quantile; the same seed gives the same trees."""
+    """Be a :class:`Trainer` on this machine, one thread for each quantile; the same seed gives the same trees."""
     learn = _learner(lesson, len(quantiles), seed, progress)
     with ThreadPoolExecutor(len(quantiles)) as side_by_side:
         return tuple(side_by_side.map(learn, quantiles))
 
 
-def _learner(lesson: Lesson, n_ensembles: int, seed: int, progress: Progress) -> Callable[[float], str]:
+def _learner(lesson: TrainingSet, n_ensembles: int, seed: int, progress: Progress) -> Callable[[float], str]:
     binned = lightgbm.Dataset(
         lesson.features,
         lesson.residual,
@@ -215,7 +215,7 @@ class DurationModel:
     calibration: Calibration | None = field(default=None, compare=False)
     backtest: Backtest | None = None
     model_id: str = field(init=False)
-    forest: Forest = field(init=False, repr=False, compare=False)
+    forest: TreeEnsemble = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         said = [*self.texts, repr(self.trust), *(repr(part.tolist()) for part in self.calibration or ())]
@@ -261,7 +261,7 @@ def train(
     seed: int = 0,
     progress: Progress = in_silence,
     timezone: str = "UTC",
-    learner: Learner = learn_here,
+    learner: Trainer = learn_here,
 ) -> DurationModel:
     """Learn run times from the jobs of ``cluster`` that ended before ``until`` (all, if None).
 
@@ -284,13 +284,13 @@ def train(
 
 def train_on(
     table: JobTable,
-    known: Known,
+    known: FeaturesAtStart,
     *,
     cluster: str,
     until: datetime | None,
     seed: int,
     progress: Progress = in_silence,
-    learner: Learner = learn_here,
+    learner: Trainer = learn_here,
 ) -> DurationModel:
     """Do as :func:`train` does, with what was known of each job at hand."""
     until_s = NEVER_S if until is None else int(np.ceil(until.timestamp()))
@@ -334,7 +334,9 @@ def train_on(
     )
 
 
-def refit(model: DurationModel, table: JobTable, known: Known, *, until: datetime, seed: int) -> DurationModel:
+def refit(
+    model: DurationModel, table: JobTable, known: FeaturesAtStart, *, until: datetime, seed: int
+) -> DurationModel:
     """Return the model grown anew on what had ended before ``until``, believed and calibrated as it was."""
     ended = _ended_before(table, int(np.ceil(until.timestamp())))
     grown = fit(
@@ -424,10 +426,10 @@ def fit(
     cluster: str,
     trained_until: datetime,
     seed: int,
-    again: Known | None = None,
+    again: FeaturesAtStart | None = None,
     most: int = MOST_JOBS,
     progress: Progress = in_silence,
-    learner: Learner = learn_here,
+    learner: Trainer = learn_here,
 ) -> DurationModel:
     """Learn from the rows ``ended`` (ordered by end) of the other arrays: of bursts some, and the last ``MOST_JOBS``.
 
@@ -448,12 +450,12 @@ def fit(
         from_first = place[again.waited[second]]
         known = np.concatenate((known, again.at_start[second]))
         target = np.append(target, target[from_first])
-    lesson = Lesson(features=known, residual=target - known[:, _ANCHOR], names=FEATURES)
+    lesson = TrainingSet(features=known, residual=target - known[:, _ANCHOR], names=FEATURES)
     texts = _opinions(lesson, seed=seed, progress=progress, learner=learner)
     return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
 
 
-def _opinions(difference: Lesson, *, seed: int, progress: Progress, learner: Learner) -> tuple[str, ...]:
+def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, learner: Trainer) -> tuple[str, ...]:
     """Return three ensembles of the difference from the anchor and one of the level."""
     level = replace(difference, residual=difference.residual + difference.features[:, _ANCHOR])
     return (

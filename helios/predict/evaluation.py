@@ -14,20 +14,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress, in_silence
-from helios.predict.bursts import Siblings
+from helios.predict.bursts import BurstUpdate
 from helios.predict.calibration import Calibration, calibrated
 from helios.predict.causal_stats import FEATURES
 from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
-from helios.predict.job_table import JobTable, Known, groups_of, known_of
-from helios.predict.scores import Figures, GroupCoverage, Judged, figures_of, judged_of, spearman
+from helios.predict.job_table import FeaturesAtStart, JobTable, groups_of, known_of
+from helios.predict.scores import EvaluationSet, GroupCoverage, Scores, figures_of, judged_of, spearman
 
 __all__ = [
     "Evaluation",
-    "Figures",
+    "EvaluationSet",
     "GroupCoverage",
-    "Judged",
+    "Scores",
     "calibrated_quantiles",
     "evaluate",
     "figures_at_start",
@@ -64,10 +64,10 @@ class Evaluation:
     train_jobs: int
     jobs: int
     model_id: str
-    figures: Figures
-    uncalibrated: Figures
-    controls: Mapping[str, Figures]
-    figures_at_start: Figures | None = None
+    figures: Scores
+    uncalibrated: Scores
+    controls: Mapping[str, Scores]
+    figures_at_start: Scores | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def evaluate(
         Too few jobs ended before the moment, or none with a known run time was submitted after it.
     """
     if refit_every is not None and refit_every <= timedelta(0):
-        raise Misuse("The trees cannot be grown anew every 0 s.", remedy="Write 7d, or leave --refit-every out.")
+        raise UsageError("The trees cannot be grown anew every 0 s.", remedy="Write 7d, or leave --refit-every out.")
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
     first_test, split_s = _split(table, train_until, test_fraction)
@@ -157,14 +157,14 @@ def evaluate(
 def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> tuple[int, int]:
     """Return the first job to judge on and the moment of the split, s."""
     if (moment is None) == (fraction is None):
-        raise Misuse("Say either a moment to train until or a fraction of the jobs to test on.")
+        raise UsageError("Say either a moment to train until or a fraction of the jobs to test on.")
     if table.n == 0:
         raise NotEnoughHistory("There are no jobs.", remedy="Load a trace first: helios trace load FILE.")
     if moment is not None:
         split_s = int(np.ceil(moment.timestamp()))
         return int(np.searchsorted(table.submitted_s, split_s)), split_s
     if fraction is None or not 0 < fraction < 1:
-        raise Misuse(f"The fraction of jobs to test on must lie between 0 and 1, not at {fraction}.")
+        raise UsageError(f"The fraction of jobs to test on must lie between 0 and 1, not at {fraction}.")
     first_test = min(int(table.n * (1 - fraction)), table.n - 1)
     return first_test, int(table.submitted_s[first_test])
 
@@ -189,7 +189,7 @@ _Course = list[tuple[int, Predictor]]  # who predicts, and from when, s; ascendi
 def _course(
     model: DurationModel,
     table: JobTable,
-    known: Known,
+    known: FeaturesAtStart,
     *,
     refit_every: timedelta | None,
     seed: int,
@@ -253,8 +253,8 @@ def calibrated_quantiles(
 
 
 def figures_at_start(
-    course: _Course, table: JobTable, known: Known, *, tested: NDArray[np.int64], judged: Judged
-) -> Figures | None:
+    course: _Course, table: JobTable, known: FeaturesAtStart, *, tested: NDArray[np.int64], judged: EvaluationSet
+) -> Scores | None:
     """Judge predictions of ``tested`` made again when each job starts, as a replay does, siblings and all.
 
     None where no job is known to have waited.
@@ -273,7 +273,7 @@ def figures_at_start(
     learned = _as_learned(course, latest, at_s, int(tested[0]))
     found = calibrated_quantiles(course[0][1], table, latest, learned, predicted_at_s=at_s)
     again = np.intersect1d(known.waited, tested)
-    found[again] = Siblings(groups_of(table)).revised_at_start(found[again], again, table)
+    found[again] = BurstUpdate(groups_of(table)).revised_at_start(found[again], again, table)
     return figures_of(found[tested], judged)
 
 
@@ -282,8 +282,8 @@ def _controls(
     features: NDArray[np.float32],
     taught: NDArray[np.bool_],
     tested: NDArray[np.int64],
-    judged: Judged,
-) -> dict[str, Figures]:
+    judged: EvaluationSet,
+) -> dict[str, Scores]:
     median_s = float(np.median(table.run_time_s[taught]))
     last_s = np.expm1(features[tested, _USER_LAST].astype(np.float64))
     limit_s = table.time_limit_s[tested]
@@ -312,7 +312,7 @@ def _grown_anew(course: _Course) -> list[str]:
     return [f"The trees were grown anew {times} times during the test."] if times else []
 
 
-def _better_controls(figures: Figures, controls: Mapping[str, Figures]) -> list[str]:
+def _better_controls(figures: Scores, controls: Mapping[str, Scores]) -> list[str]:
     """Say which controls, if any, order jobs better than the model does."""
     mine = figures.spearman or 0.0
     better = [f"{name} ({its.spearman:.2f})" for name, its in controls.items() if its.spearman and its.spearman > mine]
@@ -323,7 +323,7 @@ def _better_controls(figures: Figures, controls: Mapping[str, Figures]) -> list[
     ]
 
 
-def _notes(table: JobTable, tested: NDArray[np.int64], judged: Judged) -> tuple[str, ...]:
+def _notes(table: JobTable, tested: NDArray[np.int64], judged: EvaluationSet) -> tuple[str, ...]:
     notes = []
     largest = float(judged.groups["top_user"].mean())
     if not (table.user[tested] >= 0).any():

@@ -24,8 +24,8 @@ from helios.predict.causal_stats import (
     PRIOR_LOG_RUN,
     PSEUDO_JOBS,
     USER,
+    CausalStats,
     Events,
-    History,
     nothing_known,
     walk,
 )
@@ -112,7 +112,7 @@ UNKNOWN_LIMIT, UNLIMITED, UNKNOWN_SIZE = -5.0, 20.0, -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resemblance:
+class SimilarJob:
     """A past job that is like the one explained.
 
     Attributes
@@ -136,7 +136,7 @@ class Resemblance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precedent:
+class RecentInGroup:
     """The last ended jobs of the group that a prediction rests on.
 
     Attributes
@@ -155,19 +155,19 @@ class Precedent:
     longest_s: float
 
 
-def precedent(table: JobTable, basis: str) -> Precedent | None:
+def precedent(table: JobTable, basis: str) -> RecentInGroup | None:
     """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``); None: none had ended."""
     return _precedent(table, groups_of(table), basis)
 
 
-def narrowest(table: JobTable) -> tuple[str, Precedent | None]:
+def narrowest(table: JobTable) -> tuple[str, RecentInGroup | None]:
     """Return the narrowest of ``BASES`` in which a job had ended by the last job's submission, and its last jobs."""
     groups = groups_of(table)
     found = ((basis, _precedent(table, groups, basis)) for basis in BASES)
     return next(((basis, there) for basis, there in found if there), (BASES[-1], None))
 
 
-def resembling(table: JobTable, *, most: int = 5) -> tuple[Resemblance, ...]:
+def resembling(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
     """Return the past jobs most like the last of ``table``, the most alike first.
 
     The user's own come first, however far; if they are fewer than ``most``, others' of the same account, size or name
@@ -183,7 +183,7 @@ def resembling(table: JobTable, *, most: int = 5) -> tuple[Resemblance, ...]:
     return tuple(chosen)
 
 
-def _precedent(table: JobTable, groups: NDArray[np.int32], basis: str) -> Precedent | None:
+def _precedent(table: JobTable, groups: NDArray[np.int32], basis: str) -> RecentInGroup | None:
     group = groups[:, LEVELS.index(LEVEL_OF[basis])]
     ended = _ended_before_the_last(table)
     alike = ended[(group[ended] == group[-1]) & (group[-1] >= 0)]
@@ -191,7 +191,7 @@ def _precedent(table: JobTable, groups: NDArray[np.int32], basis: str) -> Preced
         return None
     last = alike[np.argsort(table.ended_s[alike], kind="stable")][-LAST:]
     run_s = table.run_time_s[last]
-    return Precedent(jobs=len(alike), last=len(last), shortest_s=float(run_s.min()), longest_s=float(run_s.max()))
+    return RecentInGroup(jobs=len(alike), last=len(last), shortest_s=float(run_s.min()), longest_s=float(run_s.max()))
 
 
 def _ended_before_the_last(table: JobTable) -> NDArray[np.int64]:
@@ -205,13 +205,13 @@ def _kin(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray(account | stem | (_size(table)[rows] == _size(table)[-1]))
 
 
-def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[Resemblance]:
+def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[SimilarJob]:
     newest_first = rows[np.argsort(-table.ended_s[rows], kind="stable")]
     apart = _apart(table, newest_first)
     distance = sum(apart.values()) + AGE * np.log1p(_newer_alike(table, newest_first))
     near = np.argsort(distance, kind="stable")[:most]
     return [
-        Resemblance(
+        SimilarJob(
             row=int(newest_first[place]),
             ended_s=int(table.ended_s[newest_first[place]]),
             run_time_s=float(table.run_time_s[newest_first[place]]),
@@ -268,7 +268,7 @@ _WEIGHT, _SUM, _ENDED = 0, 1, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Contribution:
     """One step of the shrinkage, from the widest group of jobs to the narrowest.
 
     Attributes
@@ -322,11 +322,11 @@ class Explained:
     quantiles_s: tuple[float, float, float]
     source: str
     basis: str
-    steps: tuple[Step, ...]
+    steps: tuple[Contribution, ...]
     corrections: dict[str, float]
     features: dict[str, float]
-    precedent: Precedent | None
-    resembling: tuple[Resemblance, ...]
+    precedent: RecentInGroup | None
+    resembling: tuple[SimilarJob, ...]
 
 
 def explain_last(
@@ -366,7 +366,7 @@ def explain_last(
     )
 
 
-def _known_at_the_end(table: JobTable) -> tuple[History, Events, NDArray[np.float32]]:
+def _known_at_the_end(table: JobTable) -> tuple[CausalStats, Events, NDArray[np.float32]]:
     """Return what was learned by the last submission, and that job's features, of shape (1, len(FEATURES))."""
     events = events_of(table)
     history, ends = nothing_known(events), table.ends()
@@ -376,9 +376,9 @@ def _known_at_the_end(table: JobTable) -> tuple[History, Events, NDArray[np.floa
     return history, events, features[-1:]
 
 
-def _steps(history: History, events: Events, row: NDArray[np.float32]) -> tuple[Step, ...]:
+def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tuple[Contribution, ...]:
     groups, log_run = events.groups[-1], float(PRIOR_LOG_RUN)
-    steps = [Step(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
+    steps = [Contribution(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
     for level in _chain(groups):
         sums, ended = history.sums[groups[level]], history.counts[groups[level], _ENDED]
         drawn = (sums[_SUM] + PSEUDO_JOBS[level] * log_run) / (sums[_WEIGHT] + PSEUDO_JOBS[level])
@@ -395,8 +395,8 @@ def _chain(groups: NDArray[np.int32]) -> list[int]:
     return [level for level in range(len(LEVELS)) if groups[level] >= 0 and IN_CHAIN[level]]
 
 
-def _step(level: str, jobs: int, weight: float, before: float, after: float) -> Step:
-    return Step(
+def _step(level: str, jobs: int, weight: float, before: float, after: float) -> Contribution:
+    return Contribution(
         level=level,
         jobs=jobs,
         weight=weight,

@@ -45,7 +45,7 @@ def words_of(name: str) -> str:
     return _NO_WORD.sub(" ", file).strip()
 
 
-class Families:
+class JobNameFamilies:
     """Gives names their families, as they are first submitted.
 
     Families are numbered from 0 in the order in which they are founded, and each is one user's.
@@ -56,11 +56,11 @@ class Families:
         # Of each user, the leaders' words by family; the last one joined is the last.
         self._leaders: dict[int, dict[int, str]] = {}
         self._founded = 0
-        self._beneath: Families | None = None
+        self._beneath: JobNameFamilies | None = None
 
-    def aside(self) -> Families:
+    def aside(self) -> JobNameFamilies:
         """Return families that know all of these; what they are asked beyond leaves these as they are."""
-        other = Families()
+        other = JobNameFamilies()
         other._beneath, other._founded = self, self._founded
         return other
 

@@ -16,7 +16,7 @@ from helios.errors import FrameInvalid
 from helios.jit import kept, part
 from helios.model import JOBS, QUEUE, JobState
 from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, Events, describe_again, nothing_known, walk
-from helios.predict.job_names import Families
+from helios.predict.job_names import JobNameFamilies
 
 _FAILURES = frozenset(
     {JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.TIMEOUT}
@@ -49,7 +49,7 @@ ASKED = (
 READ = (*ASKED, "started_at", "ended_at", "run_time_s", "state")
 
 
-class Names(NamedTuple):
+class NameCodes(NamedTuple):
     """Numbers of job names, int32 arrays of one entry per job; -1: no name, or of ``family`` no words or no user."""
 
     name: NDArray[np.int32]
@@ -64,7 +64,7 @@ class Coding(Protocol):
         """Return the numbers of ``column``, the categorical array of the column of ``JOBS`` called ``name``."""
         ...
 
-    def name_codes(self, names: Any, user: NDArray[np.int32]) -> Names:
+    def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
         """Return the numbers of job names, an array of text, of their stems, and of ``user``'s families."""
         ...
 
@@ -76,15 +76,15 @@ class FrameCoding:
         """See :class:`Coding`."""
         return np.asarray(column.codes, dtype=np.int32)
 
-    def name_codes(self, names: Any, user: NDArray[np.int32]) -> Names:
+    def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
         """See :class:`Coding`."""
         codes, uniques = pd.factorize(names)
         stems = pd.Series(uniques, dtype="str").str.replace(_DIGITS, "", regex=True)
         # The last entry answers for the code -1 of a missing name.
         of_unique = np.append(pd.factorize(stems)[0], -1)
         codes = codes.astype(np.int32)
-        families = Families().codes(user, codes, list(uniques))
-        return Names(name=codes, stem=of_unique[codes].astype(np.int32), family=families)
+        families = JobNameFamilies().codes(user, codes, list(uniques))
+        return NameCodes(name=codes, stem=of_unique[codes].astype(np.int32), family=families)
 
 
 _DIGITS = r"\d+"
@@ -358,7 +358,7 @@ WAITED_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Known:
+class FeaturesAtStart:
     """What was known of each job of a history, and of those that waited again at their start.
 
     Attributes
@@ -382,7 +382,7 @@ class Known:
         return latest
 
 
-def known_of(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Known:
+def known_of(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> FeaturesAtStart:
     """Walk once through a history; causal as :func:`helios.predict.causal_features` is, each row as of its moment."""
     events, ends = events_of(table, groups=groups), table.ends()
     sane = (table.started_s != NEVER_S) & (table.started_s <= table.ended_s)
@@ -393,7 +393,7 @@ def known_of(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Kno
     _walk_and_ask(
         nothing_known(events), events, ends, table.ended_s[ends], waited, table.started_s[waited], features, at_start
     )
-    return Known(at_submission=features, waited=waited, at_start=at_start)
+    return FeaturesAtStart(at_submission=features, waited=waited, at_start=at_start)
 
 
 @kept
@@ -465,7 +465,7 @@ class Codes:
         return [known[value] if value in known else fresh.setdefault(value, first + len(fresh)) for value in values]
 
 
-class Vocabulary:
+class Categories:
     """A :class:`helios.predict.job_table.Coding` that grows, and the numbers of groups of jobs that are alike.
 
     Old values and old groups keep their numbers. Groups of all levels are numbered in one row, from 0.
@@ -474,7 +474,7 @@ class Vocabulary:
     def __init__(self) -> None:
         self._columns: dict[str, Codes] = {}
         self._names, self._stems, self._groups = Codes(), Codes(), Codes()
-        self._families = Families()
+        self._families = JobNameFamilies()
         self._stem_of: list[int] = []  # by number of the name
         self._is_aside = False
         self._texts: dict[int, tuple[pd.Index[Any], list[Any]]] = {}
@@ -484,9 +484,9 @@ class Vocabulary:
         """How many groups are numbered."""
         return len(self._groups)
 
-    def aside(self) -> Vocabulary:
+    def aside(self) -> Categories:
         """Return a vocabulary that knows all of this one and forgets the rest with itself."""
-        other = Vocabulary()
+        other = Categories()
         other._columns = {name: codes.aside() for name, codes in self._columns.items()}
         other._names, other._stems, other._groups = self._names.aside(), self._stems.aside(), self._groups.aside()
         other._families = self._families.aside()
@@ -514,7 +514,7 @@ class Vocabulary:
             kept = self._texts[id(categories)] = (categories, categories.tolist())
         return kept[1]
 
-    def name_codes(self, names: Any, user: NDArray[np.int32]) -> Names:
+    def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
         """See :class:`helios.predict.job_table.Coding`."""
         texts = names.tolist()
         known = np.array([isinstance(text, str) for text in texts], dtype=np.bool_)
@@ -524,7 +524,7 @@ class Vocabulary:
         codes[:2, known] = numbers, self._stems_of(numbers, named)
         place, uniques = pd.factorize(np.array(named, dtype=object))
         codes[2, known] = self._families.codes(user[known], place.astype(np.int32), list(uniques))
-        return Names(*codes)
+        return NameCodes(*codes)
 
     def groups(self, table: JobTable) -> NDArray[np.int32]:
         """Return each job's group at each of ``LEVELS``, of shape (table.n, len(LEVELS)); -1: none.

@@ -25,15 +25,15 @@ from helios.predict.causal_stats import (
     NEVER_S,
     REQUEST_FEATURES,
     USER,
+    CausalStats,
     Events,
-    History,
     nothing_known,
     walk,
 )
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
-    from helios.predict.job_table import JobTable, Vocabulary
+    from helios.predict.job_table import Categories, JobTable
 
 
 class LivePredictor:
@@ -62,7 +62,7 @@ class LivePredictor:
         self._timezone = timezone
         self._told: set[tuple[str, int, int]] = set()
         self._not_yet_past = JOBS.empty()
-        self._known: tuple[Memory, Vocabulary] | None = None
+        self._known: tuple[OnlineStats, Categories] | None = None
         self._lock = Lock()
         self.learn(history)
 
@@ -155,15 +155,15 @@ class LivePredictor:
                 now_s=int(moment.timestamp()),
             )
 
-    def _as_of(self, moment: pd.Timestamp) -> tuple[Memory, Vocabulary]:
+    def _as_of(self, moment: pd.Timestamp) -> tuple[OnlineStats, Categories]:
         """Learn what ended strictly before ``moment``; return all that is known then."""
         from helios.predict.job_table import JobTable, events_of  # noqa: PLC0415 - numba takes a while
 
         pass
-        from helios.predict.job_table import Vocabulary  # noqa: PLC0415 - likewise
+        from helios.predict.job_table import Categories  # noqa: PLC0415 - likewise
 
         if self._known is None:
-            self._known = Memory(), Vocabulary()
+            self._known = OnlineStats(), Categories()
         told, (memory, vocabulary) = self._not_yet_past, self._known
         if told.empty:
             return memory, vocabulary
@@ -175,7 +175,7 @@ class LivePredictor:
         return memory, vocabulary
 
 
-def _as_if_submitted(pending: pd.DataFrame, moment: pd.Timestamp, vocabulary: Vocabulary) -> JobTable:
+def _as_if_submitted(pending: pd.DataFrame, moment: pd.Timestamp, vocabulary: Categories) -> JobTable:
     """Return the jobs of ``pending`` as submitted at ``moment``, by the cluster's clock."""
     from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
 
@@ -189,7 +189,7 @@ def _as_if_submitted(pending: pd.DataFrame, moment: pd.Timestamp, vocabulary: Vo
 
 
 def _unended(
-    jobs: pd.DataFrame, *, asked: JobTable, vocabulary: Vocabulary
+    jobs: pd.DataFrame, *, asked: JobTable, vocabulary: Categories
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return groups and times of submission of those ``jobs`` that count when the jobs ``asked`` are described.
 
@@ -247,8 +247,8 @@ _NOBODY = Events(
 )
 
 
-class Memory:
-    """A :class:`helios.predict.causal_stats.History` of jobs that have all ended, with room for more groups."""
+class OnlineStats:
+    """A :class:`helios.predict.causal_stats.CausalStats` of jobs that have all ended, with room for more groups."""
 
     def __init__(self) -> None:
         # One group and one user of whom nothing is known: every group that is yet to come looks like it.
@@ -314,19 +314,19 @@ class Memory:
         more_users = _more(len(self._history.rings), n_users + 1)
         if more_groups or more_users:
             more = _padded(self._blank, groups=more_groups, users=more_users)
-            self._history = History(*_joined(self._history, more))
+            self._history = CausalStats(*_joined(self._history, more))
         fresh = users[self._history.ring_of[users] < 0]
         self._history.ring_of[fresh] = np.arange(self._n_users, self._n_users + len(fresh), dtype=np.int32)
         self._n_groups, self._n_users = n_groups, self._n_users + len(fresh)
 
-    def _copy_of(self, numbers: NDArray[np.int32], *, users: NDArray[np.int32]) -> History:
+    def _copy_of(self, numbers: NDArray[np.int32], *, users: NDArray[np.int32]) -> CausalStats:
         """Return the history of groups ``numbers`` under their positions there; ``users`` are such positions."""
         rows = np.minimum(numbers, self._n_groups)
         rings = self._history.ring_of[rows[users]]
         rings = np.where(rings < 0, self._n_users, rings)
         ring_of = np.full(len(rows), -1, dtype=np.int32)
         ring_of[users] = np.arange(len(users), dtype=np.int32)
-        return History(
+        return CausalStats(
             sums=self._history.sums[rows],
             counts=self._history.counts[rows],
             rings=self._history.rings[rings],
@@ -336,7 +336,7 @@ class Memory:
 
     def _count_bursts(
         self,
-        history: History,
+        history: CausalStats,
         numbers: NDArray[np.int32],
         users: NDArray[np.int32],
         submitted_s: NDArray[np.int64],
@@ -352,9 +352,9 @@ class Memory:
             history.counts[user, _BURST] = len(times) - (apart[-1] + 1 if len(apart) else 0)
 
 
-def _padded(blank: History, *, groups: int, users: int) -> History:
+def _padded(blank: CausalStats, *, groups: int, users: int) -> CausalStats:
     """Return a history of so many groups and users of whom nothing is known."""
-    return History(
+    return CausalStats(
         sums=np.repeat(blank.sums, groups, axis=0),
         counts=np.repeat(blank.counts, groups, axis=0),
         rings=np.repeat(blank.rings, users, axis=0),

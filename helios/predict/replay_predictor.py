@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JOBS
-from helios.predict.bursts import Siblings
+from helios.predict.bursts import BurstUpdate
 from helios.predict.calibration import calibrate_again, calibrate_submitted, intervals_of, learn_ends
 from helios.predict.causal_stats import FEATURES, NEVER_S, describe_again, nothing_known, walk
 from helios.predict.duration import DurationModel, HistoryPredictor, fit
@@ -46,7 +46,7 @@ class UserLast:
         return np.repeat(run_s[:, None], 3, axis=1)
 
 
-class OnlinePredictor:
+class ReplayTrainedPredictor:
     """A :class:`helios.ports.ReplayPredictor` that learns as the replay goes on.
 
     It begins with ``model``, or with shrinkage where there is none. With ``refit`` it trains anew when
@@ -104,7 +104,7 @@ class OnlinePredictor:
         self._learned = np.empty(table.n, dtype=np.int64)
         self._n_learned = 0
         self._known_log_run = np.full(table.n, np.nan)
-        self._siblings = Siblings(self._events.groups)
+        self._siblings = BurstUpdate(self._events.groups)
         taught = model if isinstance(model, DurationModel) else None
         self._seed, self._refit, self._refit_every_s = seed, refit, refit_every_s
         self._fitted_s = int(taught.trained_until.timestamp()) if taught else None

@@ -32,7 +32,7 @@ _TAILS = (5.0, 95.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judged:
+class EvaluationSet:
     """The jobs that predictions are judged on, and how they hang together; one entry per job.
 
     Attributes
@@ -64,7 +64,7 @@ class GroupCoverage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Scores:
     """How well one predictor did.
 
     Attributes
@@ -113,7 +113,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ScoreDifference:
     """The second predictor's figures less the first's: 90 % of resamples lie within; None: not to be had.
 
     An interval that holds 0 is no difference.
@@ -123,7 +123,7 @@ class Difference:
     median_abs_log_error: tuple[float, float] | None
 
 
-def judged_of(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> Judged:
+def judged_of(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> EvaluationSet:
     """Return the jobs ``rows`` of ``table``, which must have a known run time, to judge predictions on.
 
     Parameters
@@ -131,7 +131,7 @@ def judged_of(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.i
     features : float32 array of shape (table.n, len(FEATURES))
         As they were at submission.
     """
-    return Judged(
+    return EvaluationSet(
         run_time_s=table.run_time_s[rows],
         unit=_units(table.user[rows], table.submitted_s[rows]),
         burst=bursts_of(alike_of(groups_of(table)[rows]), table.submitted_s[rows]),
@@ -157,14 +157,14 @@ def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int
     }
 
 
-def figures_of(predicted: NDArray[np.float64], judged: Judged) -> Figures:
+def figures_of(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
     """Judge ``predicted``: medians of shape (n,), or p10, p50 and p90 of shape (n, 3), in s."""
     median = predicted if predicted.ndim == 1 else predicted[:, 1]
     truth = judged.run_time_s
     log_error = np.log1p(median) - np.log1p(truth)
     error = np.abs(median - truth)
     relative = error / np.maximum(truth, 1.0)
-    figures = Figures(
+    figures = Scores(
         spearman=spearman(median, truth),
         spearman_90=_interval([resampled for (resampled,) in _resampled([_correlated(median, truth)], judged)]),
         spearman_by_burst=spearman(*_medians_of_bursts(median, judged)),
@@ -178,7 +178,7 @@ def figures_of(predicted: NDArray[np.float64], judged: Judged) -> Figures:
     return figures if predicted.ndim == 1 else _with_quantiles(figures, predicted, judged)
 
 
-def _with_quantiles(figures: Figures, quantiles: NDArray[np.float64], judged: Judged) -> Figures:
+def _with_quantiles(figures: Scores, quantiles: NDArray[np.float64], judged: EvaluationSet) -> Scores:
     truth, logs = judged.run_time_s, np.log1p(quantiles)
     below = truth <= quantiles[:, 2]
     beyond = np.log1p(truth)[:, None] - logs
@@ -196,7 +196,9 @@ def _covered(below: NDArray[np.bool_]) -> GroupCoverage:
     return GroupCoverage(jobs=len(below), share=float(below.mean()) if len(below) else None)
 
 
-def _medians_of_bursts(median: NDArray[np.float64], judged: Judged) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _medians_of_bursts(
+    median: NDArray[np.float64], judged: EvaluationSet
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     both = pd.DataFrame({"predicted": median, "true": judged.run_time_s}).groupby(judged.burst).median()
     return both["predicted"].to_numpy(), both["true"].to_numpy()
 
@@ -206,18 +208,18 @@ def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
     return _correlated(predicted, truth)(np.ones(len(truth)))
 
 
-def difference_of(first: NDArray[np.float64], second: NDArray[np.float64], judged: Judged) -> Difference:
+def difference_of(first: NDArray[np.float64], second: NDArray[np.float64], judged: EvaluationSet) -> ScoreDifference:
     """Say how two predictors' medians, each of shape (n,) in s, differ on the same jobs, resampling both alike."""
     truth = judged.run_time_s
     of_each = [figure for median in (first, second) for figure in (_correlated(median, truth), _erring(median, truth))]
     drawn = list(_resampled(of_each, judged))
-    return Difference(
+    return ScoreDifference(
         spearman=_interval([None if a is None or b is None else b - a for a, _, b, _ in drawn]),
         median_abs_log_error=_interval([None if a is None or b is None else b - a for _, a, _, b in drawn]),
     )
 
 
-def _resampled(of_each: list[_Weighted], judged: Judged) -> Iterator[tuple[float | None, ...]]:
+def _resampled(of_each: list[_Weighted], judged: EvaluationSet) -> Iterator[tuple[float | None, ...]]:
     """Compute figures ``RESAMPLES`` times, of units drawn with replacement; the draws are always the same."""
     n_units = int(judged.unit.max(initial=-1)) + 1
     if n_units < 2:

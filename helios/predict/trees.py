@@ -33,7 +33,7 @@ _BLOCK = 128
 _FEW = 16
 
 
-class Forest(NamedTuple):
+class TreeEnsemble(NamedTuple):
     """Several ensembles of trees in one set of arrays; nodes and leaves of a tree lie together.
 
     Attributes
@@ -68,7 +68,7 @@ class Forest(NamedTuple):
     first_tree: NDArray[np.int32]
 
 
-def plant(texts: tuple[str, ...], *, features: Sequence[str] | None = None) -> Forest:
+def plant(texts: tuple[str, ...], *, features: Sequence[str] | None = None) -> TreeEnsemble:
     """Return the forest of LightGBM model ``texts``, one ensemble for each.
 
     Parameters
@@ -89,7 +89,7 @@ def plant(texts: tuple[str, ...], *, features: Sequence[str] | None = None) -> F
     nodes = np.cumsum([0] + [len(shape.keeps) for shape in shapes]).astype(np.int32)
     leaves = np.cumsum([0] + [len(shape.leaves) for shape in shapes]).astype(np.int32)
     most = int(np.diff(leaves).max(initial=0))
-    return Forest(
+    return TreeEnsemble(
         feature=_joined([tree.feature for tree in trees], np.int32),
         threshold=_single(threshold),
         # LightGBM takes NaN as 0 where training saw none.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.report.admin.sacct_format import Answer, Field, Kind, as_json, declared
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declared
 from helios.units import DAY_S, percent, spoken_duration
 
 ALWAYS_ON = "always_on"
@@ -151,38 +151,38 @@ class EnergyLedger:
 def fields_by(by: str) -> tuple[Field, ...]:
     """Return the fields of the report by ``day``, ``partition`` or ``node``."""
     return declared(
-        (_HEADS[by], "line", Kind.TEXT, 10 if by == "day" else 12, f"The {by}"),
-        ("BusyH", "busy_h", Kind.COUNT, 7, "Node hours with a job"),
-        ("IdleH", "idle_h", Kind.COUNT, 7, "Node hours awake without a job"),
-        ("AsleepH", "asleep_h", Kind.COUNT, 7, "Node hours asleep"),
-        ("MovingH", "moving_h", Kind.DECIMAL, 7, "Node hours falling asleep and waking"),
-        ("OutH", "out_h", Kind.COUNT, 6, "Node hours out of service: down, drained; not in kWh"),
-        ("UnknownH", "unknown_h", Kind.COUNT, 8, "Node hours of which nothing is known; not in kWh"),
-        ("kWh", "kwh", Kind.COUNT, 7, "Drawn by the building, by the model"),
-        ("Cost", "cost", Kind.COUNT, 6, "What that cost, in energy.currency"),
-        ("IdlekWh", "idle_kwh", Kind.COUNT, 7, "Drawn by idle nodes"),
-        ("Saved", "saved_kwh", Kind.COUNT, 7, "kWh saved by sleep against leaving all nodes on"),
-        ("vs30min", "saved_30min_kwh", Kind.COUNT, 7, "kWh saved against Slurm's idle timer of 30 min"),
-        ("vs10min", "saved_10min_kwh", Kind.COUNT, 7, "kWh saved against Slurm's idle timer of 10 min"),
-        ("FallingH", "falling_asleep_h", Kind.DECIMAL, 8, "Node hours falling asleep"),
-        ("WakingH", "waking_h", Kind.DECIMAL, 8, "Node hours waking"),
-        ("UnseenH", "unseen_h", Kind.COUNT, 8, "Node hours without a job of which node events were not read"),
-        ("GPUHours", "gpu_h", Kind.COUNT, 8, "GPU hours held by jobs"),
-        ("CO2kg", "co2_kg", Kind.COUNT, 7, "Carbon dioxide, kg"),
-        ("IdleCost", "idle_cost", Kind.COUNT, 8, "What idle nodes cost"),
-        ("SavedCost", "saved_cost", Kind.COUNT, 9, "Money saved against leaving all nodes on"),
-        ("SavedCO2", "saved_co2_kg", Kind.COUNT, 8, "Carbon dioxide saved likewise, kg"),
+        (_HEADS[by], "line", FieldKind.TEXT, 10 if by == "day" else 12, f"The {by}"),
+        ("BusyH", "busy_h", FieldKind.COUNT, 7, "Node hours with a job"),
+        ("IdleH", "idle_h", FieldKind.COUNT, 7, "Node hours awake without a job"),
+        ("AsleepH", "asleep_h", FieldKind.COUNT, 7, "Node hours asleep"),
+        ("MovingH", "moving_h", FieldKind.DECIMAL, 7, "Node hours falling asleep and waking"),
+        ("OutH", "out_h", FieldKind.COUNT, 6, "Node hours out of service: down, drained; not in kWh"),
+        ("UnknownH", "unknown_h", FieldKind.COUNT, 8, "Node hours of which nothing is known; not in kWh"),
+        ("kWh", "kwh", FieldKind.COUNT, 7, "Drawn by the building, by the model"),
+        ("Cost", "cost", FieldKind.COUNT, 6, "What that cost, in energy.currency"),
+        ("IdlekWh", "idle_kwh", FieldKind.COUNT, 7, "Drawn by idle nodes"),
+        ("Saved", "saved_kwh", FieldKind.COUNT, 7, "kWh saved by sleep against leaving all nodes on"),
+        ("vs30min", "saved_30min_kwh", FieldKind.COUNT, 7, "kWh saved against Slurm's idle timer of 30 min"),
+        ("vs10min", "saved_10min_kwh", FieldKind.COUNT, 7, "kWh saved against Slurm's idle timer of 10 min"),
+        ("FallingH", "falling_asleep_h", FieldKind.DECIMAL, 8, "Node hours falling asleep"),
+        ("WakingH", "waking_h", FieldKind.DECIMAL, 8, "Node hours waking"),
+        ("UnseenH", "unseen_h", FieldKind.COUNT, 8, "Node hours without a job of which node events were not read"),
+        ("GPUHours", "gpu_h", FieldKind.COUNT, 8, "GPU hours held by jobs"),
+        ("CO2kg", "co2_kg", FieldKind.COUNT, 7, "Carbon dioxide, kg"),
+        ("IdleCost", "idle_cost", FieldKind.COUNT, 8, "What idle nodes cost"),
+        ("SavedCost", "saved_cost", FieldKind.COUNT, 9, "Money saved against leaving all nodes on"),
+        ("SavedCO2", "saved_co2_kg", FieldKind.COUNT, 8, "Carbon dioxide saved likewise, kg"),
     )
 
 
-def energy_answer(ledger: EnergyLedger) -> Answer:
+def energy_answer(ledger: EnergyLedger) -> ReportTable:
     """Return the ledger as a table in sacct's habits."""
     fields = tuple(_as_fine_as_its_total(field, ledger.total) for field in fields_by(ledger.by))
     hidden = {"FallingH", "WakingH", "UnseenH", "GPUHours", "CO2kg", "IdleCost", "SavedCost", "SavedCO2", "vs10min"}
     window = " to ".join(
         f"{pd.Timestamp(moment).tz_convert(ledger.timezone):%Y-%m-%d %H:%M}" for moment in (ledger.begin, ledger.end)
     )
-    return Answer(
+    return ReportTable(
         title=f"{ledger.cluster}: energy of {ledger.nodes:,} nodes, {window} ({ledger.timezone})",
         fields=fields,
         shown=tuple(field.name for field in fields if field.name not in hidden),
@@ -196,8 +196,8 @@ def energy_answer(ledger: EnergyLedger) -> Answer:
 
 def _as_fine_as_its_total(field: Field, total: Mapping[str, Any]) -> Field:
     """Return the field with a decimal where whole numbers would hide most of a small cluster's day."""
-    fine = field.kind is Kind.COUNT and abs(total[field.column]) < FINE_BELOW
-    return replace(field, kind=Kind.DECIMAL) if fine else field
+    fine = field.kind is FieldKind.COUNT and abs(total[field.column]) < FINE_BELOW
+    return replace(field, kind=FieldKind.DECIMAL) if fine else field
 
 
 def energy_sentences(ledger: EnergyLedger) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helios.report.admin.nightly_page import PAGES, Cells, cells_of, inline
+from helios.report.admin.nightly_page import PAGES, TableCells, cells_of, inline
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_charts import nodes_over_time, saved_by_day
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, energy_figure, energy_verdict
@@ -33,7 +33,7 @@ def render_energy_whatif(found: EnergyWhatIf) -> str:
         found=found,
         sentences=energy_verdict(found),
         figure=inline(energy_figure, found),
-        table=Cells(
+        table=TableCells(
             header=[("Policy", True), *((name, False) for name in figures)],
             rows=[_policy_cells(policy, jobs=jobs) for policy in found.policies],
         ),

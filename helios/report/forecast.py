@@ -17,9 +17,9 @@ from helios.predict.demand.evaluation import (
     JUDGED_H,
     PERSISTENCE,
     UPPER,
+    ForecastVerdict,
     MostScore,
     PointScore,
-    Verdict,
 )
 
 SURE = 2.0
@@ -61,7 +61,7 @@ class ForecastReport:
     unit: str
     window_s: tuple[int, int]
     step_s: int
-    verdict: Verdict
+    verdict: ForecastVerdict
     source: str
     notes: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ from helios.report import charts, whatif_charts
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Differences, of_one_replay
 from helios.report.tables import CONTROL_NAMES, best_figures, named_missing
-from helios.report.whatif import Gain, WhatIf, by_size, by_user, losing_jobs, named_users
+from helios.report.whatif import GroupGain, WhatIf, by_size, by_user, losing_jobs, named_users
 from helios.report.whatif_text import nobody_waits, proposed, verdict
 from helios.units import change, duration, percent
 
@@ -104,7 +104,7 @@ def _comparison(result: WhatIf) -> dict[str, Markup | None]:
     }
 
 
-def _gains(result: WhatIf, users: Sequence[Gain]) -> dict[str, Markup | None]:
+def _gains(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | None]:
     waited = not nobody_waits(result)
     return {
         "users": _inline(partial(whatif_charts.users, reference=result.reference), users),

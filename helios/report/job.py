@@ -49,7 +49,7 @@ UNDONE = "took back what Helios had set, if anything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class JobExplanation:
     """Everything Helios can say about one job.
 
     Attributes

@@ -51,7 +51,7 @@ class Blocker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class WaitInterval:
     """A part of a job's wait in which the same held it.
 
     Attributes
@@ -113,7 +113,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class OtherReplay:
     """When the job starts in another replay of the same history."""
 
     label: str
@@ -142,7 +142,7 @@ class Overtaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class WaitExplanation:
     """What became of one job in a replay, and why.
 
     Attributes
@@ -191,11 +191,11 @@ class Story:
     planned_by: str
     rank: int
     queued: int
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[WaitInterval, ...]
     holders: tuple[Holder, ...]
     overtaken: Overtaken
     shorter: ShorterLimit | None
-    beside: tuple[Beside, ...]
+    beside: tuple[OtherReplay, ...]
     recorded_wait_s: float | None
     notes: tuple[str, ...]
 
@@ -204,7 +204,7 @@ class Story:
         """How long it waited, s: the sum of the stretches."""
         return round((self.started_at - self.submitted_at).total_seconds())
 
-    def of(self, cause: Cause) -> list[Stretch]:
+    def of(self, cause: Cause) -> list[WaitInterval]:
         """Return the stretches in which that held it."""
         return [stretch for stretch in self.stretches if stretch.cause is cause]
 
@@ -252,7 +252,7 @@ class Story:
         }
 
 
-def total_s(stretches: Sequence[Stretch]) -> int:
+def total_s(stretches: Sequence[WaitInterval]) -> int:
     """Return how long stretches are together, s."""
     return sum(stretch.length_s for stretch in stretches)
 
@@ -270,7 +270,7 @@ ROWS = 12
 """Phases that a screen shows, the longest."""
 
 
-def story_lines(story: Story) -> list[str]:
+def story_lines(story: WaitExplanation) -> list[str]:
     """Return the story as sentences, the most important first."""
     return [
         _headline(story),
@@ -284,7 +284,7 @@ def story_lines(story: Story) -> list[str]:
     ]
 
 
-def story_screen(story: Story) -> RenderableType:
+def story_screen(story: WaitExplanation) -> RenderableType:
     """Return the story for a terminal: sentences, and the stretches of the wait one by one where there are several."""
     parts: list[RenderableType] = [escape(line) for line in story_lines(story)]
     if len(story.stretches) > 1:
@@ -292,7 +292,7 @@ def story_screen(story: Story) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(story: Story) -> str:
+def _headline(story: WaitExplanation) -> str:
     whose = f" of {story.job.user}" if story.job.user else ""
     today = ", what a Slurm site has today" if story.is_today else ""
     waited = f"waited {spoken_duration(story.wait_s)}" if story.wait_s else "did not wait"
@@ -303,7 +303,7 @@ def _headline(story: Story) -> str:
     )
 
 
-def _causes(story: Story) -> list[str]:
+def _causes(story: WaitExplanation) -> list[str]:
     told = {
         Cause.PRIORITY: _behind,
         Cause.RESOURCES: _for_gpus,
@@ -318,7 +318,7 @@ def _causes(story: Story) -> list[str]:
     ]
 
 
-def _behind(story: Story, found: list[Stretch]) -> str:
+def _behind(story: WaitExplanation, found: list[WaitInterval]) -> str:
     fitted_s = sum(stretch.fitted_s for stretch in found)
     idle = f"; for {spoken_duration(fitted_s)} it would have fitted, but nothing may pass" if fitted_s else ""
     scattered_s = sum(stretch.scattered_s for stretch in found)
@@ -326,24 +326,24 @@ def _behind(story: Story, found: list[Stretch]) -> str:
     return f"on priority{_blockers(story, found, 'behind')}; {_free(story, found)}{pieces}{idle}"
 
 
-def _for_gpus(story: Story, found: list[Stretch]) -> str:
+def _for_gpus(story: WaitExplanation, found: list[WaitInterval]) -> str:
     return f"next in line, for {sized(story.job.gpus, story.unit)}; {_free(story, found)}"
 
 
-def _in_pieces(story: Story, found: list[Stretch]) -> str:
+def _in_pieces(story: WaitExplanation, found: list[WaitInterval]) -> str:
     return (
         f"next in line, for {sized(story.job.gpus, story.unit)} in one piece; {_free(story, found)}, but on nodes that "
         f"hold a job of {_span(found, 'room')} at most"
     )
 
 
-def _reserved(story: Story, found: list[Stretch]) -> str:
+def _reserved(story: WaitExplanation, found: list[WaitInterval]) -> str:
     known = {stretch.reserved_at for stretch in found if stretch.reserved_at is not None}
     by = f", expected to start by {min(known):%Y-%m-%d %H:%M} UTC" if len(known) == len(found) == 1 else ""
     return f"it would have fitted, but backfill kept the place{_blockers(story, found, 'for')}{by}"
 
 
-def _blockers(story: Story, found: list[Stretch], how: str) -> str:
+def _blockers(story: WaitExplanation, found: list[WaitInterval], how: str) -> str:
     """Name the jobs that were first, those that were so longest, and count the rest."""
     lasted: dict[Blocker, int] = {}
     for stretch in found:
@@ -359,21 +359,21 @@ def _blockers(story: Story, found: list[Stretch], how: str) -> str:
     return f": {', '.join(parts)}"
 
 
-def _free(story: Story, found: list[Stretch]) -> str:
+def _free(story: WaitExplanation, found: list[WaitInterval]) -> str:
     span = _span(found, "free")
     if span == "0":
         return f"no {story.unit} was free"
     return f"{span} {story.unit}{' was' if span == '1' else 's were'} free"
 
 
-def _span(found: list[Stretch], what: str) -> str:
+def _span(found: list[WaitInterval], what: str) -> str:
     """Write the fewest and the most, as ``4 to 12``."""
     pairs = [getattr(stretch, what) for stretch in found]
     least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _holders(story: Story) -> list[str]:
+def _holders(story: WaitExplanation) -> list[str]:
     if not story.holders:
         return []
     named = ", ".join(
@@ -382,7 +382,7 @@ def _holders(story: Story) -> list[str]:
     return [f"Most was held meanwhile by {named}."]
 
 
-def _overtaken(story: Story) -> list[str]:
+def _overtaken(story: WaitExplanation) -> list[str]:
     ordered, passed = story.overtaken.by_order, story.overtaken.by_backfill
     if not ordered + passed:
         return ["No job that was submitted later started earlier."] if story.wait_s else []
@@ -398,7 +398,7 @@ def _overtaken(story: Story) -> list[str]:
     return [f"{n:,} job{'' if n == 1 else 's'} submitted later started earlier: {how}."]
 
 
-def _shorter(story: Story) -> list[str]:
+def _shorter(story: WaitExplanation) -> list[str]:
     if story.shorter is None:
         return []
     earlier_s = (story.started_at - story.shorter.started_at).total_seconds()
@@ -412,7 +412,7 @@ def _shorter(story: Story) -> list[str]:
     ]
 
 
-def _beside(story: Story) -> list[str]:
+def _beside(story: WaitExplanation) -> list[str]:
     return [
         f"Under {other.label}{', what a Slurm site has today' if other.is_today else ''}, it would have started at "
         f"{other.started_at:%Y-%m-%d %H:%M:%S} UTC, having waited {spoken_duration(other.wait_s)}"
@@ -427,7 +427,7 @@ def _difference(other_s: int, mine_s: int) -> str:
     return f": {spoken_duration(abs(other_s - mine_s))} {'longer' if other_s > mine_s else 'shorter'}"
 
 
-def _run_time(story: Story) -> str:
+def _run_time(story: WaitExplanation) -> str:
     parts = []
     if story.believed_s is not None:
         parts.append(f"the order believed {spoken_duration(story.believed_s)}")
@@ -440,7 +440,7 @@ def _run_time(story: Story) -> str:
     return f"It ran {spoken_duration(story.run_time_s)}{believed}."
 
 
-def _recorded(story: Story) -> list[str]:
+def _recorded(story: WaitExplanation) -> list[str]:
     if story.recorded_wait_s is None:
         return []
     return [
@@ -449,7 +449,7 @@ def _recorded(story: Story) -> list[str]:
     ]
 
 
-def _table(story: Story) -> Table:
+def _table(story: WaitExplanation) -> Table:
     """Return the wait phase by phase, a phase being stretches in a row with one cause; the longest ones."""
     phases = [list(phase) for _, phase in groupby(story.stretches, key=lambda stretch: stretch.cause)]
     kept = sorted(phases, key=lambda phase: -total_s(phase))[:ROWS]
@@ -469,7 +469,7 @@ def _table(story: Story) -> Table:
     return table
 
 
-def _held(story: Story, phase: list[Stretch]) -> str:
+def _held(story: WaitExplanation, phase: list[WaitInterval]) -> str:
     cause, last = phase[0].cause, phase[-1]
     if cause is Cause.PRIORITY:
         return f"priority: {_in_turn(story, phase)} first"
@@ -481,7 +481,7 @@ def _held(story: Story, phase: list[Stretch]) -> str:
     return "resources: next in line"
 
 
-def _in_turn(story: Story, phase: list[Stretch]) -> str:
+def _in_turn(story: WaitExplanation, phase: list[WaitInterval]) -> str:
     jobs = list(dict.fromkeys(stretch.blocker for stretch in phase if stretch.blocker is not None))
     if len(jobs) == 1:
         return jobs[0].named(story.unit)

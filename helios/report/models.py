@@ -261,7 +261,7 @@ LEAST_GAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class OrderValue:
     """What each order makes of one queue; all with EASY backfill by time limits.
 
     Attributes
@@ -316,14 +316,14 @@ class Value:
         }
 
 
-def notes_of(value: Value | str | None) -> tuple[str, ...]:
+def notes_of(value: OrderValue | str | None) -> tuple[str, ...]:
     """Return what is to be said aloud of the replays, or why there are none; nothing where none were asked for."""
-    if isinstance(value, Value):
+    if isinstance(value, OrderValue):
         return value.notes
     return () if value is None else (value,)
 
 
-def value_table(value: Value) -> RenderableType:
+def value_table(value: OrderValue) -> RenderableType:
     """Compare the replays, and say in words what the predictions are worth."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("Replayed, with EASY by limits")
@@ -335,7 +335,7 @@ def value_table(value: Value) -> RenderableType:
     return Group(table, "", *(escape(sentence) for sentence in in_words(value)))
 
 
-def in_words(value: Value) -> Sequence[str]:
+def in_words(value: OrderValue) -> Sequence[str]:
     """Say what the predictions are worth to this queue, and under which bound on waiting."""
     today = value.replays[TODAY]
     where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
@@ -353,7 +353,7 @@ def in_words(value: Value) -> Sequence[str]:
     )
 
 
-def _cells(value: Value, name: str, words: str) -> list[str]:
+def _cells(value: OrderValue, name: str, words: str) -> list[str]:
     summary, share = value.replays[name], value.share(name)
     large = summary.mean_wait_s_by_size[">8"]
     return [

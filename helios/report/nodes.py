@@ -116,7 +116,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeStory:
+class NodeExplanation:
     """What there is to say about one node.
 
     Attributes

@@ -16,7 +16,7 @@ from rich.table import Table
 from helios.units import duration, percent, spoken_duration
 
 if TYPE_CHECKING:
-    from helios.predict.explain import Explained, Precedent
+    from helios.predict.explain import Explained, RecentInGroup
 
 
 # What each feature of a prediction says, in words; features that tell of one thing are told together.
@@ -380,7 +380,7 @@ def answer_lines(told: Explanation) -> list[str]:
     return [*lines, rests_on(told.explained.basis, told.explained.precedent, user=told.user, account=told.account)]
 
 
-def rests_on(basis: str, precedent: Precedent | None, *, user: str, account: str) -> str:
+def rests_on(basis: str, precedent: RecentInGroup | None, *, user: str, account: str) -> str:
     """Return the sentence that says whose past jobs a prediction rests on, and how long the last of them took."""
     if precedent is None:
         return "No job had ended by then, so no past job stands behind it."

@@ -37,7 +37,7 @@ NOTICED_S = 1.0
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
 
 
-class Over(StrEnum):
+class ResampledUnit(StrEnum):
     """What is drawn anew."""
 
     WEEKS = "weeks"
@@ -115,7 +115,7 @@ class Differences:
     others : tuple of Compared
     """
 
-    over: Over | None
+    over: ResampledUnit | None
     blocks: int
     repeats: int
     baseline: Compared
@@ -139,7 +139,7 @@ class Differences:
                 f"95 % intervals of the one replay: its {self.blocks} {self.over} drawn anew {RESAMPLES:,} times, "
                 "waits as they are."
             )
-        if self.over is Over.SEEDS:
+        if self.over is ResampledUnit.SEEDS:
             return f"Means and 95 % intervals over {self.repeats} replays, arrivals drawn anew within their hour."
         return (
             f"Means and 95 % intervals over {self.repeats} replays of {self.blocks} {self.over} drawn anew from "
@@ -156,7 +156,7 @@ class Differences:
                 f"They take {self.over} for independent, though jobs of one make those of the next wait, and say "
                 "nothing of p99 and the longest wait: --repeat 20 does."
             )
-        if self.over is Over.SEEDS:
+        if self.over is ResampledUnit.SEEDS:
             return (
                 "They leave out that other jobs might have come: a window of seven days or more tells, drawn by days."
             )
@@ -186,7 +186,7 @@ def figures_of(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float | N
 
 
 def over_repeats(
-    replays: Mapping[str, Sequence[Mapping[str, float | None]]], *, baseline: str, over: Over, blocks: int
+    replays: Mapping[str, Sequence[Mapping[str, float | None]]], *, baseline: str, over: ResampledUnit, blocks: int
 ) -> Differences:
     """Compare replays that were repeated over the same draws.
 
@@ -200,7 +200,7 @@ def over_repeats(
         Weeks or days drawn from; with seeds it does not count.
     """
     arrays = {label: {name: _array(figures, name) for name in CRITERIA} for label, figures in replays.items()}
-    independent = None if over is Over.SEEDS else blocks
+    independent = None if over is ResampledUnit.SEEDS else blocks
     base = arrays[baseline]
 
     def compared(label: str) -> Compared:
@@ -342,13 +342,13 @@ def _repeated(draws: NDArray[np.float64], independent: int | None) -> Difference
     return Difference(value=value, low=low, high=high)
 
 
-def _blocks(submitted_s: NDArray[np.int64]) -> tuple[Over | None, NDArray[np.int64]]:
+def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.int64]]:
     """Return what the jobs' time is cut into, and each job's week or day, counted from the first that has jobs."""
     since_s = submitted_s - submitted_s.min()
     if since_s.max() >= (FEWEST_WEEKS - 1) * WEEK_S + WEEK_S // 2:
-        return Over.WEEKS, _numbered(since_s // WEEK_S)
+        return ResampledUnit.WEEKS, _numbered(since_s // WEEK_S)
     days = _numbered(since_s // DAY_S)
-    return (Over.DAYS if days.max() + 1 >= FEWEST_DAYS else None), days
+    return (ResampledUnit.DAYS if days.max() + 1 >= FEWEST_DAYS else None), days
 
 
 def _numbered(of: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -246,7 +246,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
+class GroupGain:
     """What some jobs, as those of a user, gain or lose.
 
     Attributes
@@ -298,13 +298,13 @@ class Loser:
     after_s: int
 
 
-def by_size(run: Run, result: WhatIf) -> list[Gain]:
+def by_size(run: Run, result: WhatIf) -> list[GroupGain]:
     """Compare the waits of each size of job, smallest first; sizes are doubled from class to class."""
     top = np.ceil(np.log2(run.gpus)).astype(np.int64)
     return [_gain(_class_name(int(size)), top == size, run, result.baseline) for size in np.unique(top)]
 
 
-def by_user(run: Run, result: WhatIf) -> list[Gain]:
+def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
     """Compare the waits of each user whose name is known, those who lose most by the mean first; none: no names."""
     names = result.named.users if result.named is not None else ()
     order = np.argsort(run.users, kind="stable")
@@ -318,7 +318,7 @@ def by_user(run: Run, result: WhatIf) -> list[Gain]:
     return sorted(gains, key=lambda gain: (-gain.change_s, gain.name))
 
 
-def named_users(gains: Sequence[Gain]) -> tuple[list[Gain], list[Gain]]:
+def named_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[GroupGain]]:
     """Return those users that a page names: who loses most, and who gains most."""
     return [gain for gain in gains if gain.loses][:LOSERS], [gain for gain in reversed(gains) if gain.gains][:GAINERS]
 
@@ -356,10 +356,10 @@ def _losers(run: Run, result: WhatIf, most: int) -> Iterator[Loser]:
         )
 
 
-def _gain(name: str, rows: NDArray[np.int64] | NDArray[np.bool_], run: Run, baseline: Run) -> Gain:
+def _gain(name: str, rows: NDArray[np.int64] | NDArray[np.bool_], run: Run, baseline: Run) -> GroupGain:
     before_s, after_s = baseline.wait_s[rows], run.wait_s[rows]
     ran_s = run.ended_s[rows] - run.submitted_s[rows] - after_s
-    return Gain(
+    return GroupGain(
         name=name,
         jobs=len(after_s),
         gpu_hours=float((run.gpus[rows] * ran_s.astype(np.float64)).sum()) / HOUR_S,

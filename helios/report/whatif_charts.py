@@ -24,7 +24,7 @@ from helios.report.charts import (
     time_axis,
     time_steps,
 )
-from helios.report.whatif import Gain, Run, WhatIf, saved_gpu_hours
+from helios.report.whatif import GroupGain, Run, WhatIf, saved_gpu_hours
 from helios.report.whatif_text import proposed
 
 PANELS = 6
@@ -94,7 +94,7 @@ def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
     return drawing.svg
 
 
-def users(gains: Sequence[Gain], *, reference: str, narrow: bool = False) -> str | None:
+def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -> str | None:
     """Draw each user's mean wait before and after, on logarithmic axes; above the line they wait longer.
 
     The area of a dot grows with the hours that the user runs. None: fewer than two users are known.

@@ -25,7 +25,7 @@ WHO = {"1": "The smallest jobs", "2-8": "Middle-sized jobs", ">8": "Large jobs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class WaitComparison:
     """A wait in the replay that is spoken of and in the baseline, s, and how sure their difference is.
 
     Whether there is one is what the table of differences says. Where the window is too short to tell, it is what a
@@ -123,7 +123,7 @@ def _mean(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     return [f"{act} would have {verb} the mean wait from {old} to {new}{told.ratio}."]
 
 
-def _no_difference(act: str, told: Told | None, sure: Differences) -> list[str]:
+def _no_difference(act: str, told: WaitComparison | None, sure: Differences) -> list[str]:
     """Say that there is none; where the two figures look different all the same, that chance explains it."""
     none = f"{act} would have made no difference to the mean wait"
     if told is None or told.found.low is None or told.found.high is None or not told.is_noticed:
@@ -172,7 +172,7 @@ def _who_pays(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     return said
 
 
-def _size_sentence(size: str, told: Told, result: WhatIf) -> str:
+def _size_sentence(size: str, told: WaitComparison, result: WhatIf) -> str:
     waited, _, rest = told.instead.partition(" instead of ")
     both = f"{waited} on average instead of {rest}" if rest else f"{waited} on average"
     return f"{JOBS_OF[size].format(unit=result.unit)} would have waited {both}."
@@ -208,7 +208,7 @@ def _against_control(chosen: Run, result: WhatIf, sure: Differences) -> list[str
     control = _best(result, "fewest_gpus")
     if control is None or chosen.policy not in PROPOSALS:
         return []
-    told = Told(
+    told = WaitComparison(
         new_s=_figure(chosen, sure, "mean_wait_s"),
         old_s=_figure(control, sure, "mean_wait_s"),
         found=_apart(chosen, control),
@@ -252,16 +252,16 @@ def _bound_alone(result: WhatIf) -> list[str]:
     ]
 
 
-def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> Told | None:
+def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
     """Return a figure beside the baseline's, as the table of differences has it; None: no such job."""
     found, new, old = sure.of(run.label, name), sure.figures(run.label), sure.figures(result.baseline.label)
     new_s, old_s = new.get(name), old.get(name)
     if found is None or new_s is None or old_s is None:
         return None
-    return Told(new_s=new_s, old_s=old_s, found=found)
+    return WaitComparison(new_s=new_s, old_s=old_s, found=found)
 
 
-def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> Told | None:
+def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
     """Return the mean wait of a size; of large jobs as the table has it, of the others from the one replay."""
     if size == SIZE_CLASSES[-1]:
         return _told(chosen, result, sure, "mean_wait_large_s")
@@ -270,7 +270,7 @@ def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> 
     found = between(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))
     if new_s is None or old_s is None or found is None:
         return None
-    return Told(new_s=new_s, old_s=old_s, found=found)
+    return WaitComparison(new_s=new_s, old_s=old_s, found=found)
 
 
 def _figure(run: Run, sure: Differences, name: str) -> float:

@@ -17,7 +17,7 @@ import pandas as pd
 from helios.actions import FillFirst
 from helios.model import NodePower, Snapshot
 from helios.model.hostlist import expand
-from helios.ports import Office
+from helios.ports import Domain
 from helios.units import counted, rounded_duration
 
 OVERRUN = 0.3
@@ -28,7 +28,39 @@ STEP = 4.0
 UNPREDICTED = "; no run time is predicted: each job is taken to run on for as long as it has run"
 
 
-class Packing:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFillOrderOptions:
+    """What a site may choose.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two looks, s.
+    tiers : int
+        Most tiers; at least 3, so that busy, idle and sleeping nodes can be told apart.
+    soon_s : float
+        A busy node whose jobs are expected to end within this is among the last of the busy ones, s.
+    idle_s : float
+        A node idle for longer is filled as late as a sleeping one, s.
+    """
+
+    every_s: int = 120
+    tiers: int = 4
+    soon_s: float = 7_200.0
+    idle_s: float = 3_600.0
+
+    def __post_init__(self) -> None:
+        for holds, fact in (
+            (self.every_s > 0, "every_s must be positive"),
+            (3 <= self.tiers <= 16, "tiers must lie between 3 and 16"),
+            (0 < self.soon_s < np.inf, "soon_s must be positive and finite"),
+            (0 < self.idle_s < np.inf, "idle_s must be positive and finite"),
+        ):
+            if not holds:
+                raise ValueError(fact)
+
+
+class NodeFillOrder:
     """Have the cluster fill busy nodes before idle ones, and sleeping ones last.
 
     First come the nodes whose jobs run longest (they will be awake anyway), then those that are soon free or nearly
@@ -37,40 +69,11 @@ class Packing:
     its last job nears its end, or when its power changes. A node that is down or must be left alone is not named.
     """
 
-    office = Office.NODES
+    office = Domain.NODES
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Options:
-        """What a site may choose.
+    Options = NodeFillOrderOptions
 
-        Attributes
-        ----------
-        every_s : int
-            Time between two looks, s.
-        tiers : int
-            Most tiers; at least 3, so that busy, idle and sleeping nodes can be told apart.
-        soon_s : float
-            A busy node whose jobs are expected to end within this is among the last of the busy ones, s.
-        idle_s : float
-            A node idle for longer is filled as late as a sleeping one, s.
-        """
-
-        every_s: int = 120
-        tiers: int = 4
-        soon_s: float = 7_200.0
-        idle_s: float = 3_600.0
-
-        def __post_init__(self) -> None:
-            for holds, fact in (
-                (self.every_s > 0, "every_s must be positive"),
-                (3 <= self.tiers <= 16, "tiers must lie between 3 and 16"),
-                (0 < self.soon_s < np.inf, "soon_s must be positive and finite"),
-                (0 < self.idle_s < np.inf, "idle_s must be positive and finite"),
-            ):
-                if not holds:
-                    raise ValueError(fact)
-
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: NodeFillOrderOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
 

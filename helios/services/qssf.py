@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from helios.actions import Place, Ranking, Reorder
 from helios.metrics.backlog import LEAST_S, faded
 from helios.model import Snapshot
-from helios.ports import Columns, Wishes
+from helios.ports import ChangeRequests, Columns
 from helios.services.queue_orders import LARGE_FAVOUR, LARGE_GPUS, favour
 from helios.units import counted, gpu_time, rounded_duration
 
@@ -31,7 +31,7 @@ Rows = NDArray[np.int64]
 
 def reorders(
     snapshot: Snapshot,
-    wishes: Wishes,
+    wishes: ChangeRequests,
     *,
     why: Callable[[Rows], list[str]],
     reason: Callable[[Rows], str],
@@ -116,11 +116,67 @@ STICKS = 0.75
 """A level is kept until the urgency is this many grid steps away from it: half a step would be no hysteresis."""
 
 
-class Rule(StrEnum):
+class OrderRule(StrEnum):
     """Which jobs of a queue go first, where nobody has waited too long."""
 
     BALANCED = "balanced"
     SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QssfOptions:
+    """What a site may choose.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two looks at the queue, s.
+    order : str
+        ``balanced``: the service of jobs above 8 GPUs counts 1/20
+        (:func:`helios.services.queue_orders.balanced`), and that of all fades while they wait; ``service``: the
+        paper's rule, which starves large jobs. On a cluster of a few nodes, where jobs above 8 GPUs are many, the
+        paper's rule has the shorter mean: rehearse both.
+    gpu_exponent : float
+        Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
+        (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
+    share : float
+        Of the longest backlog of the last weeks, after which a job goes first.
+    least_s : float
+        No job goes first for its share of a backlog before it has waited so long, s.
+    fades : bool
+        With ``balanced``: whether the service of a job counts less while it waits.
+    promote_after_s : float
+        Waiting after which a job goes first, s, whatever the backlog; 0: ``share`` of the backlog says; inf: never
+        (the longest wait is then unbounded). See Notes: The price. In a rehearsal on eleven days of Philly at half
+        its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
+        against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
+    promote_factor : float
+        A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
+    levels : int
+        Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. 0: no
+        grid and no logarithm, the urgency falls in proportion to the service, so that no two services are alike.
+        That is for replays that do not round (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
+    """
+
+    every_s: int = 30
+    order: str = OrderRule.BALANCED.value
+    gpu_exponent: float = 1.0
+    share: float = 1.0
+    least_s: float = LEAST_S
+    fades: bool = True
+    promote_after_s: float = 0.0
+    promote_factor: float = 0.0
+    levels: int = 9
+
+    def __post_init__(self) -> None:
+        _require(self.every_s > 0, "every_s must be positive")
+        _require(self.order in [*OrderRule], f"order must be one of {', '.join(OrderRule)}")
+        _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
+        _require(0 <= self.share < np.inf, "share must be finite and not negative")
+        _require(0 < self.least_s < np.inf, "least_s must be finite and positive")
+        _require(self.promote_after_s >= 0, "promote_after_s must not be negative")
+        _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
+        _require(0 <= self.levels <= 40, "levels must lie between 0 and 40")
 
 
 class Qssf:
@@ -170,65 +226,12 @@ class Qssf:
     history), not as short as one would like it to be.
     """
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Options:
-        """What a site may choose.
+    Options = QssfOptions
 
-        Attributes
-        ----------
-        every_s : int
-            Time between two looks at the queue, s.
-        order : str
-            ``balanced``: the service of jobs above 8 GPUs counts 1/20
-            (:func:`helios.services.queue_orders.balanced`), and that of all fades while they wait; ``service``: the
-            paper's rule, which starves large jobs. On a cluster of a few nodes, where jobs above 8 GPUs are many, the
-            paper's rule has the shorter mean: rehearse both.
-        gpu_exponent : float
-            Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
-            (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
-        share : float
-            Of the longest backlog of the last weeks, after which a job goes first.
-        least_s : float
-            No job goes first for its share of a backlog before it has waited so long, s.
-        fades : bool
-            With ``balanced``: whether the service of a job counts less while it waits.
-        promote_after_s : float
-            Waiting after which a job goes first, s, whatever the backlog; 0: ``share`` of the backlog says; inf: never
-            (the longest wait is then unbounded). See Notes: The price. In a rehearsal on eleven days of Philly at half
-            its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
-            against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
-        promote_factor : float
-            A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
-        levels : int
-            Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. 0: no
-            grid and no logarithm, the urgency falls in proportion to the service, so that no two services are alike.
-            That is for replays that do not round (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
-        """
-
-        every_s: int = 30
-        order: str = Rule.BALANCED.value
-        gpu_exponent: float = 1.0
-        share: float = 1.0
-        least_s: float = LEAST_S
-        fades: bool = True
-        promote_after_s: float = 0.0
-        promote_factor: float = 0.0
-        levels: int = 9
-
-        def __post_init__(self) -> None:
-            _require(self.every_s > 0, "every_s must be positive")
-            _require(self.order in [*Rule], f"order must be one of {', '.join(Rule)}")
-            _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
-            _require(0 <= self.share < np.inf, "share must be finite and not negative")
-            _require(0 < self.least_s < np.inf, "least_s must be finite and positive")
-            _require(self.promote_after_s >= 0, "promote_after_s must not be negative")
-            _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
-            _require(0 <= self.levels <= 40, "levels must lie between 0 and 40")
-
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: QssfOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
-        self._fades = options.fades and options.order == Rule.BALANCED
+        self._fades = options.fades and options.order == OrderRule.BALANCED
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition that has jobs which may be named."""
@@ -240,7 +243,7 @@ class Qssf:
             reason=lambda rows: _summary(wishes.urgency[rows]),
         )
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def wishes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         """Return the urgency of each of ``jobs``; see :class:`helios.ports.JobwiseService`."""
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
         p50_s, now = jobs("p50_s"), jobs("urgency")
@@ -261,11 +264,11 @@ class Qssf:
             urgency[early], until_us[early] = np.nan, eligible_us[early] - 1
         hands_off = jobs("hands_off")
         urgency[np.equal(hands_off, hands_off)] = np.nan  # missing is NaN, which is not itself
-        return Wishes(urgency=urgency, until=until_us.view("datetime64[us]"))
+        return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
         """Say why each of the jobs in these rows stands where it does."""
-        jobs, favours = snapshot.pending_values, self.options.order == Rule.BALANCED
+        jobs, favours = snapshot.pending_values, self.options.order == OrderRule.BALANCED
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
         patience_us = np.broadcast_to(self._patience_us(jobs, jobs("p50_s")), len(urgency))[rows]
         facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", "p50_s", "p90_s"))
@@ -292,7 +295,7 @@ class Qssf:
     def _service(self, gpus: NDArray[np.int32], p50_s: NDArray[np.float64]) -> NDArray[np.float64]:
         exponent, counted_gpus = self.options.gpu_exponent, np.maximum(gpus, 1).astype(np.float64)
         service = p50_s * (counted_gpus if exponent == 1 else counted_gpus**exponent)
-        return service * favour(gpus) if self.options.order == Rule.BALANCED else service
+        return service * favour(gpus) if self.options.order == OrderRule.BALANCED else service
 
     def _urgency(self, service: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
         if not self.options.levels:

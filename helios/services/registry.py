@@ -18,13 +18,13 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from helios.errors import ServiceInvalid, ServiceUnknown
-from helios.ports import Office, Service
+from helios.ports import Domain, Service
 
 GROUP = "helios.services"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class ServiceOption:
     """One option of a service.
 
     Attributes
@@ -69,8 +69,8 @@ class InstalledService:
     target: str
     package: str
     summary: str = ""
-    options: tuple[Option, ...] = ()
-    office: Office = Office.JOBS
+    options: tuple[ServiceOption, ...] = ()
+    office: Domain = Domain.JOBS
     needs_proof: str = ""
     broken: str = ""
 
@@ -162,9 +162,9 @@ def made(service_class: type[Any], options: Any, *, name: str) -> Service:
     return checked
 
 
-def office_of(service: object) -> Office:
+def office_of(service: object) -> Domain:
     """Return what a service, or a class of services, acts on: jobs, unless it says otherwise."""
-    return Office(getattr(service, "office", Office.JOBS))
+    return Domain(getattr(service, "office", Domain.JOBS))
 
 
 def flaws_of(service_class: Any) -> list[str]:
@@ -174,8 +174,8 @@ def flaws_of(service_class: Any) -> list[str]:
     flaws = []
     if not callable(getattr(service_class, "decide", None)):
         flaws.append("it has no method decide(self, snapshot); add one that returns actions")
-    office = getattr(service_class, "office", Office.JOBS)
-    if office not in set(Office):
+    office = getattr(service_class, "office", Domain.JOBS)
+    if office not in set(Domain):
         flaws.append(f"its office is {office!r}; let it be Office.JOBS or Office.NODES of helios.ports")
     options = getattr(service_class, "Options", None)
     if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
@@ -185,11 +185,11 @@ def flaws_of(service_class: Any) -> list[str]:
     return flaws
 
 
-def options_of(service_class: type[Any]) -> tuple[Option, ...]:
+def options_of(service_class: type[Any]) -> tuple[ServiceOption, ...]:
     """Return the options of a service class, in the declared order."""
     hints = get_type_hints(service_class.Options, include_extras=False)
     return tuple(
-        Option(name=field.name, type=_type_name(hints[field.name]), default=_default(field))
+        ServiceOption(name=field.name, type=_type_name(hints[field.name]), default=_default(field))
         for field in dataclasses.fields(service_class.Options)
         if field.init
     )

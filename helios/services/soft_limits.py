@@ -23,6 +23,41 @@ STEP_S = 600.0
 """Bounds are whole steps of this, s, so that predicting again rewrites little."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftLimitsOptions:
+    """What a site may choose.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two looks at the queue, s.
+    margin : float
+        The bound is this many times the run time that 90 % of such jobs stay below.
+    least_s : float
+        No bound is shorter than this, s.
+    worth_s : float
+        A bound is set only where it is shorter than the time limit by at least this, s.
+    fallbacks : tuple of str
+        Sources of predictions that are not believed; one counts as such if it begins with any of these.
+    """
+
+    every_s: int = 60
+    margin: float = 1.5
+    least_s: float = 600.0
+    worth_s: float = 1_800.0
+    fallbacks: tuple[str, ...] = ("shrinkage",)
+
+    def __post_init__(self) -> None:
+        for holds, fact in (
+            (self.every_s > 0, "every_s must be positive"),
+            (1 <= self.margin < np.inf, "margin must be finite and at least 1: the bound is an upper one"),
+            (0 < self.least_s < np.inf, "least_s must be positive and finite"),
+            (self.worth_s >= 0, "worth_s must not be negative"),
+        ):
+            if not holds:
+                raise ValueError(fact)
+
+
 class SoftLimits:
     """Give pending jobs a soft limit from the upper end of their predicted run time; the hard limit stands.
 
@@ -42,41 +77,9 @@ class SoftLimits:
 
     needs_proof = "soft_limits"
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Options:
-        """What a site may choose.
+    Options = SoftLimitsOptions
 
-        Attributes
-        ----------
-        every_s : int
-            Time between two looks at the queue, s.
-        margin : float
-            The bound is this many times the run time that 90 % of such jobs stay below.
-        least_s : float
-            No bound is shorter than this, s.
-        worth_s : float
-            A bound is set only where it is shorter than the time limit by at least this, s.
-        fallbacks : tuple of str
-            Sources of predictions that are not believed; one counts as such if it begins with any of these.
-        """
-
-        every_s: int = 60
-        margin: float = 1.5
-        least_s: float = 600.0
-        worth_s: float = 1_800.0
-        fallbacks: tuple[str, ...] = ("shrinkage",)
-
-        def __post_init__(self) -> None:
-            for holds, fact in (
-                (self.every_s > 0, "every_s must be positive"),
-                (1 <= self.margin < np.inf, "margin must be finite and at least 1: the bound is an upper one"),
-                (0 < self.least_s < np.inf, "least_s must be positive and finite"),
-                (self.worth_s >= 0, "worth_s must not be negative"),
-            ):
-                if not holds:
-                    raise ValueError(fact)
-
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SoftLimitsOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
 

@@ -75,9 +75,9 @@ from helios.simulate.backlog_bound import Backlog
 from helios.simulate.cluster import SimCluster
 from helios.simulate.cluster_nodes import Sleep
 from helios.simulate.core.scheduling import Reservation
-from helios.simulate.core.wait_bound import Guard
-from helios.simulate.job_trace import Witness
-from helios.simulate.node_usage import Holding, Tally
+from helios.simulate.core.wait_bound import WaitBound
+from helios.simulate.job_trace import JobTrace
+from helios.simulate.node_usage import NodeHolding, NodeTally
 from helios.simulate.orders import ORDERS
 from helios.simulate.replay import RESERVING, Backfill, Placement, Replay, replay
 from helios.simulate.snapshot import Predictions
@@ -89,9 +89,10 @@ __all__ = [
     "Backfill",
     "Backlog",
     "ClusterShape",
-    "Guard",
-    "Holding",
     "JobLargerThanPartition",
+    "JobTrace",
+    "NodeHolding",
+    "NodeTally",
     "PartitionUnknown",
     "Placement",
     "Predictions",
@@ -99,8 +100,7 @@ __all__ = [
     "Reservation",
     "SimCluster",
     "Sleep",
-    "Tally",
-    "Witness",
+    "WaitBound",
     "Workload",
     "replay",
 ]

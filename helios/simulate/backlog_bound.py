@@ -1,7 +1,7 @@
 """A bound on waiting that follows what stands in the queue: known at every moment from what has happened by then.
 
 The longest backlog so far (:mod:`helios.metrics.backlog`) is what a bound can be a share of without knowing the
-future, which :meth:`helios.simulate.core.wait_bound.Guard.beside` has to.
+future, which :meth:`helios.simulate.core.wait_bound.WaitBound.beside` has to.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
-from helios.metrics.backlog import EVERY_S, LEAST_S, Reckoning, faded
+from helios.errors import UsageError
+from helios.metrics.backlog import EVERY_S, LEAST_S, BacklogEstimator, faded
 from helios.simulate.core.events import put_anew
-from helios.simulate.core.state import NEVER, State
-from helios.simulate.predictor_feed import Scores
+from helios.simulate.core.state import NEVER, EngineState
+from helios.simulate.predictor_feed import JobKeys
 
 LEAST_WEIGHT = 1e-6
 """Of a job whose time has come, until the next pass promotes it."""
@@ -77,7 +77,7 @@ class Backlog:
 
     def __post_init__(self) -> None:
         if min(self.least_s, self.share, self.known_s) < 0 or self.every_s < 1:
-            raise Misuse(
+            raise UsageError(
                 "A bound by the backlog takes times and a share that are not negative, and every_s of at least 1.",
                 remedy="Look at least_s, share, known_s and every_s.",
             )
@@ -87,20 +87,20 @@ class Backlog:
         return int(max(self.least_s, self.share * max(longest_s, self.known_s)))
 
 
-class Keeper:
+class BacklogBound:
     """Carries a replay on, and keeps the one bound in its guard up to date with the backlog."""
 
-    def __init__(self, state: State, backlog: Backlog, scores: Scores, carry: Callable[..., bool]) -> None:
+    def __init__(self, state: EngineState, backlog: Backlog, scores: JobKeys, carry: Callable[..., bool]) -> None:
         self._state, self._backlog, self._scores, self._carry = state, backlog, scores, carry
         self._due_s = int(state.jobs["submitted_s"][0]) + backlog.every_s if len(state.jobs) else NEVER
         self._first_waiting = self._told = 0
-        self._reckoning = Reckoning(
+        self._reckoning = BacklogEstimator(
             partition=state.jobs["partition"],
             gpus=state.jobs["gpus"],
             capacity=state.partitions["nodes"] * state.partitions["gpus_per_node"],
         )
 
-    def run(self, state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
         """Do as :func:`helios.simulate.core.events.run`."""
         while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
             next_s = int(state.clock["next_s"][0])

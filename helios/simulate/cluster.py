@@ -16,13 +16,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.actions import JobAction, Lever, NodeAction, NodeOutcome, Outcome, Ranking, Reorder, Result
+from helios.actions import JobAction, JobSetting, NodeAction, NodeOutcome, Outcome, Ranking, Reorder, Result
 from helios.changes import GONE as NOT_PENDING
-from helios.changes import TOO_LONG, SettingWish, Terms, wishes_of
-from helios.errors import Misuse, WorkloadInvalid
+from helios.changes import TOO_LONG, SettingChange, ValueMapping, wishes_of
+from helios.errors import UsageError, WorkloadInvalid
 from helios.model import STEP_S
-from helios.simulate.cluster_nodes import NodeDoor, Sleep
-from helios.simulate.core.state import NEVER, NOBODY, State, new_state
+from helios.simulate.cluster_nodes import NodeActions, Sleep
+from helios.simulate.core.state import NEVER, NOBODY, EngineState, new_state
 from helios.simulate.core.stepping import (
     BARRED,
     BEFORE,
@@ -33,8 +33,8 @@ from helios.simulate.core.stepping import (
     REFUSED,
     UNCHANGED,
     UNNAMED,
-    Census,
     Orders,
+    PendingIndex,
     Stops,
     admit,
     count_up,
@@ -42,11 +42,22 @@ from helios.simulate.core.stepping import (
     order,
     withdraw,
 )
-from helios.simulate.node_usage import Tally, holding_of, tally_of
+from helios.simulate.node_usage import NodeTally, holding_of, tally_of
 from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S
 from helios.simulate.replay import MODES, PLACES, Backfill, Placement
-from helios.simulate.snapshot import Facts, Frames, Glance, Jobs, Marks, Predictions, Rows, Sight, View, unique_ids
-from helios.simulate.steppable import Halt
+from helios.simulate.snapshot import (
+    CachedSnapshot,
+    Frames,
+    JobMarks,
+    Jobs,
+    LazySnapshot,
+    PendingRows,
+    Predictions,
+    QueueFacts,
+    SnapshotBuilder,
+    unique_ids,
+)
+from helios.simulate.steppable import StopPoint
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 # The door to the jobs of a simulated cluster: what comes of an action on one, and of holding it.
@@ -66,13 +77,13 @@ def steps_of(resolution: int | None) -> int:
     """
     steps = 0 if resolution is None else ownership.steps(resolution)
     if resolution is not None and steps < 1:
-        raise Misuse(
+        raise UsageError(
             f"a resolution of {resolution} leaves no step", remedy=f"Use at least {ownership.STEP + ownership.MARK}."
         )
     return steps
 
 
-class JobDoor:
+class JobActions:
     """Acts on the pending jobs of a replay.
 
     Parameters
@@ -93,9 +104,9 @@ class JobDoor:
 
     def __init__(
         self,
-        state: State,
-        marks: Marks,
-        facts: Facts,
+        state: EngineState,
+        marks: JobMarks,
+        facts: QueueFacts,
         *,
         job_ids: list[str],
         limit_s: NDArray[np.float64],
@@ -135,7 +146,7 @@ class JobDoor:
         """
         job = self._pending_position(job_id)
         if job is None or job in self._marks.held:
-            raise Misuse(f"job {job_id} is not pending, or held already")
+            raise UsageError(f"job {job_id} is not pending, or held already")
         withdraw(self._state, np.array([job]))
         self._marks.held.add(job)
         self._marks.hands_off[job] = why
@@ -151,7 +162,7 @@ class JobDoor:
         """
         job = self._pending_position(job_id)
         if job is None or job not in self._marks.held:
-            raise Misuse(f"job {job_id} is not held")
+            raise UsageError(f"job {job_id} is not held")
         del self._marks.hands_off[job]
         self._marks.held.remove(job)
         self._orders.bar[job] = 0
@@ -166,14 +177,14 @@ class JobDoor:
         else:
             yield from (self._written(wish, changed) for wish in wishes)
 
-    def _reordered(self, wishes: Sequence[SettingWish[float]]) -> Iterator[Outcome]:
+    def _reordered(self, wishes: Sequence[SettingChange[float]]) -> Iterator[Outcome]:
         jobs = np.array([self._position.get(wish.job_id, NOBODY) for wish in wishes], dtype=np.int64)
         wished = np.array([wish.wanted for wish in wishes], dtype=np.float64)
         results, before, _ = order(self._state, self._orders, jobs, wished, steps=self._marks.steps)
         for wish, job, code, was in zip(wishes, jobs.tolist(), results.tolist(), before.tolist(), strict=True):
             yield self._told(wish, job, code, was)
 
-    def _told(self, wish: SettingWish[float], job: int, code: int, was: float) -> Outcome:
+    def _told(self, wish: SettingChange[float], job: int, code: int, was: float) -> Outcome:
         if code == GONE:
             return wish.outcome(Result.GONE, remark=NOT_PENDING)
         if code == REFUSED:
@@ -182,7 +193,7 @@ class JobDoor:
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that an order names by position, and their urgencies."""
-        if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, Glance):
+        if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, LazySnapshot):
             jobs = reorder.snapshot.positions(reorder.rows, self._facts)
             if jobs is not None:
                 return jobs, reorder.urgency
@@ -190,7 +201,7 @@ class JobDoor:
         jobs = np.array([self._position.get(place.job_id, NOBODY) for place in places], dtype=np.int64)
         return jobs, np.array([place.urgency for place in places], dtype=np.float64)
 
-    def _written(self, wish: SettingWish[float], changed: set[int]) -> Outcome:
+    def _written(self, wish: SettingChange[float], changed: set[int]) -> Outcome:
         job = self._pending_position(wish.job_id)
         if job is None:
             return wish.outcome(Result.GONE, remark=NOT_PENDING)
@@ -222,13 +233,13 @@ class JobDoor:
 
     # What is asked of the tables.
 
-    def _values(self, lever: Lever) -> NDArray[np.float64]:
-        return self._marks.urgency if lever is Lever.ORDER else self._marks.soft_limit_s
+    def _values(self, lever: JobSetting) -> NDArray[np.float64]:
+        return self._marks.urgency if lever is JobSetting.ORDER else self._marks.soft_limit_s
 
     def _pending_ids(self) -> list[str]:
         return [self._job_ids[job] for job in self._pending()]
 
-    def _is_set(self, lever: Lever, job_id: str) -> bool:
+    def _is_set(self, lever: JobSetting, job_id: str) -> bool:
         return not _alike(self._values(lever)[self._position[job_id]], _nothing(lever))
 
     def _pending_position(self, job_id: str) -> int | None:
@@ -238,8 +249,8 @@ class JobDoor:
         )
 
 
-def _nothing(lever: Lever) -> float:
-    return 0.0 if lever is Lever.ORDER else math.nan
+def _nothing(lever: JobSetting) -> float:
+    return 0.0 if lever is JobSetting.ORDER else math.nan
 
 
 def _alike(value: float, other: float) -> bool:
@@ -247,13 +258,13 @@ def _alike(value: float, other: float) -> bool:
 
 
 @lru_cache(maxsize=4_096)
-def _worded(lever: Lever, value: float) -> str:
-    if lever is Lever.ORDER:
+def _worded(lever: JobSetting, value: float) -> str:
+    if lever is JobSetting.ORDER:
         return f"urgency {value:.4g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"
 
 
-_TERMS = Terms(
+_TERMS = ValueMapping(
     of_urgency=float,
     of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
     nothing=_nothing,
@@ -331,17 +342,17 @@ class SimCluster:
             versatile=True,
         )
         job_ids = unique_ids(workload)
-        self._view = View(workload, shape, jobs, job_ids=job_ids, resource=resource)
+        self._view = SnapshotBuilder(workload, shape, jobs, job_ids=job_ids, resource=resource)
         self._resource, self._partitions = resource, shape.partitions
-        self._door = NodeDoor(self._state, self._view.names, sleep)
-        self._marks = Marks(
+        self._door = NodeActions(self._state, self._view.names, sleep)
+        self._marks = JobMarks(
             urgency=np.zeros(len(jobs)),
             soft_limit_s=np.full(len(jobs), np.nan),
             steps=steps_of(resolution),
             hands_off={int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())},
             held=set(),
         )
-        self._jobs = JobDoor(
+        self._jobs = JobActions(
             self._state,
             self._marks,
             self._view.facts,
@@ -350,9 +361,9 @@ class SimCluster:
             estimates_s=estimates_s,
             pending=self._queue,
         )
-        self._sight = Sight()
+        self._sight = CachedSnapshot()
         self._between = False
-        self._census = Census(self._state)
+        self._census = PendingIndex(self._state)
         # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
         self._started_s: Jobs = self._state.jobs["started_s"]
         self._ends_s: Jobs = self._state.jobs["ends_s"]
@@ -378,14 +389,14 @@ class SimCluster:
             ``until_s`` lies in the past.
         """
         if until_s < self.now_s:
-            raise Misuse(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
+            raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
         self._leave()
         go_on(self._state, self._census.seen, Stops(until=until_s), now=self.now_s)
         self.now_s = until_s
 
     def go_on(
         self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
-    ) -> Halt | None:
+    ) -> StopPoint | None:
         """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over.
 
         Its ends and arrivals have then happened, and what they make possible starts when time goes on.
@@ -411,7 +422,7 @@ class SimCluster:
         self._between = where == BEFORE
         if not self._between:
             self.now_s = moment_s
-        return Halt(moment_s, where == BEFORE, where == CHOICE)
+        return StopPoint(moment_s, where == BEFORE, where == CHOICE)
 
     def _leave(self) -> None:
         """Let whoever still holds a snapshot keep what it shows."""
@@ -447,13 +458,13 @@ class SimCluster:
 
     # The socket.
 
-    def snapshot(self) -> Glance:
+    def snapshot(self) -> LazySnapshot:
         """Look."""
         return self.look(None)
 
-    def look(self, predictions: Predictions | None) -> Glance:
+    def look(self, predictions: Predictions | None) -> LazySnapshot:
         """Look, with predictions already in the columns of the pending jobs."""
-        return Glance.at(
+        return LazySnapshot.at(
             self.now_s,
             cluster=self.name,
             pending=self._view.pending(self._queue(), self._marks, predictions),
@@ -461,7 +472,7 @@ class SimCluster:
             power=self._door.settings,
         )
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> Rows:
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
         """Look at pending ``jobs`` alone, by position."""
         return self._view.pending(jobs, self._marks, predictions)
 
@@ -505,7 +516,7 @@ class SimCluster:
         """Return how many nodes of each partition held a job until now, by steps; see :meth:`Holding.in_steps`."""
         return holding_of(self._state, until_s=self.now_s).in_steps(step_s)
 
-    def tally(self) -> Tally:
+    def tally(self) -> NodeTally:
         """Return what nodes have done until now."""
         count_up(self._state, now=self.now_s)
         return tally_of(self._state, self._partitions, resource=self._resource)

@@ -14,16 +14,16 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.model import NodePower, PowerSettings
-from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, State
+from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, EngineState
 from helios.simulate.core.stepping import keep_awake, put_to_sleep, rank_nodes, wake_up
 
 POWERS = {
@@ -59,10 +59,12 @@ class Sleep:
 
     def __post_init__(self) -> None:
         if min(self.boot_s, self.shutdown_s, 1 if self.idle_timer_s is None else self.idle_timer_s) < 1:
-            raise Misuse("a time to wake, to fall asleep or to be idle is not positive", remedy="Use whole seconds.")
+            raise UsageError(
+                "a time to wake, to fall asleep or to be idle is not positive", remedy="Use whole seconds."
+            )
 
 
-class NodeDoor:
+class NodeActions:
     """Carries out actions on the nodes of a replay; control's own guards are not here, the door's refusals are.
 
     Parameters
@@ -73,7 +75,7 @@ class NodeDoor:
         None: nodes do not sleep here.
     """
 
-    def __init__(self, state: State, names: list[str], sleep: Sleep | None) -> None:
+    def __init__(self, state: EngineState, names: list[str], sleep: Sleep | None) -> None:
         self._state, self._names, self.sleep = state, names, sleep
         self._number = {name: number for number, name in enumerate(names)}
         self._size = np.repeat(state.partitions["gpus_per_node"], state.partitions["nodes"])
@@ -121,7 +123,9 @@ class NodeDoor:
             There is none of that name.
         """
         if name not in self._number:
-            raise Misuse(f"there is no node {name!r}", remedy=f"The nodes are {self._names[0]} to {self._names[-1]}.")
+            raise UsageError(
+                f"there is no node {name!r}", remedy=f"The nodes are {self._names[0]} to {self._names[-1]}."
+            )
         return self._number[name]
 
     def columns(self) -> Callable[[], dict[str, Any]]:
@@ -162,7 +166,7 @@ class NodeDoor:
     # Power.
 
     def _put_to_sleep(self, name: str, action: PowerDown, now: int) -> NodeOutcome:
-        outcome = _Outcome(action, NodeLever.POWER, name, before=self._state_of(name))
+        outcome = _Outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
         if name not in self._number:
             return outcome(Result.FAILED, remark="there is no such node")
         node = self._number[name]
@@ -178,8 +182,8 @@ class NodeDoor:
         put_to_sleep(self._state, np.array([node]), now=now)
         return outcome(Result.DONE, after=self._state_of(name))
 
-    def _woken(self, name: str, action: PowerUp | RestoreNodes, now: int) -> NodeOutcome:
-        outcome = _Outcome(action, NodeLever.POWER, name, before=self._state_of(name))
+    def _woken(self, name: str, action: PowerUp | RevertNodes, now: int) -> NodeOutcome:
+        outcome = _Outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
         if name not in self._number:
             return outcome(Result.FAILED, remark="there is no such node")
         power = self._state.nodes["power"][self._number[name]]
@@ -202,8 +206,8 @@ class NodeDoor:
 
     # The keep-awake list.
 
-    def _kept(self, listed: str, action: KeepAwake | RestoreNodes) -> NodeOutcome:
-        outcome = _Outcome(action, NodeLever.KEEP_AWAKE, "", before=self._keeps)
+    def _kept(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
+        outcome = _Outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
         strangers = [name for name in _names(listed) if name not in self._number]
         if strangers:
             return outcome(Result.FAILED, remark=f"there is no node {strangers[0]}")
@@ -227,11 +231,11 @@ class NodeDoor:
                 self._tier[self._number[name]] = tier
         yield from self._weighed(list(wanted), before, fill)
 
-    def _restored(self, restore: RestoreNodes, now: int) -> Iterator[NodeOutcome]:
-        if restore.lever is NodeLever.POWER:
+    def _restored(self, restore: RevertNodes, now: int) -> Iterator[NodeOutcome]:
+        if restore.lever is NodeSetting.POWER:
             for name, _ in restore.own:
                 yield self._woken(name, restore, now)
-        elif restore.lever is NodeLever.KEEP_AWAKE:
+        elif restore.lever is NodeSetting.KEEP_AWAKE:
             for _, listed in restore.own:
                 yield self._kept(_listed(_names(listed)), restore)
         else:
@@ -242,24 +246,24 @@ class NodeDoor:
             yield from self._weighed([name for name, _ in restore.own], before, restore)
 
     def _weighed(
-        self, names: list[str], before: NDArray[np.int64], action: FillFirst | RestoreNodes
+        self, names: list[str], before: NDArray[np.int64], action: FillFirst | RevertNodes
     ) -> Iterator[NodeOutcome]:
         after = self.weight
         if (after != before).any():
             rank_nodes(self._state, after)
         for name in names:
             if name not in self._number:
-                yield _Outcome(action, NodeLever.WEIGHT, name)(Result.FAILED, remark="there is no such node")
+                yield _Outcome(action, NodeSetting.WEIGHT, name)(Result.FAILED, remark="there is no such node")
                 continue
             was, now_is = int(before[self._number[name]]), int(after[self._number[name]])
-            outcome = _Outcome(action, NodeLever.WEIGHT, name, before=f"Weight {was}")
+            outcome = _Outcome(action, NodeSetting.WEIGHT, name, before=f"Weight {was}")
             yield outcome(Result.UNCHANGED if was == now_is else Result.DONE, after=f"Weight {now_is}")
 
 
 class _Outcome:
     """An outcome of which only the result is open."""
 
-    def __init__(self, action: NodeAction, lever: NodeLever, node: str, *, before: str = "") -> None:
+    def __init__(self, action: NodeAction, lever: NodeSetting, node: str, *, before: str = "") -> None:
         self._action, self._lever, self._node, self._before = action, lever, node, before
 
     def __call__(self, result: Result, *, after: str = "", remark: str = "") -> NodeOutcome:

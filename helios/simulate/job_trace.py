@@ -17,7 +17,7 @@ from helios.simulate.core.nodes import room
 from helios.simulate.core.queue import before
 from helios.simulate.core.running import reservation
 from helios.simulate.core.scheduling import first_up_to, reserve
-from helios.simulate.core.state import EASY, NEVER, NODES, State
+from helios.simulate.core.state import EASY, NEVER, NODES, EngineState
 
 NOTE = np.dtype(
     [
@@ -42,7 +42,7 @@ JOB, BUDGET, TAKEN, AHEAD, QUEUED = 0, 1, 2, 3, 4
 
 
 @kernel
-def _note(state: State, job: int, row: Any, now: int) -> None:
+def _note(state: EngineState, job: int, row: Any, now: int) -> None:
     its, partition = state.jobs[job], state.jobs[job].partition
     row.at_s, row.shadow_s, row.extra = now, NEVER, 0
     row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
@@ -53,7 +53,7 @@ def _note(state: State, job: int, row: Any, now: int) -> None:
 
 
 @kernel
-def _note_reservation(state: State, row: Any, now: int) -> None:
+def _note_reservation(state: EngineState, row: Any, now: int) -> None:
     """Note what backfill reserves for the head.
 
     What the pass has started ends by then, or took nothing of what the head is to get: so it is as within the pass.
@@ -66,7 +66,7 @@ def _note_reservation(state: State, row: Any, now: int) -> None:
 
 
 @kernel
-def _count_ahead(state: State, job: int, told: NDArray[np.int64]) -> None:
+def _count_ahead(state: EngineState, job: int, told: NDArray[np.int64]) -> None:
     told[AHEAD] = told[QUEUED] = 0
     for other in range(state.clock[0].arrived):
         its = state.jobs[other]
@@ -76,7 +76,9 @@ def _count_ahead(state: State, job: int, told: NDArray[np.int64]) -> None:
 
 
 @entry_point
-def _carry_noting(state: State, scored: int, until_s: int, told: NDArray[np.int64], notes: NDArray[np.void]) -> int:
+def _carry_noting(
+    state: EngineState, scored: int, until_s: int, told: NDArray[np.int64], notes: NDArray[np.void]
+) -> int:
     job = told[JOB]
     told[TAKEN] = 0
     while told[BUDGET] > 0 and told[TAKEN] < len(notes):
@@ -95,7 +97,7 @@ def _carry_noting(state: State, scored: int, until_s: int, told: NDArray[np.int6
     return _FULL if told[BUDGET] > 0 else _OUT_OF_BUDGET
 
 
-class Witness:
+class JobTrace:
     """Takes notes of why a job waits, in a replay that it is handed to: ``replay(..., watch=witness)``.
 
     Parameters
@@ -110,7 +112,7 @@ class Witness:
         self._taken: list[NDArray[np.void]] = []
         self._told = np.array([job, 0, 0, 0, 0], dtype=np.int64)
 
-    def run(self, state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
         """Carry the timeline on as :func:`helios.simulate.core.events.run` does."""
         told, reached = self._told, _FULL
         told[BUDGET] = budget

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.metrics.energy import NodeSeconds
-from helios.simulate.core.state import State
+from helios.simulate.core.state import EngineState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holding:
+class NodeHolding:
     """The moments at which the number of nodes that hold a job changed; what lasted no time is not in it.
 
     Attributes
@@ -52,7 +52,7 @@ class Holding:
             ``step_s`` is not positive.
         """
         if step_s < 1:
-            raise Misuse(f"a step of {step_s} s", remedy="Use a positive number of seconds, as 600.")
+            raise UsageError(f"a step of {step_s} s", remedy="Use a positive number of seconds, as 600.")
         start_s = self.since_s // step_s * step_s
         grid = np.arange(start_s, max(self.until_s, start_s + 1), step_s)
         most, mean = np.zeros((2, self.n_partitions, len(grid)))
@@ -62,11 +62,11 @@ class Holding:
         return start_s, most, mean
 
 
-def holding_of(state: State, *, until_s: int) -> Holding:
+def holding_of(state: EngineState, *, until_s: int) -> NodeHolding:
     """Return what the core has written down."""
     rows = state.holding[: int(state.clock["rows"][0])]
     jobs = state.jobs["submitted_s"]
-    return Holding(
+    return NodeHolding(
         at_s=rows["at_s"].copy(),
         partition=rows["partition"].copy(),
         nodes=rows["nodes"].copy(),
@@ -77,7 +77,7 @@ def holding_of(state: State, *, until_s: int) -> Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class NodeTally:
     """What nodes have done so far.
 
     Attributes
@@ -110,7 +110,7 @@ class Tally:
         return sum(self.seconds.values(), NodeSeconds())
 
 
-def tally_of(state: State, partitions: tuple[str, ...], *, resource: str) -> Tally:
+def tally_of(state: EngineState, partitions: tuple[str, ...], *, resource: str) -> NodeTally:
     """Return what the core has counted, up to where it was brought."""
     clock = state.clock[0]
     seconds = {
@@ -125,7 +125,7 @@ def tally_of(state: State, partitions: tuple[str, ...], *, resource: str) -> Tal
         for name, of in zip(partitions, state.partitions, strict=True)
     }
     counted = ("sleeps", "sleep_moments", "wakes", "wake_moments", "delays", "delay_moments")
-    return Tally(
+    return NodeTally(
         seconds=seconds,
         short_node_s=int(state.partitions["short_node_s"].sum()),
         **{name: int(clock[name]) for name in counted},

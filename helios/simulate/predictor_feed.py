@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.metrics.backlog import EXPECTED
 from helios.ports import Order, ReplayPredictor
 from helios.simulate.core.events import put_anew
-from helios.simulate.core.state import NEVER, State
+from helios.simulate.core.state import NEVER, EngineState
 from helios.simulate.workload import Workload
 
 LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Scores:
+class JobKeys:
     """What the order and EASY go by; ``keys`` and ``plans`` are columns of the state.
 
     A key is what the order says x ``weight``, which is 1 until somebody has another opinion of the job. The order goes
@@ -80,7 +80,7 @@ class Scores:
             run_time_s=self.believed_s[these],
         )
         if np.isnan(keys).any():
-            raise Misuse(
+            raise UsageError(
                 "the queue order goes by run time, and some jobs have none",
                 remedy="Give run_time_s for every job, or a predictor.",
             )
@@ -91,14 +91,14 @@ class Scores:
 
     def _checked(self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]) -> NDArray[np.float64]:
         if quantiles.shape != (len(jobs), 3) or not np.isfinite(quantiles).all():
-            raise Misuse(
+            raise UsageError(
                 f"the predictor gave no finite p10, p50 and p90 for job {self.workload.job_id[jobs[0]]} "
                 "or one asked about with it"
             )
         return quantiles
 
 
-class Questions:
+class PredictorQueries:
     """Asks the predictor in the timeline, having told it first of all that has ended.
 
     Attributes
@@ -107,7 +107,9 @@ class Questions:
         When what waits is to be asked about again, s since the epoch; NEVER: not before a job was submitted, or never.
     """
 
-    def __init__(self, state: State, scores: Scores, predictor: ReplayPredictor, predict_again_s: int | None) -> None:
+    def __init__(
+        self, state: EngineState, scores: JobKeys, predictor: ReplayPredictor, predict_again_s: int | None
+    ) -> None:
         self.due_s = NEVER
         self._state, self._scores, self._predictor = state, scores, predictor
         self._again_s = predict_again_s

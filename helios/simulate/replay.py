@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.metrics.backlog import EXPECTED
 from helios.model import STEP_S
 from helios.ports import Order, ReplayPredictor
-from helios.simulate.backlog_bound import Backlog, Keeper
+from helios.simulate.backlog_bound import Backlog, BacklogBound
 from helios.simulate.core.events import run
 from helios.simulate.core.scheduling import Reservation
 from helios.simulate.core.state import (
@@ -28,13 +28,13 @@ from helios.simulate.core.state import (
     SKIP,
     SPREAD,
     WEIGHTED,
-    State,
+    EngineState,
     new_state,
 )
-from helios.simulate.core.wait_bound import Guard
-from helios.simulate.job_trace import Witness
-from helios.simulate.node_usage import Holding, holding_of
-from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S, Questions, Scores
+from helios.simulate.core.wait_bound import WaitBound
+from helios.simulate.job_trace import JobTrace
+from helios.simulate.node_usage import NodeHolding, holding_of
+from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S, JobKeys, PredictorQueries
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), None: EXPECTED}
@@ -104,11 +104,11 @@ class Replay:
     busy_gpu_s: int
     believed_s: NDArray[np.float64]
     estimate_s: NDArray[np.int64] | None
-    holding: Holding | None = None
+    holding: NodeHolding | None = None
     bound_s: int | None = None
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-        """Return how many nodes of each partition held a job, by steps; see :meth:`Holding.in_steps`.
+        """Return how many nodes of each partition held a job, by steps; see :meth:`NodeHolding.in_steps`.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Replay:
             Nobody counted.
         """
         if self.holding is None:
-            raise Misuse("no nodes were counted in this replay", remedy="Replay with count_nodes=True.")
+            raise UsageError("no nodes were counted in this replay", remedy="Replay with count_nodes=True.")
         return self.holding.in_steps(step_s)
 
 
@@ -132,13 +132,13 @@ def replay(
     predictor: ReplayPredictor | None = None,
     plan_quantile: float | None = 0.9,
     predict_again_s: int | None = None,
-    guard: Guard | Backlog | None = None,
+    guard: WaitBound | Backlog | None = None,
     reservation: Reservation | None = None,
     placement: Placement = Placement.PACKED,
     seed: int = 0,
     count_nodes: bool = False,
     progress: Callable[[int], None] | None = None,
-    watch: Witness | None = None,
+    watch: JobTrace | None = None,
 ) -> Replay:
     """Replay ``workload`` on ``shape`` from an empty cluster until every job has ended; see :mod:`helios.simulate`.
 
@@ -201,7 +201,7 @@ def replay(
         guard=_bounds(guard),
     )
     _keep_reservations(state, reservation or Reservation())
-    scores = Scores(
+    scores = JobKeys(
         workload=workload,
         order=order,
         weights=np.array(WEIGHTS[plan_quantile]),
@@ -218,7 +218,7 @@ def replay(
         scores.rank(slice(None))
     carry = watch.run if watch else run
     if isinstance(guard, Backlog):
-        carry = Keeper(state, guard, scores, carry).run
+        carry = BacklogBound(state, guard, scores, carry).run
     _run_through(state, scores, predictor, predict_again_s, progress or _nobody, carry=carry)
     has_estimates = estimate_s is not None or predictor is not None
     return _outcome(state, scores, has_estimates=has_estimates)
@@ -232,32 +232,32 @@ def _refuse_contradictions(
     plan_quantile: float | None,
 ) -> None:
     if plan_quantile not in WEIGHTS:
-        raise Misuse(f"plan_quantile is {plan_quantile}", remedy="Use 0.1, 0.5 or 0.9, or None for the expected.")
+        raise UsageError(f"plan_quantile is {plan_quantile}", remedy="Use 0.1, 0.5 or 0.9, or None for the expected.")
     if preemptive and backfill in RESERVING:
-        raise Misuse(
+        raise UsageError(
             f"SRTF preempts instead of reserving, so backfill {backfill} has no meaning for it.",
             remedy="Use backfill none or skip with SRTF.",
         )
     if preemptive and predictor is not None:
-        raise Misuse("SRTF knows the true run times; a predictor has no part in it.", remedy="Leave it out.")
+        raise UsageError("SRTF knows the true run times; a predictor has no part in it.", remedy="Leave it out.")
     if backfill in RESERVING and estimate_s is None and predictor is None:
-        raise Misuse(f"backfill {backfill} needs estimates to plan with.", remedy="Give estimate_s or a predictor.")
+        raise UsageError(f"backfill {backfill} needs estimates to plan with.", remedy="Give estimate_s or a predictor.")
     if estimate_s is not None and (estimate_s < 0).any():
-        raise Misuse(f"{int((estimate_s < 0).sum()):,} estimates are negative.")
+        raise UsageError(f"{int((estimate_s < 0).sum()):,} estimates are negative.")
 
 
 def _refuse_idle_wishes(
-    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, guard: Guard | Backlog | None
+    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, guard: WaitBound | Backlog | None
 ) -> None:
     if preemptive and guard is not None:
-        raise Misuse(
+        raise UsageError(
             "SRTF goes by remaining run time and by nothing else; a bound on waiting has no part in it.",
             remedy="Leave the guard out.",
         )
     if predict_again_s is None:
         return
     if predictor is None or predict_again_s < 1:
-        raise Misuse(
+        raise UsageError(
             "To predict again while jobs wait takes a predictor and a time between two questions, s.",
             remedy="Give a predictor and predict_again_s of at least 1, or leave predict_again_s out.",
         )
@@ -265,22 +265,22 @@ def _refuse_idle_wishes(
 
 def _refuse_idle_reservation(backfill: Backfill, reservation: Reservation | None) -> None:
     if reservation is not None and backfill is not Backfill.NODES:
-        raise Misuse(
+        raise UsageError(
             f"Backfill {backfill} reserves no nodes, so that there is nothing to keep more or less strictly.",
             remedy="Use backfill nodes, or leave the reservation out.",
         )
 
 
-def _keep_reservations(state: State, reservation: Reservation) -> None:
+def _keep_reservations(state: EngineState, reservation: Reservation) -> None:
     state.clock["closed"] = reservation.closed
     state.clock["idle_gpus"] = NEVER if reservation.idle_gpus is None else reservation.idle_gpus
 
 
-def _bounds(guard: Guard | Backlog | None) -> NDArray[np.void] | None:
+def _bounds(guard: WaitBound | Backlog | None) -> NDArray[np.void] | None:
     if guard is None:
         return None
     if isinstance(guard, Backlog):
-        guard = Guard.constant(guard.patience_s(0))
+        guard = WaitBound.constant(guard.patience_s(0))
     bounds = np.empty(len(guard.at_s), dtype=GUARD)
     bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
     return bounds
@@ -291,7 +291,7 @@ def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.flo
     true = workload.run_time_s.astype(np.float64)
     keys = order(submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=true)
     if not np.array_equal(keys, true) or (run_time_s is not None and not np.array_equal(run_time_s, true)):
-        raise Misuse(
+        raise UsageError(
             "SRTF goes by remaining true run time and by nothing else.",
             remedy="Use the order shortest_job_first, and leave run_time_s out or give the true ones.",
         )
@@ -302,20 +302,20 @@ def _told(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> 
     if values is None:
         return np.full(len(workload), otherwise)
     if values.shape != (len(workload),):
-        raise Misuse(f"{len(values):,} run times or estimates were given for {len(workload):,} jobs.")
+        raise UsageError(f"{len(values):,} run times or estimates were given for {len(workload):,} jobs.")
     return values.copy()
 
 
 def _run_through(
-    state: State,
-    scores: Scores,
+    state: EngineState,
+    scores: JobKeys,
     predictor: ReplayPredictor | None,
     predict_again_s: int | None,
     tell: Callable[[int], None],
     *,
     carry: Callable[..., bool],
 ) -> None:
-    questions = None if predictor is None else Questions(state, scores, predictor, predict_again_s)
+    questions = None if predictor is None else PredictorQueries(state, scores, predictor, predict_again_s)
     if questions is not None:
         _run_predicting(state, scores, questions, tell, carry)
     next_s, clock = 0, state.clock[0]
@@ -329,7 +329,11 @@ def _run_through(
 
 
 def _run_predicting(
-    state: State, scores: Scores, questions: Questions, tell: Callable[[int], None], carry: Callable[..., bool]
+    state: EngineState,
+    scores: JobKeys,
+    questions: PredictorQueries,
+    tell: Callable[[int], None],
+    carry: Callable[..., bool],
 ) -> None:
     """Stop the timeline before every moment of submission and ask the predictor, up to the last of them."""
     clock = state.clock[0]
@@ -353,7 +357,7 @@ def _moments(submitted_s: NDArray[np.int64]) -> Iterator[slice]:
         first = int(edge)
 
 
-def _outcome(state: State, scores: Scores, *, has_estimates: bool) -> Replay:
+def _outcome(state: EngineState, scores: JobKeys, *, has_estimates: bool) -> Replay:
     workload, ended_s = scores.workload, state.jobs["ends_s"].copy()
     return Replay(
         started_s=state.jobs["started_s"].copy(),

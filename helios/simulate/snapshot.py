@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from helios.model import JOBS, NODE_STATES, QUEUE, Demand, JobState, PowerSettings, Snapshot, plain_values
 from helios.ownership import MARK, STEP
-from helios.simulate.core.state import State
+from helios.simulate.core.state import EngineState
 from helios.simulate.slurm.workload import SlurmWorkload
 from helios.simulate.workload import ClusterShape, Workload
 
@@ -64,7 +64,7 @@ class Predictions:
     longest_backlog_s: NDArray[np.float64] = field(default_factory=lambda: np.array(np.nan))
 
 
-class Facts:
+class QueueFacts:
     """The columns of ``QUEUE`` for all jobs of a replay, of which rows are taken.
 
     Parameters
@@ -92,13 +92,13 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class PendingRows:
     """Some jobs of a replay at one moment: a frame, or a column of it, when somebody asks.
 
     What may change while they are kept is as it was at that moment; None: all of it is missing.
     """
 
-    facts: Facts
+    facts: QueueFacts
     jobs: Jobs
     urgency: NDArray[np.float64]
     soft_limit_s: NDArray[np.float64]
@@ -132,11 +132,11 @@ class Rows:
         return priority if self.held is None else np.where(self.held, 0.0, priority)
 
 
-def _quantile(column: int) -> Callable[[Rows], Any]:
+def _quantile(column: int) -> Callable[[PendingRows], Any]:
     return lambda rows: None if rows.quantiles_s is None else rows.quantiles_s[:, column]
 
 
-_OWN: dict[str, Callable[[Rows], Any]] = {
+_OWN: dict[str, Callable[[PendingRows], Any]] = {
     "urgency": lambda rows: rows.urgency,
     "soft_limit_s": lambda rows: rows.soft_limit_s,
     "priority": lambda rows: rows.priority,
@@ -171,7 +171,7 @@ _FIXED = [name for name in JOBS.names if name in QUEUE.by_name and name not in (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Marks:
+class JobMarks:
     """What somebody set on the jobs; arrays of shape (n_jobs,), and by position why to leave a job alone.
 
     ``steps`` are those of the grid between 0 and 1 that urgencies lie on; 0: on none.
@@ -197,7 +197,7 @@ def _fresh(job_id: str, taken: set[str]) -> str:
     return job_id
 
 
-class View:
+class SnapshotBuilder:
     """Frames of ``QUEUE`` and ``NODE_STATES`` for a replay.
 
     Parameters
@@ -211,15 +211,15 @@ class View:
     def __init__(
         self, workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, *, job_ids: list[str], resource: str
     ) -> None:
-        self._facts = Facts(_queue(workload, shape, jobs, job_ids, resource))
+        self._facts = QueueFacts(_queue(workload, shape, jobs, job_ids, resource))
         self._nodes = _nodes(shape, resource)
         self._size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
         self._names = self._nodes["name"].tolist()
         self._resource = resource
 
-    def pending(self, jobs: Jobs, marks: Marks, predictions: Predictions | None) -> Rows:
+    def pending(self, jobs: Jobs, marks: JobMarks, predictions: Predictions | None) -> PendingRows:
         """Return ``jobs``, which wait, in that order, as they are marked now."""
-        return Rows(
+        return PendingRows(
             facts=self._facts,
             jobs=jobs,
             urgency=marks.urgency.take(jobs),
@@ -233,7 +233,7 @@ class View:
             longest_backlog_s=math.nan if predictions is None else float(predictions.longest_backlog_s),
         )
 
-    def running(self, jobs: Jobs, tables: State) -> Callable[[], pd.DataFrame]:
+    def running(self, jobs: Jobs, tables: EngineState) -> Callable[[], pd.DataFrame]:
         """Return what makes the frame of ``jobs``, which run, in that order, as of now."""
         # A job whose nodes are still waking is shown as started when it got them: when they will be up is not over yet.
         late = tables.jobs["resumed_s"][jobs] > tables.clock["now_s"][0]
@@ -251,7 +251,7 @@ class View:
         return made
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> QueueFacts:
         """What no event changes of all jobs."""
         return self._facts
 
@@ -260,7 +260,7 @@ class View:
         """Names of the nodes, as the state numbers them."""
         return self._names
 
-    def nodes(self, tables: State, changing: Callable[[], dict[str, Any]]) -> Callable[[], pd.DataFrame]:
+    def nodes(self, tables: EngineState, changing: Callable[[], dict[str, Any]]) -> Callable[[], pd.DataFrame]:
         """Return what makes the frame of all nodes as of now, given what makes its columns about power and weight."""
         free = tables.nodes["free"].copy()
 
@@ -337,10 +337,10 @@ _LAZY = ("pending", "running", "nodes")
 """Frames of a snapshot that are made when somebody looks."""
 
 
-class Scene:
+class QueueColumns:
     """Who runs and what the nodes do at one moment, read from the tables when somebody looks.
 
-    Before time goes on, whoever moves it has a scene that somebody still holds :meth:`kept`; :class:`Sight` does so.
+    Before time goes on, whoever moves it has a scene that somebody still holds :meth:`kept`; :class:`CachedSnapshot` does so.
     """
 
     __slots__ = ("__weakref__", "_frames", "_read")
@@ -364,17 +364,17 @@ class Scene:
         return self.kept()["nodes"]()
 
 
-class Sight:
+class CachedSnapshot:
     """The scene of now: whoever looks before time goes on is shown the same one."""
 
     def __init__(self) -> None:
-        self._seen: Callable[[], Scene | None] = _nothing
+        self._seen: Callable[[], QueueColumns | None] = _nothing
 
-    def now(self, read: Callable[[], Frames]) -> Scene:
+    def now(self, read: Callable[[], Frames]) -> QueueColumns:
         """Return the scene of now, of which ``read`` gives what makes the frames."""
         scene = self._seen()
         if scene is None:
-            scene = Scene(read)
+            scene = QueueColumns(read)
             self._seen = weakref.ref(scene)
         return scene
 
@@ -390,12 +390,12 @@ def _nothing() -> None:
     """Be the scene that nobody has seen."""
 
 
-class Glance(Snapshot):
+class LazySnapshot(Snapshot):
     """A snapshot that makes its frames when somebody looks at them: what most services do not look at costs nothing."""
 
     __slots__ = ("_frames", "_pending")
     _frames: Mapping[str, Callable[[], pd.DataFrame]]
-    _pending: Rows
+    _pending: PendingRows
 
     @classmethod
     def at(
@@ -403,10 +403,10 @@ class Glance(Snapshot):
         now_s: int,
         *,
         cluster: str,
-        pending: Rows,
-        scene: Scene,
+        pending: PendingRows,
+        scene: QueueColumns,
         power: PowerSettings | None = None,
-    ) -> Glance:
+    ) -> LazySnapshot:
         """Return what is to be seen ``now_s``."""
         seen = cls.__new__(cls)
         frames = {"pending": pending.frame, "running": scene.running, "nodes": scene.nodes}
@@ -416,16 +416,16 @@ class Glance(Snapshot):
             object.__setattr__(seen, name, value)
         return seen
 
-    def with_demand(self, demand: Demand | None) -> Glance:
+    def with_demand(self, demand: Demand | None) -> LazySnapshot:
         """Return the same with what is expected of the nodes, and no frame made for it."""
-        seen = Glance.__new__(Glance)
-        for name in (*Snapshot.__slots__, *Glance.__slots__):
+        seen = LazySnapshot.__new__(LazySnapshot)
+        for name in (*Snapshot.__slots__, *LazySnapshot.__slots__):
             if name in _LAZY and name not in self._made():
                 continue
             object.__setattr__(seen, name, demand if name == "demand" else getattr(self, name))
         return seen
 
-    def positions(self, rows: Jobs, facts: Facts) -> Jobs | None:
+    def positions(self, rows: Jobs, facts: QueueFacts) -> Jobs | None:
         """Return which jobs of a replay, known by its ``facts``, these rows of ``pending`` are; None: of another."""
         pending = getattr(self, "_pending", None)
         return pending.jobs.take(rows) if pending is not None and pending.facts is facts else None
@@ -449,7 +449,7 @@ class Glance(Snapshot):
         return super().pending_values(name)  # a copy made by dataclasses.replace, whose frames are there
 
 
-def _is_set(seen: Glance, name: str) -> bool:
+def _is_set(seen: LazySnapshot, name: str) -> bool:
     """Say whether a slot has a value, without asking ``__getattr__`` for one."""
     try:
         object.__getattribute__(seen, name)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from helios.actions import JobAction, Outcome, Reorder, Result
 from helios.simulate.core.state import NEVER
-from helios.simulate.snapshot import Glance, Jobs, Predictions, Rows
+from helios.simulate.snapshot import Jobs, LazySnapshot, PendingRows, Predictions
 
 
-class Halt(NamedTuple):
-    """Where a :class:`Playable` stopped.
+class StopPoint(NamedTuple):
+    """Where a :class:`SteppableReplay` stopped.
 
     ``before`` the ends and arrivals of ``moment_s``, or after them and before their pass; there is a ``choice`` where
     something may start at it.
@@ -25,7 +25,7 @@ class Halt(NamedTuple):
     choice: bool
 
 
-class Playable(Protocol):
+class SteppableReplay(Protocol):
     """A replay that stops where somebody is to be asked; :class:`helios.simulate.SimCluster` says what each means."""
 
     @property
@@ -55,15 +55,15 @@ class Playable(Protocol):
 
     def go_on(
         self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
-    ) -> Halt | None:
+    ) -> StopPoint | None:
         """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over."""
         ...
 
-    def look(self, predictions: Predictions | None) -> Glance:
+    def look(self, predictions: Predictions | None) -> LazySnapshot:
         """Look, with predictions already in the columns of the pending jobs."""
         ...
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> Rows:
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
         """Look at pending ``jobs`` alone, by position."""
         ...
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.errors import AnswerNotUnderstood, Misuse
+from helios.errors import AnswerNotUnderstood, UsageError
 from helios.model import NODE_EVENTS, TIME
 from helios.slurm import parse
 from helios.slurm.shell import Shell, lines
@@ -131,10 +131,10 @@ class Accounting:
 
 def _window(start: datetime, end: datetime) -> tuple[str, str]:
     if start.tzinfo is None or end.tzinfo is None:
-        raise Misuse("A window of the accounting needs times with a zone.")
+        raise UsageError("A window of the accounting needs times with a zone.")
     if not timedelta(0) < end - start <= LONGEST_WINDOW:
         longest = f"{LONGEST_WINDOW.days} days"
-        raise Misuse(
+        raise UsageError(
             f"The window from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} is empty or longer than {longest}.",
             remedy="Read the history in shorter windows: [history] window_s.",
         )

@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 from helios.slurm import parse
-from helios.slurm.backend import Backend, Change, NodeBatch, NodeChange, RawJob, RawNode, batches
-from helios.slurm.shell import Answer, Shell, failure, lines, quoted
+from helios.slurm.backend import Backend, JobUpdate, NodeBatch, NodeUpdate, RawJob, RawNode, batches
+from helios.slurm.shell import CommandResult, Shell, failure, lines, quoted
 
 _FIELDS = (
     "JobID",
@@ -148,7 +148,7 @@ class CommandsBackend(Backend):
         self._scrontab = "enable" in settings.get("ScronParameters", "")
         return settings
 
-    def change(self, changes: Sequence[Change]) -> list[str]:
+    def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write the changes through a few ``scontrol`` processes, each of which reads many commands."""
         if not changes:
             return []
@@ -160,7 +160,7 @@ class CommandsBackend(Backend):
         }
         return [by_place[at] for at in range(len(changes))]
 
-    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+    def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         """Write the changes through one ``scontrol`` process, nodes that are written the same in one command."""
         calls = batches(changes)
         said = self._said([_node_command(call) for call in calls]) if calls else []
@@ -178,11 +178,11 @@ class CommandsBackend(Backend):
         by_number = {int(number): said for said, number in zip(parts[0::2], parts[1::2], strict=False)}
         return [_meaning(by_number.get(number)) for number in range(len(commands))]
 
-    def _told(self, script: str) -> Answer:
+    def _told(self, script: str) -> CommandResult:
         try:
             return self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape"))
         except ClusterUnavailable as reason:
-            return Answer(output=b"", complaint=reason.fact, status=1)
+            return CommandResult(output=b"", complaint=reason.fact, status=1)
 
     def _cron_jobs(self) -> frozenset[str]:
         if self._scrontab is None:
@@ -243,7 +243,7 @@ def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[s
     return joined
 
 
-def _command(change: Change) -> str:
+def _command(change: JobUpdate) -> str:
     words = [f"update JobId={change.job_id}" + (f"_[{change.tasks}]" if change.tasks else "")]
     if change.site_factor is not None:
         words.append(f"SiteFactor={change.site_factor}")

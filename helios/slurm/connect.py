@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from helios.config import Slurm
+from helios.config import SlurmSettings
 from helios.errors import HeliosError
 from helios.slurm.accounting import Accounting
 from helios.slurm.backend import Backend
@@ -15,12 +15,12 @@ from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.jobs import SlurmCluster, now
 from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.nodes import SlurmNodes
-from helios.slurm.power import PowerDesk, racks_of_configuration
+from helios.slurm.power import PowerConfigReader, racks_of_configuration
 from helios.slurm.shell import Shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayIn:
+class Connection:
     """A way into Slurm, and why it was taken.
 
     Attributes
@@ -39,7 +39,7 @@ class WayIn:
 
 
 def open_cluster(
-    settings: Slurm,
+    settings: SlurmSettings,
     *,
     undo: JobsUndo | None = None,
     environment: Mapping[str, str] | None = None,
@@ -73,7 +73,7 @@ def open_cluster(
 
 
 def open_nodes(
-    settings: Slurm,
+    settings: SlurmSettings,
     *,
     racks: str = "",
     environment: Mapping[str, str] | None = None,
@@ -99,7 +99,7 @@ def open_nodes(
     way = way_in(settings, environment=environment)
     return SlurmNodes(
         way.backend,
-        PowerDesk(shell=way.shell, racks=desk_racks),
+        PowerConfigReader(shell=way.shell, racks=desk_racks),
         name=Accounting(shell=way.shell).cluster_name(),
         site_factor_most=settings.site_factor_most,
         writes_per_turn=settings.writes_per_turn,
@@ -108,7 +108,7 @@ def open_nodes(
     )
 
 
-def way_in(settings: Slurm, *, environment: Mapping[str, str] | None = None) -> WayIn:
+def way_in(settings: SlurmSettings, *, environment: Mapping[str, str] | None = None) -> Connection:
     """Return the way into Slurm that ``settings`` choose; ``auto`` prefers pyslurm where it fits the controller.
 
     Raises
@@ -118,17 +118,17 @@ def way_in(settings: Slurm, *, environment: Mapping[str, str] | None = None) -> 
     """
     commands = CommandsBackend(commands_folder=settings.commands, timeout_s=settings.timeout_s, environment=environment)
     if settings.backend == "commands":
-        return WayIn(backend=commands, shell=commands.shell, notes=("through Slurm's commands, as configured",))
+        return Connection(backend=commands, shell=commands.shell, notes=("through Slurm's commands, as configured",))
     try:
         return _through_pyslurm(settings, commands.shell, environment)
     except HeliosError as reason:
         if settings.backend == "pyslurm":
             raise
         note = f"through Slurm's commands, because pyslurm cannot be used: {reason.fact}"
-        return WayIn(backend=commands, shell=commands.shell, notes=(note,))
+        return Connection(backend=commands, shell=commands.shell, notes=(note,))
 
 
-def _through_pyslurm(settings: Slurm, shell: Shell, environment: Mapping[str, str] | None) -> WayIn:
+def _through_pyslurm(settings: SlurmSettings, shell: Shell, environment: Mapping[str, str] | None) -> Connection:
     # Only here: where commands are chosen, no worker is ever thought of.
     from helios.slurm.pyslurm_backend import PyslurmBackend  # noqa: PLC0415 - see above
 
@@ -140,7 +140,7 @@ def _through_pyslurm(settings: Slurm, shell: Shell, environment: Mapping[str, st
     except HeliosError:
         backend.close()
         raise
-    return WayIn(backend=backend, shell=shell, notes=(f"through {versions}",))
+    return Connection(backend=backend, shell=shell, notes=(f"through {versions}",))
 
 
 # The partitions of a running cluster, by name.

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.errors import HookTableInvalid
 from helios.ownership import MARK, MINUTE_MARK, is_ours
 from helios.private_files import atomic_write, fsync_directory
@@ -236,32 +236,32 @@ _Span = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedTables:
     """What the tables had that were published lately, and when."""
 
     spans: Mapping[_What, _Span] = field(default_factory=dict)
 
-    def has(self, lever: Lever, job: RawJob, value: int) -> bool:
+    def has(self, lever: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether the hook was told to write ``value`` to such a job when ``job`` was submitted."""
         if not self.spans or not value:
             return False
-        word, limit = ("site_factor", _ANY) if lever is Lever.ORDER else ("time_min", _limit(job))
+        word, limit = ("site_factor", _ANY) if lever is JobSetting.ORDER else ("time_min", _limit(job))
         user, partition = _quoted(job["user"] or ""), _quoted(job["partition"] or "")
         found = (self.spans.get((word, who, partition, limit, str(value))) for who in (user, _ANY))
         return any(span is not None and _within(job["submitted"], span) for span in found)
 
 
-def read_published(path: Path) -> Published:
+def read_published(path: Path) -> PublishedTables:
     """Return what was published; what cannot be read proves nothing."""
     try:
         lines = path.read_text(encoding="ascii", errors="replace").split("\n")
     except OSError:
-        return Published()
+        return PublishedTables()
     spans: dict[_What, _Span] = {}
     for found in filter(None, map(_SPAN.fullmatch, lines)):
         since, until, word, user, partition, limit, value = found.groups()
         spans[word, user, partition, limit, value] = (int(since), None if until == "-" else int(until))
-    return Published(spans=spans)
+    return PublishedTables(spans=spans)
 
 
 def _remember(table: Path, text: str) -> None:

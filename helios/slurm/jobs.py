@@ -16,12 +16,12 @@ from functools import partial
 import pandas as pd
 
 from helios import changes, ownership
-from helios.actions import JobAction, Lever, Outcome, Result
-from helios.changes import GONE, SOFT_LIMIT_FLAG, Ground, SettingWish, slurms_terms
+from helios.actions import JobAction, JobSetting, Outcome, Result
+from helios.changes import GONE, SOFT_LIMIT_FLAG, ChangeContext, SettingChange, slurms_terms
 from helios.errors import HeliosError
 from helios.model import Mode, Snapshot
 from helios.slurm import parse, translate
-from helios.slurm.backend import Backend, Change, RawJob
+from helios.slurm.backend import Backend, JobUpdate, RawJob
 from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JobsUndo, Written
 from helios.slurm.undo_file import UndoNotWritten
@@ -30,7 +30,7 @@ from helios.slurm.undo_file import UndoNotWritten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class QueueReading:
     """Pending jobs and what stands on them.
 
     Attributes
@@ -53,33 +53,35 @@ class Look:
     undo: JobsUndo
     soft_limits: bool = False
 
-    def value(self, lever: Lever, job_id: str) -> int | None:
+    def value(self, lever: JobSetting, job_id: str) -> int | None:
         """Return a pending job's SiteFactor, or its TimeMin in minutes (0: none); None: it cannot be read now."""
-        if lever is Lever.SOFT_LIMIT:
+        if lever is JobSetting.SOFT_LIMIT:
             return translate.minutes(self.jobs[job_id]["time_min_s"])
         factor = self.factors.get(job_id)
         return None if factor is None or factor.direct else factor.value
 
-    def is_ours(self, lever: Lever, job_id: str) -> bool:
+    def is_ours(self, lever: JobSetting, job_id: str) -> bool:
         """Return whether what stands on a pending job is proved to be Helios': its mark, and a record of it."""
         value, job = self.value(lever, job_id), self.jobs[job_id]
         if value is None:
             return False
-        if lever is Lever.ORDER:
+        if lever is JobSetting.ORDER:
             return translate.is_our_site_factor(value, job, self.undo)
         return translate.is_our_time_min(job, self.undo, release=self.release)
 
     def hidden(self, job_id: str) -> int:
         """Return the SiteFactor that Helios wrote to a pending job where Slurm hides what stands; 0: none."""
-        return self.undo.last(Lever.ORDER, self.jobs[job_id]) if self.value(Lever.ORDER, job_id) is None else 0
+        return (
+            self.undo.last(JobSetting.ORDER, self.jobs[job_id]) if self.value(JobSetting.ORDER, job_id) is None else 0
+        )
 
-    def suspect(self, lever: Lever, job_id: str) -> str:
+    def suspect(self, lever: JobSetting, job_id: str) -> str:
         """Return why a value that bears the mark is left as it is; empty: it bears none, or is proved."""
         value = self.value(lever, job_id)
         if not value or self.is_ours(lever, job_id):
             return ""
         # Without the flag Helios writes no TimeMin: there it is a user's.
-        is_order = lever is Lever.ORDER
+        is_order = lever is JobSetting.ORDER
         bears = ownership.is_ours(value) if is_order else self.soft_limits and ownership.is_our_time_min(value)
         return translate.unproved(self.undo) if bears else ""
 
@@ -95,10 +97,10 @@ def look_at(
     release: tuple[int, int],
     scheduler_parameters: str,
     undo: JobsUndo,
-) -> Look:
-    """Return what was read as a :class:`Look`."""
+) -> QueueReading:
+    """Return what was read as a :class:`QueueReading`."""
     flags = {part.partition("=")[0].strip().lower() for part in scheduler_parameters.split(",")}
-    return Look(
+    return QueueReading(
         jobs={job["job_id"]: job for job in jobs if job["state"] == "PENDING"},
         factors=factors,
         release=release,
@@ -113,7 +115,7 @@ UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
 BLIND = "0 was written on demand where Slurm hides the value"
 
 
-def wishes_of(actions: Sequence[JobAction], look: Look, *, most: int) -> list[SettingWish[int]]:
+def wishes_of(actions: Sequence[JobAction], look: QueueReading, *, most: int) -> list[SettingChange[int]]:
     """Return what the actions ask for, in their order.
 
     Raises
@@ -131,41 +133,41 @@ def wishes_of(actions: Sequence[JobAction], look: Look, *, most: int) -> list[Se
     ]
 
 
-def verdict(wish: SettingWish[int], look: Look) -> Outcome | None:
+def verdict(wish: SettingChange[int], look: QueueReading) -> Outcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
     if wish.job_id not in look.jobs:
         return wish.outcome(Result.GONE, remark=GONE)
     return changes.verdict(wish, _ground(wish, look))
 
 
-def size(wish: SettingWish[int], look: Look, *, most: int) -> float:
+def size(wish: SettingChange[int], look: QueueReading, *, most: int) -> float:
     """Return how much a wish that is to be written changes: what is taken back first, then 2 to 0."""
     before = look.value(wish.lever, wish.job_id) or 0
     if wish.takes_back:
         return 3.0 if before else 2.5
-    if wish.lever is Lever.ORDER:
+    if wish.lever is JobSetting.ORDER:
         return abs(wish.wanted - before) / most
     limit = translate.minutes(look.jobs[wish.job_id]["time_limit_s"])
     return abs(wish.wanted - (before or limit)) / max(limit, wish.wanted)
 
 
-def _ground(wish: SettingWish[int], look: Look) -> Ground:
-    return Ground(
+def _ground(wish: SettingChange[int], look: QueueReading) -> ChangeContext:
+    return ChangeContext(
         before=look.value(wish.lever, wish.job_id),
         is_set=look.is_ours(wish.lever, wish.job_id),
         hands_off=look.hands_off(wish.job_id),
         soft_limits=look.soft_limits,
         time_limit=translate.minutes(look.jobs[wish.job_id]["time_limit_s"]),
-        hidden=look.hidden(wish.job_id) if wish.lever is Lever.ORDER else 0,
+        hidden=look.hidden(wish.job_id) if wish.lever is JobSetting.ORDER else 0,
         suspect=look.suspect(wish.lever, wish.job_id),
     )
 
 
-def _concerns(lever: Lever, look: Look, job_id: str) -> bool:
+def _concerns(lever: JobSetting, look: QueueReading, job_id: str) -> bool:
     """Return whether a restore of everything has something to do, or to say, about a lever of a pending job."""
     if look.is_ours(lever, job_id) or look.suspect(lever, job_id):
         return True
-    return lever is Lever.ORDER and look.hidden(job_id) != 0
+    return lever is JobSetting.ORDER and look.hidden(job_id) != 0
 
 
 SPENT = "the writes of this turn are spent"
@@ -281,7 +283,7 @@ class SlurmCluster:
         real = standings[(standings["mode"] != Mode.SHADOW) & ~standings["admins"].astype(bool)]
         submitted_s = real["submitted_at"].astype("int64") // 1_000_000
         entries = [
-            self._of_the_book(Lever(lever), str(job_id), int(submitted), float(value))
+            self._of_the_book(JobSetting(lever), str(job_id), int(submitted), float(value))
             for lever, job_id, submitted, value in zip(
                 real["lever"], real["job_id"], submitted_s, real["value"], strict=True
             )
@@ -292,8 +294,8 @@ class SlurmCluster:
             with suppress(UndoNotWritten):  # the book knows them still
                 self._undo.add(entry for entry in entries if entry.value and not self._undo.names(entry))
 
-    def _of_the_book(self, lever: Lever, job_id: str, submitted: int, value: float) -> Written:
-        is_order = lever is Lever.ORDER
+    def _of_the_book(self, lever: JobSetting, job_id: str, submitted: int, value: float) -> Written:
+        is_order = lever is JobSetting.ORDER
         worth = (
             ownership.site_factor(value, most=self._most) if is_order else ownership.time_min(timedelta(seconds=value))
         )
@@ -303,7 +305,7 @@ class SlurmCluster:
         """Let go of the way in."""
         self.backend.close()
 
-    def _look(self) -> Look:
+    def _look(self) -> QueueReading:
         configuration = self.backend.configuration()
         self._release = parse.release(configuration.get("SLURM_VERSION", ""))
         self._undo.refresh()
@@ -319,7 +321,7 @@ class SlurmCluster:
             self._undo.add(_found(look), queue=self._queue)
         return look
 
-    def _chosen(self, wishes: Mapping[int, SettingWish[int]], look: Look) -> _Choice:
+    def _chosen(self, wishes: Mapping[int, SettingChange[int]], look: QueueReading) -> _Choice:
         """Choose what is written now: of each lever of a job the last wish, within the budget of jobs."""
         last = {(wish.lever, wish.job_id): at for at, wish in wishes.items()}
         left_out = {at: OVERRULED for at, wish in wishes.items() if last[wish.lever, wish.job_id] != at}
@@ -332,7 +334,9 @@ class SlurmCluster:
         writes = {at: wishes[at] for at in last.values() if at not in late}
         return _Choice(writes=writes, left_out=left_out | late)
 
-    def _written(self, wishes: Mapping[int, SettingWish[int]], look: Look) -> tuple[dict[int, Outcome], list[Outcome]]:
+    def _written(
+        self, wishes: Mapping[int, SettingChange[int]], look: QueueReading
+    ) -> tuple[dict[int, Outcome], list[Outcome]]:
         """Write and read back; return what became of each wish, and of jobs that changed without one."""
         if not wishes:
             return {}, []
@@ -346,7 +350,7 @@ class SlurmCluster:
             self._undo.add(_gone(wishes.values(), after))
         return outcomes, list(_changed_unasked(wishes.values(), look, after))
 
-    def _answers(self, wishes: Sequence[SettingWish[int]], look: Look) -> dict[str, str]:
+    def _answers(self, wishes: Sequence[SettingChange[int]], look: QueueReading) -> dict[str, str]:
         """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
         changes = _changes(wishes, look)
         arrays = [change for change in changes if look.jobs[change.job_id]["tasks"] > 1]
@@ -356,7 +360,7 @@ class SlurmCluster:
             said += self._group_answers(group, first=not said) if group else []
         return {change.job_id: answer for change, answer in zip([*arrays, *others], said, strict=True)}
 
-    def _group_answers(self, changes: Sequence[Change], *, first: bool) -> list[str]:
+    def _group_answers(self, changes: Sequence[JobUpdate], *, first: bool) -> list[str]:
         try:
             return self.backend.change(changes)
         except HeliosError as reason:
@@ -365,7 +369,7 @@ class SlurmCluster:
             # Something was written before: that must be read back and told.
             return [reason.fact] * len(changes)
 
-    def _seen_after(self, look: Look) -> Look:
+    def _seen_after(self, look: QueueReading) -> QueueReading:
         jobs = {job["job_id"]: job for job in self.backend.queue() if job["state"] == "PENDING"}
         return replace(look, jobs=jobs, factors=self._sprio())
 
@@ -379,11 +383,11 @@ class SlurmCluster:
 class _Choice:
     """Which wishes are written now, and why the others are not."""
 
-    writes: Mapping[int, SettingWish[int]]
+    writes: Mapping[int, SettingChange[int]]
     left_out: Mapping[int, str]
 
 
-def became(wish: SettingWish[int], before: Look, after: Look, answer: str) -> Outcome:
+def became(wish: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
     """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
     was = before.value(wish.lever, wish.job_id)
     if wish.job_id not in after.jobs:
@@ -406,12 +410,12 @@ def became(wish: SettingWish[int], before: Look, after: Look, answer: str) -> Ou
     return wish.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _meant(wishes: Iterable[SettingWish[int]], look: Look) -> list[Written]:
+def _meant(wishes: Iterable[SettingChange[int]], look: QueueReading) -> list[Written]:
     """Return what is about to be written and would have to be taken back."""
     return [_entry(wish.lever, look.jobs[wish.job_id], wish.wanted) for wish in wishes if wish.wanted]
 
 
-def _gone(wishes: Iterable[SettingWish[int]], after: Look) -> list[Written]:
+def _gone(wishes: Iterable[SettingChange[int]], after: QueueReading) -> list[Written]:
     """Return what was taken back and is seen to be gone, or was written away where nobody sees it."""
     return [
         _entry(wish.lever, after.jobs[wish.job_id], 0)
@@ -420,10 +424,10 @@ def _gone(wishes: Iterable[SettingWish[int]], after: Look) -> list[Written]:
     ]
 
 
-def _found(look: Look) -> Iterator[Written]:
+def _found(look: QueueReading) -> Iterator[Written]:
     """Return what stands and only another record proves, and what Helios wrote and something else replaced."""
     for job_id, job in look.jobs.items():
-        for lever in Lever:
+        for lever in JobSetting:
             value, last = look.value(lever, job_id), look.undo.last(lever, job)
             if not value and not last:
                 continue
@@ -438,15 +442,17 @@ def _found(look: Look) -> Iterator[Written]:
                 yield _entry(lever, job, last)
 
 
-def _entry(lever: Lever, job: RawJob, value: int) -> Written:
+def _entry(lever: JobSetting, job: RawJob, value: int) -> Written:
     return Written(lever=lever, job_id=job["job_id"], submitted=job["submitted"], value=value)
 
 
-def _changed_unasked(wishes: Iterable[SettingWish[int]], before: Look, after: Look) -> Iterator[Outcome]:
+def _changed_unasked(
+    wishes: Iterable[SettingChange[int]], before: QueueReading, after: QueueReading
+) -> Iterator[Outcome]:
     """Return tasks that left an array which was written, and that read otherwise since: nobody had asked for it."""
     asked = {(wish.lever, wish.job_id): wish for wish in wishes}
     for job_id, job in before.jobs.items():
-        for lever in Lever:
+        for lever in JobSetting:
             wish = asked.get((lever, job["array_job_id"] or ""))
             if wish is None or (lever, job_id) in asked or job_id not in after.jobs:
                 continue
@@ -456,16 +462,16 @@ def _changed_unasked(wishes: Iterable[SettingWish[int]], before: Look, after: Lo
                 yield own.outcome(Result.MISMATCH, before=was, after=now, remark=UNASKED)
 
 
-def _changes(wishes: Sequence[SettingWish[int]], look: Look) -> list[Change]:
-    by_job: dict[str, dict[Lever, int]] = {}
+def _changes(wishes: Sequence[SettingChange[int]], look: QueueReading) -> list[JobUpdate]:
+    by_job: dict[str, dict[JobSetting, int]] = {}
     for wish in wishes:
         by_job.setdefault(wish.job_id, {})[wish.lever] = wish.wanted
     return [
-        Change(
+        JobUpdate(
             job_id=job_id,
             tasks=_tasks_of(look.jobs[job_id]),
-            site_factor=wanted.get(Lever.ORDER),
-            time_min=wanted.get(Lever.SOFT_LIMIT),
+            site_factor=wanted.get(JobSetting.ORDER),
+            time_min=wanted.get(JobSetting.SOFT_LIMIT),
         )
         for job_id, wanted in by_job.items()
     ]
@@ -477,12 +483,12 @@ def _tasks_of(job: RawJob) -> str:
     return (job["array_tasks"] or "").partition("%")[0] if is_master else ""
 
 
-def _left_out(wish: SettingWish[int], look: Look, why: str) -> Outcome:
+def _left_out(wish: SettingChange[int], look: QueueReading, why: str) -> Outcome:
     result = Result.POSTPONED if why == SPENT else Result.REFUSED
     return wish.outcome(result, before=look.value(wish.lever, wish.job_id), remark=why)
 
 
-def _unread(wish: SettingWish[int], look: Look, reason: HeliosError) -> Outcome:
+def _unread(wish: SettingChange[int], look: QueueReading, reason: HeliosError) -> Outcome:
     before = look.value(wish.lever, wish.job_id)
     return wish.outcome(
         Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.fact}"

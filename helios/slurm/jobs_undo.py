@@ -18,17 +18,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.private_files import atomic_write, fsync_directory, hand_over, make_folder
 from helios.slurm.backend import RawJob
-from helios.slurm.hook_table import PUBLISHED, Published, read_published
+from helios.slurm.hook_table import PUBLISHED, PublishedTables, read_published
 from helios.slurm.undo_file import UndoNotWritten
 
 JOBS_FILE = "jobs.undo"
 """Its name within ``[control] state_folder``."""
 MODE = 0o640
 """The service and its group; ``helios-release.sh`` reads it as root or as the service's user."""
-_WORD = {Lever.ORDER: "site_factor", Lever.SOFT_LIMIT: "time_min"}
+_WORD = {JobSetting.ORDER: "site_factor", JobSetting.SOFT_LIMIT: "time_min"}
 _LEVER = {word: lever for lever, word in _WORD.items()}
 _LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
 _SLACK = 1000
@@ -45,7 +45,7 @@ _Job = tuple[str, int]
 class Written:
     """One value that Helios wrote, or is about to write, to a job: a SiteFactor, or a TimeMin in minutes."""
 
-    lever: Lever
+    lever: JobSetting
     job_id: str
     submitted: int
     value: int
@@ -76,10 +76,10 @@ class JobsUndo:
         self.trouble = ""
         self._path = None if folder is None else folder / JOBS_FILE
         self._hook_path = None if folder is None else folder / PUBLISHED
-        self._values: dict[tuple[Lever, _Job], tuple[int, ...]] = {}
-        self._book: dict[tuple[Lever, _Job], int] = {}
+        self._values: dict[tuple[JobSetting, _Job], tuple[int, ...]] = {}
+        self._book: dict[tuple[JobSetting, _Job], int] = {}
         self._submissions: dict[str, set[int]] = {}
-        self._published = Published()
+        self._published = PublishedTables()
         self._lines = self._kept = 0  # lines of the file, and those of them that were there when it was written anew
         self._read_as: tuple[object, object] = (None, None)
 
@@ -100,14 +100,14 @@ class JobsUndo:
         for _, (job_id, submitted) in self._book:
             self._submissions.setdefault(job_id, set()).add(submitted)
 
-    def proves(self, lever: Lever, job: RawJob, value: int) -> bool:
+    def proves(self, lever: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether it was Helios, or its hook, that wrote ``value`` to a job."""
         if not value:
             return False
         of_the_book = any(self._book.get((lever, known)) == value for known in self._names(job))
         return of_the_book or self.has(lever, job, value) or self._published.has(lever, job, value)
 
-    def has(self, lever: Lever, job: RawJob, value: int) -> bool:
+    def has(self, lever: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether the file itself names ``value`` of a job."""
         return any(value in self._values.get((lever, known), ()) for known in self._names(job))
 
@@ -115,7 +115,7 @@ class JobsUndo:
         """Return whether the file itself has ``entry``."""
         return entry.value in self._values.get(_key(entry), ())
 
-    def last(self, lever: Lever, job: RawJob) -> int:
+    def last(self, lever: JobSetting, job: RawJob) -> int:
         """Return what Helios wrote last to a job, as far as is known; 0: nothing, or it was seen to be gone."""
         for known in self._names(job):
             if values := self._values.get((lever, known)):
@@ -211,7 +211,7 @@ class JobsUndo:
         self._lines = self._kept = len(lines)
 
 
-def _key(entry: Written) -> tuple[Lever, _Job]:
+def _key(entry: Written) -> tuple[JobSetting, _Job]:
     return entry.lever, (entry.job_id, entry.submitted)
 
 

@@ -17,22 +17,22 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
 from helios.errors import HeliosError, HostlistInvalid
 from helios.model import NodePower, Snapshot
 from helios.slurm import parse, translate
-from helios.slurm.backend import Backend, NodeChange, RawNode
+from helios.slurm.backend import Backend, NodeUpdate, RawNode
 from helios.slurm.jobs import OVERRULED, SPENT, now
 from helios.slurm.power import (
     KEEP_AWAKE_SINCE,
-    PowerDesk,
-    Powering,
+    PowerConfig,
+    PowerConfigReader,
     hands_off,
     in_hand,
     is_idle,
@@ -101,7 +101,7 @@ _ON_THE_WAY_UP = (NodePower.WAKING, NodePower.AWAKE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLook:
+class NodeReading:
     """What was read of the nodes at one moment: the ground that every change is judged on.
 
     Attributes
@@ -115,28 +115,28 @@ class NodeLook:
     """
 
     nodes: Mapping[str, RawNode]
-    powering: Powering
+    powering: PowerConfig
     warm: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
-    def of(cls, nodes: Sequence[RawNode], powering: Powering) -> NodeLook:
+    def of(cls, nodes: Sequence[RawNode], powering: PowerConfig) -> NodeReading:
         """Return what was read."""
         kept = kept_awake(nodes, powering.surroundings.exclusions)
         return cls(nodes={node["name"]: node for node in nodes}, powering=powering, warm=kept)
 
-    def said(self, lever: NodeLever, node: str) -> str:
+    def said(self, lever: NodeSetting, node: str) -> str:
         """Return what stands on a lever of a node, in Slurm's words; empty: it cannot be read."""
-        if lever is NodeLever.KEEP_AWAKE:
+        if lever is NodeSetting.KEEP_AWAKE:
             return f"SuspendExcNodes {self.powering.settings.keep_awake or '(null)'}"
         if node not in self.nodes:
             return ""
-        if lever is NodeLever.WEIGHT:
+        if lever is NodeSetting.WEIGHT:
             return f"Weight {self.nodes[node]['weight']}"
         return "+".join(filter(None, (self.nodes[node]["state"], self.nodes[node]["flags"])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWish:
+class PlannedNodeUpdate:
     """What is wanted on one lever of one node.
 
     Attributes
@@ -148,7 +148,7 @@ class NodeWish:
     """
 
     action: str
-    lever: NodeLever
+    lever: NodeSetting
     node: str
     reason: str
     wanted: str
@@ -156,15 +156,15 @@ class NodeWish:
 
     @property
     def takes_back(self) -> bool:
-        """Whether it is part of a ``RestoreNodes``."""
-        return self.action == RestoreNodes.__name__
+        """Whether it is part of a ``RevertNodes``."""
+        return self.action == RevertNodes.__name__
 
     @property
-    def change(self) -> NodeChange:
+    def change(self) -> NodeUpdate:
         """The change that fulfils it; of the keep-awake list there is none."""
-        if self.lever is NodeLever.WEIGHT:
-            return NodeChange(node=self.node, weight=_weight(self.wanted))
-        return NodeChange(node=self.node, state=self.wanted)
+        if self.lever is NodeSetting.WEIGHT:
+            return NodeUpdate(node=self.node, weight=_weight(self.wanted))
+        return NodeUpdate(node=self.node, state=self.wanted)
 
     def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
         """Return ``result`` as the outcome of this wish."""
@@ -180,7 +180,7 @@ class NodeWish:
         )
 
 
-def wishes_of(actions: Sequence[NodeAction], look: NodeLook) -> list[NodeWish]:
+def wishes_of(actions: Sequence[NodeAction], look: NodeReading) -> list[PlannedNodeUpdate]:
     """Return what the actions ask for, in their order.
 
     Raises
@@ -191,9 +191,9 @@ def wishes_of(actions: Sequence[NodeAction], look: NodeLook) -> list[NodeWish]:
     return [wish for action in actions for wish in _of(action, look)]
 
 
-def verdict(wish: NodeWish, look: NodeLook) -> NodeOutcome | None:
+def verdict(wish: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
-    if wish.lever is not NodeLever.KEEP_AWAKE and wish.node not in look.nodes:
+    if wish.lever is not NodeSetting.KEEP_AWAKE and wish.node not in look.nodes:
         return wish.outcome(Result.GONE, remark=NO_NODE)
     before = look.said(wish.lever, wish.node)
     if is_so(wish, look):
@@ -202,17 +202,17 @@ def verdict(wish: NodeWish, look: NodeLook) -> NodeOutcome | None:
     return wish.outcome(result, before=before, remark=why) if why else None
 
 
-def is_so(wish: NodeWish, look: NodeLook) -> bool:
+def is_so(wish: PlannedNodeUpdate, look: NodeReading) -> bool:
     """Return whether what is wanted is so, or on its way; of a node that exists."""
-    if wish.lever is NodeLever.KEEP_AWAKE:
+    if wish.lever is NodeSetting.KEEP_AWAKE:
         return same_list(look.powering.settings.keep_awake, wish.wanted)
     node = look.nodes[wish.node]
-    if wish.lever is NodeLever.WEIGHT:
+    if wish.lever is NodeSetting.WEIGHT:
         return node["weight"] == _weight(wish.wanted)
     return power(node) in (_ON_THE_WAY_DOWN if wish.wanted == DOWN else _ON_THE_WAY_UP)
 
 
-def became(wish: NodeWish, before: NodeLook, after: NodeLook, answer: str) -> NodeOutcome:
+def became(wish: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
     """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
     was, seen = before.said(wish.lever, wish.node), after.said(wish.lever, wish.node)
     if not seen:
@@ -224,40 +224,44 @@ def became(wish: NodeWish, before: NodeLook, after: NodeLook, answer: str) -> No
     return wish.outcome(Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands")
 
 
-def _landed(wish: NodeWish, after: NodeLook) -> str:
+def _landed(wish: PlannedNodeUpdate, after: NodeReading) -> str:
     """Return what to say of a job that came before the sleep did: it is in no danger, Slurm waits for its end."""
     return TAKEN if wish.wanted == DOWN and not is_idle(after.nodes[wish.node]) else ""
 
 
-def _of(action: NodeAction, look: NodeLook) -> Iterator[NodeWish]:
+def _of(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
     name = type(action).__name__
     if isinstance(action, PowerDown | PowerUp):
         state = DOWN if isinstance(action, PowerDown) else UP
-        yield NodeWish(action=name, lever=NodeLever.POWER, node=action.node, reason=action.reason, wanted=state)
+        yield PlannedNodeUpdate(
+            action=name, lever=NodeSetting.POWER, node=action.node, reason=action.reason, wanted=state
+        )
     elif isinstance(action, KeepAwake):
         yield _kept(action, look)
     elif isinstance(action, FillFirst):
         for node, weight in _weights(action, look).items():
             wanted = "" if weight is None else str(weight)
-            yield NodeWish(action=name, lever=NodeLever.WEIGHT, node=node, reason=action.reason, wanted=wanted)
-    elif isinstance(action, RestoreNodes):
+            yield PlannedNodeUpdate(
+                action=name, lever=NodeSetting.WEIGHT, node=node, reason=action.reason, wanted=wanted
+            )
+    elif isinstance(action, RevertNodes):
         for node, own in action.own:
-            wanted = UP if action.lever is NodeLever.POWER else own
-            yield NodeWish(action=name, lever=action.lever, node=node, reason=action.reason, wanted=wanted)
+            wanted = UP if action.lever is NodeSetting.POWER else own
+            yield PlannedNodeUpdate(action=name, lever=action.lever, node=node, reason=action.reason, wanted=wanted)
     else:
         raise TypeError(f"{name} is no action on nodes; there are {', '.join(_NAMES)}")
 
 
-_NAMES = tuple(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, FillFirst, RestoreNodes))
+_NAMES = tuple(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, FillFirst, RevertNodes))
 
 
-def _kept(action: KeepAwake, look: NodeLook) -> NodeWish:
+def _kept(action: KeepAwake, look: NodeReading) -> PlannedNodeUpdate:
     own = look.powering.settings.keep_awake if action.own is None else action.own
     known = [node for node in action.nodes if node in look.nodes]
     missing = [node for node in action.nodes if node not in look.nodes]
-    return NodeWish(
+    return PlannedNodeUpdate(
         action=type(action).__name__,
-        lever=NodeLever.KEEP_AWAKE,
+        lever=NodeSetting.KEEP_AWAKE,
         node="",
         reason=action.reason,
         wanted=joined(own, known),
@@ -266,7 +270,7 @@ def _kept(action: KeepAwake, look: NodeLook) -> NodeWish:
     )
 
 
-def _weights(action: FillFirst, look: NodeLook) -> dict[str, int | None]:
+def _weights(action: FillFirst, look: NodeReading) -> dict[str, int | None]:
     """Return the weight of each node that a tier names; None: it does not exist."""
     own = {name: node["weight"] or 0 for name, node in look.nodes.items()}
     own |= {node: weight for node, weight in action.own if node in own}
@@ -274,7 +278,7 @@ def _weights(action: FillFirst, look: NodeLook) -> dict[str, int | None]:
     return dict.fromkeys(node for tier in action.tiers for node in tier) | tiered(own, tiers)
 
 
-def _of_power(wish: NodeWish, look: NodeLook) -> tuple[Result, str]:
+def _of_power(wish: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
     node = look.nodes[wish.node]
     if wish.wanted == DOWN:
         return Result.REFUSED, _why_awake(node, look)
@@ -283,18 +287,18 @@ def _of_power(wish: NodeWish, look: NodeLook) -> tuple[Result, str]:
     return Result.REFUSED, in_hand(node) or ("" if power(node) else "it does not answer")
 
 
-def _why_awake(node: RawNode, look: NodeLook) -> str:
+def _why_awake(node: RawNode, look: NodeReading) -> str:
     """Return why a node must not be put to sleep now; empty: it may be."""
     if why := look.powering.settings.why_not or hands_off(node, look.powering.surroundings.exclusions):
         return why
     if power(node) is NodePower.WAKING:
         return "it is waking"
     if not is_idle(node):
-        return f"it is not idle: {look.said(NodeLever.POWER, node['name'])}"
+        return f"it is not idle: {look.said(NodeSetting.POWER, node['name'])}"
     return "SuspendExcNodes keeps it awake" if node["name"] in look.warm else ""
 
 
-def _of_the_list(wish: NodeWish, look: NodeLook) -> tuple[Result, str]:
+def _of_the_list(wish: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
     if look.powering.release < KEEP_AWAKE_SINCE:
         return Result.REFUSED, TOO_OLD
     if why := "" if wish.takes_back else look.powering.settings.why_not:
@@ -306,7 +310,7 @@ def _of_the_list(wish: NodeWish, look: NodeLook) -> tuple[Result, str]:
     return Result.REFUSED, ""
 
 
-def _of_weight(wish: NodeWish, _: NodeLook) -> tuple[Result, str]:
+def _of_weight(wish: PlannedNodeUpdate, _: NodeReading) -> tuple[Result, str]:
     readable = _weight(wish.wanted) is not None
     return Result.REFUSED, "" if readable else f"{wish.wanted!r} is no weight"
 
@@ -316,10 +320,10 @@ def _weight(text: str) -> int | None:
     return parse.whole(text) if text.isascii() and text.isdigit() else None
 
 
-_VERDICTS: Mapping[NodeLever, Callable[[NodeWish, NodeLook], tuple[Result, str]]] = {
-    NodeLever.POWER: _of_power,
-    NodeLever.KEEP_AWAKE: _of_the_list,
-    NodeLever.WEIGHT: _of_weight,
+_VERDICTS: Mapping[NodeSetting, Callable[[PlannedNodeUpdate, NodeReading], tuple[Result, str]]] = {
+    NodeSetting.POWER: _of_power,
+    NodeSetting.KEEP_AWAKE: _of_the_list,
+    NodeSetting.WEIGHT: _of_weight,
 }
 
 
@@ -348,7 +352,7 @@ class SlurmNodes:
     def __init__(
         self,
         backend: Backend,
-        desk: PowerDesk,
+        desk: PowerConfigReader,
         *,
         name: str,
         site_factor_most: int,
@@ -393,7 +397,7 @@ class SlurmNodes:
         """
         if not actions:
             return []
-        look = NodeLook.of(nodes=self.backend.nodes(), powering=self.desk())
+        look = NodeReading.of(nodes=self.backend.nodes(), powering=self.desk())
         wishes = wishes_of(actions, look)
         outcomes = {at: said for at, wish in enumerate(wishes) if (said := verdict(wish, look)) is not None}
         outcomes |= _left_out(wishes, outcomes, look, self._writes_per_turn)
@@ -405,9 +409,9 @@ class SlurmNodes:
         """Let go of the way in."""
         self.backend.close()
 
-    def _written(self, wishes: Mapping[int, NodeWish], look: NodeLook) -> dict[int, NodeOutcome]:
+    def _written(self, wishes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
         """Write, read back, and return what became of each wish; sleeps last, each judged once more right before."""
-        sleeps = {at: wish for at, wish in wishes.items() if wish.wanted == DOWN and wish.lever is NodeLever.POWER}
+        sleeps = {at: wish for at, wish in wishes.items() if wish.wanted == DOWN and wish.lever is NodeSetting.POWER}
         others = {at: wish for at, wish in wishes.items() if at not in sleeps}
         answers = self._answers(others, first=True)
         late: dict[int, NodeOutcome] = {}
@@ -417,10 +421,12 @@ class SlurmNodes:
         written = {at: wish for at, wish in wishes.items() if at not in late}
         return late | self._read_back(written, answers, look)
 
-    def _too_late(self, sleeps: Mapping[int, NodeWish], look: NodeLook, *, first: bool) -> dict[int, NodeOutcome]:
+    def _too_late(
+        self, sleeps: Mapping[int, PlannedNodeUpdate], look: NodeReading, *, first: bool
+    ) -> dict[int, NodeOutcome]:
         """Return the sleeps that must not be written any more: by the freshest look there can be."""
         try:
-            fresh = NodeLook.of(nodes=self.backend.nodes(), powering=look.powering)
+            fresh = NodeReading.of(nodes=self.backend.nodes(), powering=look.powering)
         except HeliosError as reason:
             if first:
                 raise
@@ -428,9 +434,9 @@ class SlurmNodes:
             return {at: wish.outcome(Result.FAILED, remark=why) for at, wish in sleeps.items()}
         return {at: said for at, wish in sleeps.items() if (said := verdict(wish, fresh)) is not None}
 
-    def _answers(self, wishes: Mapping[int, NodeWish], *, first: bool) -> dict[int, str]:
+    def _answers(self, wishes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
         """Write, and return Slurm's answer to each; where nothing was written before, a silent cluster is an error."""
-        lists = {at: wish for at, wish in wishes.items() if wish.lever is NodeLever.KEEP_AWAKE}
+        lists = {at: wish for at, wish in wishes.items() if wish.lever is NodeSetting.KEEP_AWAKE}
         nodes = {at: wish for at, wish in wishes.items() if at not in lists}
         answers = {at: self._told(wish.wanted) for at, wish in lists.items()}
         if nodes:
@@ -438,7 +444,7 @@ class SlurmNodes:
             answers |= dict(zip(nodes, said, strict=True))
         return answers
 
-    def _changed(self, wishes: Sequence[NodeWish], *, first: bool) -> list[str]:
+    def _changed(self, wishes: Sequence[PlannedNodeUpdate], *, first: bool) -> list[str]:
         try:
             return self.backend.change_nodes([wish.change for wish in wishes])
         except HeliosError as reason:
@@ -455,20 +461,20 @@ class SlurmNodes:
             return reason.fact
 
     def _read_back(
-        self, wishes: Mapping[int, NodeWish], answers: Mapping[int, str], look: NodeLook
+        self, wishes: Mapping[int, PlannedNodeUpdate], answers: Mapping[int, str], look: NodeReading
     ) -> dict[int, NodeOutcome]:
         if not wishes:
             return {}
         try:
-            lists = any(wish.lever is NodeLever.KEEP_AWAKE for wish in wishes.values())
-            after = NodeLook.of(nodes=self.backend.nodes(), powering=self.desk() if lists else look.powering)
+            lists = any(wish.lever is NodeSetting.KEEP_AWAKE for wish in wishes.values())
+            after = NodeReading.of(nodes=self.backend.nodes(), powering=self.desk() if lists else look.powering)
         except HeliosError as reason:
             return {at: _unread(wish, look, reason) for at, wish in wishes.items()}
         return {at: became(wish, look, after, answers[at]) for at, wish in wishes.items()}
 
 
 def _left_out(
-    wishes: Sequence[NodeWish], judged: Mapping[int, NodeOutcome], look: NodeLook, most: int
+    wishes: Sequence[PlannedNodeUpdate], judged: Mapping[int, NodeOutcome], look: NodeReading, most: int
 ) -> dict[int, NodeOutcome]:
     """Return what is not written now: of each lever of a node all wishes but the last, and what exceeds the budget."""
     last = {(wish.lever, wish.node): at for at, wish in enumerate(wishes)}
@@ -483,13 +489,13 @@ def _left_out(
     }
 
 
-def _turn(wish: NodeWish) -> int:
+def _turn(wish: PlannedNodeUpdate) -> int:
     if wish.takes_back:
         return 0
-    return {UP: 1, DOWN: 3}.get(wish.wanted, 2 if wish.lever is NodeLever.KEEP_AWAKE else 4)
+    return {UP: 1, DOWN: 3}.get(wish.wanted, 2 if wish.lever is NodeSetting.KEEP_AWAKE else 4)
 
 
-def _unread(wish: NodeWish, look: NodeLook, reason: HeliosError) -> NodeOutcome:
+def _unread(wish: PlannedNodeUpdate, look: NodeReading, reason: HeliosError) -> NodeOutcome:
     before = look.said(wish.lever, wish.node)
     return wish.outcome(
         Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.fact}"

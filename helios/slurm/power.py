@@ -52,7 +52,7 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
+class KeptAwake:
     """Nodes of which the cluster keeps ``least`` idle and awake; None: every one."""
 
     nodes: tuple[str, ...]
@@ -71,7 +71,7 @@ class Exclusions:
         ``SuspendExcParts`` and ``SuspendExcStates``.
     """
 
-    warm: tuple[Warm, ...] = ()
+    warm: tuple[KeptAwake, ...] = ()
     partitions: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
 
@@ -102,7 +102,7 @@ class Surroundings:
     racks: Mapping[str, str] = field(default_factory=dict)
 
 
-def warm(keep_awake: str) -> tuple[Warm, ...]:
+def warm(keep_awake: str) -> tuple[KeptAwake, ...]:
     """Return what a ``SuspendExcNodes`` as ``n[10-20]:4,n100`` keeps awake.
 
     Slurm up to 22.05 gives a number to all that stands before it since the last one, later ones to the word that it is
@@ -117,7 +117,7 @@ def warm(keep_awake: str) -> tuple[Warm, ...]:
         return ()
     found = (_COUNTED.fullmatch(word) for word in _BETWEEN.split(keep_awake.strip()) if word)
     return tuple(
-        Warm(nodes=expand(match["nodes"]), least=int(match["least"]) if match["least"] else None)
+        KeptAwake(nodes=expand(match["nodes"]), least=int(match["least"]) if match["least"] else None)
         for match in found
         if match
     )
@@ -233,7 +233,7 @@ _NO_TOPOLOGY = ("none", "flat", "default")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Powering:
+class PowerConfig:
     """What was read of how a cluster powers its nodes.
 
     Attributes
@@ -252,7 +252,7 @@ class Powering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PowerDesk:
+class PowerConfigReader:
     """Asks Slurm's commands how nodes are powered, and changes the keep-awake list.
 
     Parameters
@@ -266,7 +266,7 @@ class PowerDesk:
     shell: Shell
     racks: Mapping[str, str]
 
-    def __call__(self) -> Powering:
+    def __call__(self) -> PowerConfig:
         """Return how nodes are powered now.
 
         Raises
@@ -299,7 +299,7 @@ class PowerDesk:
 
 def powering(
     configuration: Mapping[str, str], partitions: Sequence[str] = (), racks: Mapping[str, str] | None = None
-) -> Powering:
+) -> PowerConfig:
     """Return what the answers of ``scontrol`` mean.
 
     Parameters
@@ -325,7 +325,7 @@ def powering(
         can_keep_awake=not why_not and release >= KEEP_AWAKE_SINCE,
         why_not=why_not,
     )
-    return Powering(
+    return PowerConfig(
         settings=settings, surroundings=Surroundings(exclusions=exclusions, racks=racks or {}), release=release
     )
 

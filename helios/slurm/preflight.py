@@ -34,7 +34,7 @@ _WEIGHTS = ("Age", "Assoc", "FairShare", "JobSize", "Partition", "QOS")
 _LEVELS = ("Operator", "Administrator")
 
 
-class Level(StrEnum):
+class FindingLevel(StrEnum):
     """How well a fact goes with Helios."""
 
     OK = "ok"
@@ -59,13 +59,13 @@ class Finding:
     """
 
     check: str
-    verdict: Level
+    verdict: FindingLevel
     fact: str
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class PreflightContext:
     """What the checks look at.
 
     Attributes
@@ -92,7 +92,7 @@ class Ground:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-Check = Callable[[Ground], Iterator[Finding]]
+Check = Callable[[PreflightContext], Iterator[Finding]]
 """Looks at one thing."""
 
 
@@ -111,7 +111,7 @@ def examine(
     Parameters
     ----------
     shell, user, site_factor_most, clock_skew_s, clock
-        As in :class:`Ground`.
+        As in :class:`PreflightContext`.
     configuration : callable
         Asks the controller, as :meth:`helios.slurm.backend.Backend.configuration`.
     more : sequence of Check
@@ -120,8 +120,8 @@ def examine(
     try:
         settings = configuration()
     except HeliosError as reason:
-        return [Finding(check="controller", verdict=Level.FAIL, fact=reason.fact, remedy=reason.remedy)]
-    ground = Ground(
+        return [Finding(check="controller", verdict=FindingLevel.FAIL, fact=reason.fact, remedy=reason.remedy)]
+    ground = PreflightContext(
         configuration=settings,
         shell=shell,
         user=user,
@@ -132,92 +132,92 @@ def examine(
     return [finding for check in (*_CHECKS, *more) for finding in _tried(check, ground)]
 
 
-def _tried(check: Check, ground: Ground) -> list[Finding]:
+def _tried(check: Check, ground: PreflightContext) -> list[Finding]:
     try:
         return list(check(ground))
     except HeliosError as reason:
         name = check.__name__.strip("_").replace("_", " ")
-        return [Finding(check=name, verdict=Level.WARN, fact=reason.fact, remedy=reason.remedy)]
+        return [Finding(check=name, verdict=FindingLevel.WARN, fact=reason.fact, remedy=reason.remedy)]
 
 
-def _controller(ground: Ground) -> Iterator[Finding]:
+def _controller(ground: PreflightContext) -> Iterator[Finding]:
     version = ground.configuration.get("SLURM_VERSION", "unknown")
     name = ground.configuration.get("ClusterName", "of unknown name")
     known = OLDEST_RELEASE <= parse.release(version) <= NEWEST_RELEASE
     yield Finding(
         check="controller",
-        verdict=Level.OK if known else Level.WARN,
+        verdict=FindingLevel.OK if known else FindingLevel.WARN,
         fact=f"cluster {name} answers, Slurm {version}",
         remedy="" if known else "Helios was run with 22.05 to 26.05; try it in mode shadow first.",
     )
 
 
-def _priority(ground: Ground) -> Iterator[Finding]:
+def _priority(ground: PreflightContext) -> Iterator[Finding]:
     kind = ground.configuration.get("PriorityType", "unknown")
     multifactor = kind == "priority/multifactor"
     yield Finding(
         check="priority",
-        verdict=Level.OK if multifactor else Level.FAIL,
+        verdict=FindingLevel.OK if multifactor else FindingLevel.FAIL,
         fact=f"PriorityType is {kind}",
         remedy="" if multifactor else "Set PriorityType=priority/multifactor: else a SiteFactor has no effect.",
     )
     if "INCR_ONLY" in ground.configuration.get("PriorityFlags", ""):
         yield Finding(
             check="priority",
-            verdict=Level.FAIL,
+            verdict=FindingLevel.FAIL,
             fact="PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be taken back",
             remedy="Take INCR_ONLY out of PriorityFlags.",
         )
 
 
-def _weights(ground: Ground) -> Iterator[Finding]:
+def _weights(ground: PreflightContext) -> Iterator[Finding]:
     found = {name: _number(ground.configuration.get(f"PriorityWeight{name}", "")) for name in _WEIGHTS}
     said = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
     room, most = sum(found.values()), ground.site_factor_most
     fact = f"priority weights: {said}; Helios adds at most ±{most:,}"
     if not room:
         remedy = "Nothing but Helios would order jobs, and none could be moved down: a priority cannot fall below 1."
-        yield Finding(check="weights", verdict=Level.WARN, fact=fact, remedy=remedy)
+        yield Finding(check="weights", verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
     elif most > room:
         remedy = (
             f"Helios outweighs everything that the site set; a [slurm] site_factor_most below {room:,} leaves it a say."
         )
-        yield Finding(check="weights", verdict=Level.WARN, fact=fact, remedy=remedy)
+        yield Finding(check="weights", verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
     else:
-        yield Finding(check="weights", verdict=Level.OK, fact=fact)
+        yield Finding(check="weights", verdict=FindingLevel.OK, fact=fact)
 
 
-def _soft_limits(ground: Ground) -> Iterator[Finding]:
+def _soft_limits(ground: PreflightContext) -> Iterator[Finding]:
     flag = SOFT_LIMIT_FLAG in ground.configuration.get("SchedulerParameters", "").lower()
     able = parse.release(ground.configuration.get("SLURM_VERSION", "")) >= SOFT_LIMITS_SINCE
     if able and flag:
-        yield Finding(check="soft limits", verdict=Level.OK, fact=f"SchedulerParameters has {SOFT_LIMIT_FLAG}")
+        yield Finding(check="soft limits", verdict=FindingLevel.OK, fact=f"SchedulerParameters has {SOFT_LIMIT_FLAG}")
         return
     remedy = f"Add {SOFT_LIMIT_FLAG} to SchedulerParameters to use soft limits." if able else "They need Slurm 23.11."
     fact = f"SchedulerParameters lacks {SOFT_LIMIT_FLAG}: Helios will refuse every soft limit"
-    yield Finding(check="soft limits", verdict=Level.WARN, fact=fact, remedy=remedy)
+    yield Finding(check="soft limits", verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
 
 
-def _rate_limit(ground: Ground) -> Iterator[Finding]:
+def _rate_limit(ground: PreflightContext) -> Iterator[Finding]:
     limited = "rl_enable" in ground.configuration.get("SlurmctldParameters", "").lower()
     exempt = ground.user in {"root", slurm_user(ground)}
     slow = limited and not exempt
     yield Finding(
         check="rate limit",
-        verdict=Level.WARN if slow else Level.OK,
+        verdict=FindingLevel.WARN if slow else FindingLevel.OK,
         fact="SlurmctldParameters has rl_enable: calls of one user are limited" if limited else "calls are not limited",
         remedy="Raise rl_bucket_size, or lower [slurm] writes_per_turn: one change is one call." if slow else "",
     )
 
 
-def _power(ground: Ground) -> Iterator[Finding]:
+def _power(ground: PreflightContext) -> Iterator[Finding]:
     after = ground.configuration.get("SuspendTime", "")
     on = ground.configuration.get("SuspendProgram", "(null)") != "(null)" and after not in {"", "INFINITE", "NONE"}
     fact = f"power saving is on: idle nodes sleep after {after}" if on else "power saving is off"
-    yield Finding(check="power", verdict=Level.OK, fact=fact)
+    yield Finding(check="power", verdict=FindingLevel.OK, fact=fact)
 
 
-def _accounting(ground: Ground) -> Iterator[Finding]:
+def _accounting(ground: PreflightContext) -> Iterator[Finding]:
     # sacctmgr shows its configuration with slurmdbd away too; a list it has to ask for.
     ground.shell.run("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
     kept = Accounting(shell=ground.shell).keeps_jobs()
@@ -226,29 +226,29 @@ def _accounting(ground: Ground) -> Iterator[Finding]:
     remedy = "Helios learns best from months: raise PurgeJobAfter in slurmdbd.conf." if short else ""
     yield Finding(
         check="accounting",
-        verdict=Level.WARN if short else Level.OK,
+        verdict=FindingLevel.WARN if short else FindingLevel.OK,
         fact=f"slurmdbd answers and keeps jobs {reach}",
         remedy=remedy,
     )
 
 
-def _clock(ground: Ground) -> Iterator[Finding]:
+def _clock(ground: PreflightContext) -> Iterator[Finding]:
     theirs = controllers_time(ground.shell)
     skew = abs((ground.clock() - theirs).total_seconds())
     bad = skew > ground.clock_skew_s
     yield Finding(
         check="clock",
-        verdict=Level.FAIL if bad else Level.OK,
+        verdict=FindingLevel.FAIL if bad else FindingLevel.OK,
         fact=f"the controller's clock differs by {skew:.0f} s",
         remedy="Let chrony or ntpd set both clocks; Helios writes nothing until then." if bad else "",
     )
 
 
-def _privileges(ground: Ground) -> Iterator[Finding]:
+def _privileges(ground: PreflightContext) -> Iterator[Finding]:
     if ground.user in {"root", slurm_user(ground)}:
         yield Finding(
             check="privileges",
-            verdict=Level.WARN,
+            verdict=FindingLevel.WARN,
             fact=f"Helios runs as {ground.user}, who may do anything to this cluster",
             remedy="Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/operate.md",
         )
@@ -258,45 +258,45 @@ def _privileges(ground: Ground) -> Iterator[Finding]:
     able = level in _LEVELS
     yield Finding(
         check="privileges",
-        verdict=Level.OK if able else Level.FAIL,
+        verdict=FindingLevel.OK if able else FindingLevel.FAIL,
         fact=f"user {ground.user} has AdminLevel {level}",
         remedy="" if able else f"As an administrator: sacctmgr modify user {ground.user} set adminlevel=Operator",
     )
 
 
-def _private_data(ground: Ground) -> Iterator[Finding]:
+def _private_data(ground: PreflightContext) -> Iterator[Finding]:
     private = ground.configuration.get("PrivateData", "none")
     if "jobs" in private:
         fact = f"PrivateData is {private}: only operators see other users' jobs"
-        yield Finding(check="private data", verdict=Level.OK, fact=fact)
+        yield Finding(check="private data", verdict=FindingLevel.OK, fact=fact)
 
 
-def _priority_hook(ground: Ground) -> Iterator[Finding]:
+def _priority_hook(ground: PreflightContext) -> Iterator[Finding]:
     plugins = ground.configuration.get("JobSubmitPlugins", "(null)")
     fact = f"JobSubmitPlugins is {plugins}"
     if "lua" in re.split(r"\W+", plugins):
         script = Path(ground.configuration.get("SLURM_CONF", "")).parent / "job_submit.lua"
         if _names_hook(script):
-            yield Finding(check=HOOK, verdict=Level.OK, fact=fact)
+            yield Finding(check=HOOK, verdict=FindingLevel.OK, fact=fact)
             return
         fact = f"{fact}, and {script} does not call Helios' hook"
     remedy = "Install the hook, after its table is published: docs/priority-hook.md"
     yield Finding(
-        check=HOOK, verdict=Level.WARN, fact=f"{fact}: new jobs have no place until the next turn", remedy=remedy
+        check=HOOK, verdict=FindingLevel.WARN, fact=f"{fact}: new jobs have no place until the next turn", remedy=remedy
     )
 
 
 def hook_table_check(table: Path) -> Check:
     """Return the check that slurmctld can read the hook's ``table``, for ``examine(more=...)``."""
 
-    def check(ground: Ground) -> Iterator[Finding]:
+    def check(ground: PreflightContext) -> Iterator[Finding]:
         user = slurm_user(ground)
         place = closed_to(user, table)
         if place is None:
             return
         fact = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
         remedy = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
-        yield Finding(check=HOOK, verdict=Level.WARN, fact=fact, remedy=remedy)
+        yield Finding(check=HOOK, verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
 
     return check
 
@@ -329,7 +329,7 @@ def _number(text: str) -> int:
     return int(found[0]) if found else 0
 
 
-def slurm_user(ground: Ground) -> str:
+def slurm_user(ground: PreflightContext) -> str:
     """Return the user that slurmctld runs as."""
     return ground.configuration.get("SlurmUser", "").partition("(")[0]
 
@@ -374,25 +374,25 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
     timer = _timer_of_keep_awake if mechanism == "keep_awake" else _timer_of_sleep
     listed: tuple[Check, ...] = (_keep_awake,) if mechanism == "keep_awake" else ()
 
-    def node_weights(ground: Ground) -> Iterator[Finding]:
+    def node_weights(ground: PreflightContext) -> Iterator[Finding]:
         return _node_weights(ground, tiers)
 
     return (_power_programs, timer, _power_timeouts, _power_rates, *listed, _administrator, node_weights)
 
 
-def _finding(check: str, fact: str, *, remedy: str = "", level: Level = Level.WARN) -> Finding:
+def _finding(check: str, fact: str, *, remedy: str = "", level: FindingLevel = FindingLevel.WARN) -> Finding:
     """Return a finding that is as bad as ``level`` where there is something to do about it."""
-    return Finding(check=check, verdict=level if remedy else Level.OK, fact=fact, remedy=remedy)
+    return Finding(check=check, verdict=level if remedy else FindingLevel.OK, fact=fact, remedy=remedy)
 
 
-def _power_programs(ground: Ground) -> Iterator[Finding]:
+def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
     found = programs(ground.configuration)
     for key in ("SuspendProgram", "ResumeProgram"):
         if key in found:
             yield _program(key, Path(found[key]))
         else:
             remedy = "Set it in slurm.conf; deploy/slurm/power has programs for IPMI, Redfish, Wake-on-LAN and clouds."
-            yield _finding("power programs", f"slurm.conf has no {key}", remedy=remedy, level=Level.FAIL)
+            yield _finding("power programs", f"slurm.conf has no {key}", remedy=remedy, level=FindingLevel.FAIL)
 
 
 def _program(key: str, path: Path) -> Finding:
@@ -401,29 +401,29 @@ def _program(key: str, path: Path) -> Finding:
     if os.access(path, os.X_OK):
         return _finding("power programs", f"{key} is {path}")
     remedy = f"chmod 755 {path}; slurmctld's host must have it too."
-    return _finding("power programs", f"{key} is {path}, which cannot be run", remedy=remedy, level=Level.FAIL)
+    return _finding("power programs", f"{key} is {path}, which cannot be run", remedy=remedy, level=FindingLevel.FAIL)
 
 
-def _timer_of_sleep(ground: Ground) -> Iterator[Finding]:
+def _timer_of_sleep(ground: PreflightContext) -> Iterator[Finding]:
     remedy = "Slurm would put nodes to sleep before Helios does: SuspendTime=604800, a week, leaves it to Helios."
     yield _timer(ground, lambda after_s: remedy if after_s < _DAY_S else "")
 
 
-def _timer_of_keep_awake(ground: Ground) -> Iterator[Finding]:
+def _timer_of_keep_awake(ground: PreflightContext) -> Iterator[Finding]:
     remedy = 'Hardly a node will ever sleep: with [power] mechanism = "keep_awake" set SuspendTime=600.'
     yield _timer(ground, lambda after_s: remedy if after_s >= _DAY_S else "")
 
 
-def _timer(ground: Ground, judge: Callable[[float], str]) -> Finding:
+def _timer(ground: PreflightContext, judge: Callable[[float], str]) -> Finding:
     after_s = powering(ground.configuration).settings.suspend_time_s
     if math.isinf(after_s):
         fact = "SuspendTime is INFINITE: Slurm refuses every power_down, and wakes no node for a job"
         remedy = "Set SuspendTime=604800 (a week) in slurm.conf."
-        return _finding("idle timer", fact, remedy=remedy, level=Level.FAIL)
+        return _finding("idle timer", fact, remedy=remedy, level=FindingLevel.FAIL)
     return _finding("idle timer", f"SuspendTime is {after_s:.0f} s", remedy=judge(after_s))
 
 
-def _power_timeouts(ground: Ground) -> Iterator[Finding]:
+def _power_timeouts(ground: PreflightContext) -> Iterator[Finding]:
     suspend_s, resume_s, batch_s, message_s = (
         seconds(ground.configuration.get(key, ""))
         for key in ("SuspendTimeout", "ResumeTimeout", "BatchStartTimeout", "MessageTimeout")
@@ -439,19 +439,19 @@ def _power_timeouts(ground: Ground) -> Iterator[Finding]:
     yield _finding("power timeouts", fact, remedy=remedy if batch_s < _LEAST_BATCH_START_S < resume_s else "")
 
 
-def _power_rates(ground: Ground) -> Iterator[Finding]:
+def _power_rates(ground: PreflightContext) -> Iterator[Finding]:
     rates = {key: ground.configuration.get(key, "").partition(" ")[0] for key in ("SuspendRate", "ResumeRate")}
     fact = ", ".join(f"{key} is {rate or 'unknown'} nodes a minute" for key, rate in rates.items())
     remedy = "0 is no limit: jobs may wake every sleeping node at once. Ask whoever knows your power feed."
     yield _finding("power rates", fact, remedy=remedy if rates["ResumeRate"] == "0" else "")
 
 
-def _keep_awake(ground: Ground) -> Iterator[Finding]:
+def _keep_awake(ground: PreflightContext) -> Iterator[Finding]:
     version = ground.configuration.get("SLURM_VERSION", "unknown")
     if parse.release(version) < KEEP_AWAKE_SINCE:
         fact = f"Slurm {version} cannot change SuspendExcNodes while it runs"
         remedy = 'It needs Slurm 23.02; until then [power] mechanism = "sleep".'
-        yield _finding("keep-awake list", fact, remedy=remedy, level=Level.FAIL)
+        yield _finding("keep-awake list", fact, remedy=remedy, level=FindingLevel.FAIL)
     elif KEEPS_LIST.lower() in ground.configuration.get("ReconfigFlags", "").lower():
         yield _finding("keep-awake list", f"ReconfigFlags has {KEEPS_LIST}")
     else:
@@ -461,7 +461,7 @@ def _keep_awake(ground: Ground) -> Iterator[Finding]:
         yield _finding("keep-awake list", f"ReconfigFlags lacks {KEEPS_LIST}", remedy=remedy)
 
 
-def _administrator(ground: Ground) -> Iterator[Finding]:
+def _administrator(ground: PreflightContext) -> Iterator[Finding]:
     if ground.user in {"root", slurm_user(ground)}:
         yield _finding("administrator", f"{ground.user} may change nodes")
         return
@@ -474,10 +474,10 @@ def _administrator(ground: Ground) -> Iterator[Finding]:
         f"sacctmgr modify user {ground.user} set adminlevel=Administrator"
     )
     fact = f"user {ground.user} may not change nodes: {quoted(said)}"
-    yield _finding("administrator", fact, remedy=remedy, level=Level.FAIL)
+    yield _finding("administrator", fact, remedy=remedy, level=FindingLevel.FAIL)
 
 
-def _node_weights(ground: Ground, tiers: int) -> Iterator[Finding]:
+def _node_weights(ground: PreflightContext, tiers: int) -> Iterator[Finding]:
     shown = lines(ground.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
     found = (re.search(r" Weight=(\d+)", line) for line in shown)
     weights = sorted({int(match[1]) for match in found if match})

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, HeliosError
-from helios.slurm.backend import Backend, Change, NodeChange, RawJob, RawNode, batches
+from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, batches
 from helios.slurm.parse import release
 
 # A conversation with the pyslurm worker: its process, its pipes, and the lines of JSON that pass through them.
@@ -327,11 +327,11 @@ class PyslurmBackend(Backend):
         """Return those settings of ``scontrol show config`` that pyslurm knows and Helios may ask for."""
         return cast(dict[str, str], self._read("configuration"))
 
-    def change(self, changes: Sequence[Change]) -> list[str]:
+    def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write the changes one after the other; a worker that dies of one of them does not stop the rest."""
         return self._each("change", [_of_job(change) for change in changes])
 
-    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+    def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         """Write the changes, nodes that are written the same in one request; a death does not stop the rest."""
         calls = batches(changes)
         said = self._each(
@@ -462,7 +462,7 @@ class PyslurmBackend(Backend):
         self._not_before = self._clock() + pause
 
 
-def _of_job(change: Change) -> dict[str, Any]:
+def _of_job(change: JobUpdate) -> dict[str, Any]:
     return {"job_id": change.job_id, "site_factor": change.site_factor, "time_min": change.time_min}
 
 

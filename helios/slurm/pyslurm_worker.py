@@ -71,7 +71,7 @@ _BASE_STATE = {
 _GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<kind>.+))?")
 
 
-class Names:
+class AccountNames:
     """User and group names, each looked up once."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Names:
         return self._known[kind, number]
 
 
-class Slurm:
+class PyslurmApi:
     """What may be asked of one Slurm, by the names of the protocol's calls.
 
     Parameters
@@ -118,7 +118,7 @@ class Slurm:
 
     def queue(self) -> list[dict[str, Any]]:
         """Return the records of jobs that wait or hold resources."""
-        names = Names()
+        names = AccountNames()
         jobs = self.pyslurm.Jobs.load(preload_passwd_info=False).values()
         return [raw_job(job, names) for job in jobs if job.state not in _OVER]
 
@@ -156,7 +156,7 @@ class Slurm:
         return ""
 
 
-def raw_job(job: Any, names: Names) -> dict[str, Any]:
+def raw_job(job: Any, names: AccountNames) -> dict[str, Any]:
     """Return a job as ``backend.RawJob``."""
     state = _BASE_STATE.get(job.state, job.state)
     pending = state == "PENDING"
@@ -373,13 +373,13 @@ def main() -> None:
     except Exception as reason:
         _say(answers, {"error": {"kind": "missing", "message": f"{type(reason).__name__}: {reason}"}})
         return
-    slurm = Slurm(pyslurm)
+    slurm = PyslurmApi(pyslurm)
     _say(answers, slurm.versions())
     for line in sys.stdin.buffer:
         _say(answers, answer(slurm, json.loads(line)))
 
 
-def answer(slurm: Slurm, request: dict[str, Any]) -> dict[str, Any]:
+def answer(slurm: PyslurmApi, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to one request, whatever goes wrong."""
     try:
         result = getattr(slurm, _known(request["call"]))(**request.get("args", {}))

@@ -45,7 +45,7 @@ def quoted(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandResult:
     """What a program printed, and how it ended."""
 
     output: bytes
@@ -88,7 +88,7 @@ class Shell:
             raise failure(program, answer.complaint)
         return answer.output
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> Answer:
+    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
         """Return what ``program`` prints and says when it is given ``given`` to read, however it ends.
 
         Raises
@@ -103,7 +103,7 @@ class Shell:
             raise self._too_slow(program, timeout_s or self.timeout_s) from reason
         finally:
             stop(started)
-        return Answer(output=output, complaint=complaint.decode("utf-8", "replace"), status=started.returncode)
+        return CommandResult(output=output, complaint=complaint.decode("utf-8", "replace"), status=started.returncode)
 
     def write(self, path: Path, program: str, *words: str, timeout_s: float | None = None) -> None:
         """Let ``program`` print into the file ``path``, without holding its output in memory.

@@ -14,8 +14,8 @@ from helios.errors import ConfigurationInvalid
 from helios.model.slurm_site import PartitionRules, SlurmSite
 from helios.slurm.site_accounts import read_qos, read_shares
 from helios.slurm.site_conf import lines, records
-from helios.slurm.site_nodes import Machines, machines_of_records, machines_of_sinfo
-from helios.slurm.site_rules import Settings, priority_rules, say_the_rest, scheduling_rules, selection
+from helios.slurm.site_nodes import MachineCounts, machines_of_records, machines_of_sinfo
+from helios.slurm.site_rules import SchedulingSettings, priority_rules, say_the_rest, scheduling_rules, selection
 
 _ABOUT_MACHINES = frozenset({"nodename", "partitionname", "nodeset"})
 _NOT_FOLLOWED = frozenset({"downnodes", "frontendname", "switchname"})
@@ -54,7 +54,7 @@ def read_site(
         priority, scheduling = priority_rules(settings), scheduling_rules(settings)
     notes, name = settings.notes, settings.text("clustername", "slurm")
     with _in_file("sinfo"):
-        told = read_machines(sinfo) if sinfo is not None else Machines()
+        told = read_machines(sinfo) if sinfo is not None else MachineCounts()
     with _in_file("qos"):
         qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
     with _in_file("associations"):
@@ -76,7 +76,7 @@ def read_site(
     return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *told.notes, *_what_is_missing(site)])))
 
 
-def read_machines(text: str) -> Machines:
+def read_machines(text: str) -> MachineCounts:
     """Read nodes and partitions from what ``sinfo -N`` or ``scontrol show node`` and ``show partition`` print.
 
     Raises
@@ -99,8 +99,8 @@ def _in_file(name: str) -> Iterator[None]:
         raise ConfigurationInvalid(f"{name}, {reason.fact}", remedy=reason.remedy) from reason
 
 
-def _read_configuration(text: str) -> tuple[Settings, Machines]:
-    settings, machines = Settings(), Machines()
+def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:
+    settings, machines = SchedulingSettings(), MachineCounts()
     for line in lines(text):
         if line.title in _ABOUT_MACHINES:
             machines.take(line)
@@ -116,7 +116,7 @@ def _read_configuration(text: str) -> tuple[Settings, Machines]:
     return settings, machines
 
 
-def _partitions(machines: Machines, told: Machines) -> Iterator[PartitionRules]:
+def _partitions(machines: MachineCounts, told: MachineCounts) -> Iterator[PartitionRules]:
     """Yield the partitions: what ``told`` says of them, where it says more than which nodes they have."""
     if not told.partitions:
         yield from machines.partitions.values()

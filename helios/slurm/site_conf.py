@@ -26,7 +26,7 @@ _TITLES = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ConfLine:
     """One statement: what it is about, and its words with their keys in lower case.
 
     Attributes
@@ -89,7 +89,7 @@ class Line:
         return ConfigurationInvalid(f"line {self.number}: {key}={self.words.get(key, '')} {what}", remedy=remedy)
 
 
-def lines(text: str) -> Iterator[Line]:
+def lines(text: str) -> Iterator[ConfLine]:
     """Read the statements of a text, in order.
 
     Raises
@@ -99,7 +99,7 @@ def lines(text: str) -> Iterator[Line]:
     """
     for number, statement in _statements(text):
         if found := _INCLUDE.fullmatch(statement):
-            yield Line(number=number, title="include", words={"include": found[1].strip()})
+            yield ConfLine(number=number, title="include", words={"include": found[1].strip()})
             continue
         whole = _WHOLE_LINE.fullmatch(statement)
         if whole is None:
@@ -111,10 +111,10 @@ def lines(text: str) -> Iterator[Line]:
             )
         title = whole[1].lower()
         words = _pairs(statement) if title in _TITLES else {title: whole[2].strip().strip('"')}
-        yield Line(number=number, title=title, words=words, spelled=whole[1])
+        yield ConfLine(number=number, title=title, words=words, spelled=whole[1])
 
 
-def records(text: str, title: str) -> Iterator[Line]:
+def records(text: str, title: str) -> Iterator[ConfLine]:
     """Read what ``scontrol show node`` or ``show partition`` prints, on one line a record or several.
 
     Parameters
@@ -124,7 +124,7 @@ def records(text: str, title: str) -> Iterator[Line]:
     """
     for number, block in _blocks(text, title):
         words = {found[1].lower(): found[2] for found in _PRINTED_PAIR.finditer(block)}
-        yield Line(number=number, title=title, words=words)
+        yield ConfLine(number=number, title=title, words=words)
 
 
 def length_s(text: str) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from helios import ownership
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
@@ -53,14 +53,16 @@ def minutes(length: Length) -> int:
 
 def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
     """Return whether a SiteFactor bears Helios' mark and is one that Helios wrote to this job."""
-    return ownership.is_ours(value) and undo.proves(Lever.ORDER, job, value)
+    return ownership.is_ours(value) and undo.proves(JobSetting.ORDER, job, value)
 
 
 def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
     """Return whether a job's TimeMin bears Helios' mark, on a Slurm of this release, and is one that Helios wrote."""
     value = minutes(job["time_min_s"])
     return (
-        release >= SOFT_LIMITS_SINCE and ownership.is_our_time_min(value) and undo.proves(Lever.SOFT_LIMIT, job, value)
+        release >= SOFT_LIMITS_SINCE
+        and ownership.is_our_time_min(value)
+        and undo.proves(JobSetting.SOFT_LIMIT, job, value)
     )
 
 

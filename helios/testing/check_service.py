@@ -29,12 +29,12 @@ from helios.actions import (
     PowerDown,
     PowerUp,
     Reorder,
-    Restore,
-    RestoreNodes,
+    RevertJobs,
+    RevertNodes,
     SoftLimit,
 )
 from helios.model import NODE_STATES, QUEUE, STEP_S, NodePower, Snapshot
-from helios.ports import Office, Service
+from helios.ports import Domain, Service
 from helios.services.registry import flaws_of, made
 from helios.testing.builders import (
     NOON,
@@ -52,7 +52,7 @@ from helios.testing.builders import (
 MANY_NODES = 2_000
 """Nodes of the largest cluster that is asked about."""
 WEEK = 7 * 86_400 // STEP_S
-KINDS = PowerDown | PowerUp | KeepAwake | FillFirst | RestoreNodes
+KINDS = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
 
 
 def node_situations() -> Iterator[tuple[str, Snapshot]]:
@@ -347,7 +347,7 @@ def _complaints(service: type[Any] | Service) -> Iterator[str]:
     if flaws:
         return
     yield from _clock_complaints(service_class)
-    on_nodes = getattr(service_class, "office", Office.JOBS) is Office.NODES
+    on_nodes = getattr(service_class, "office", Domain.JOBS) is Domain.NODES
     make, asked_about = _maker(service), [*situations(), *(node_situations() if on_nodes else ())]
     sound = True
     for title, snapshot in asked_about:
@@ -409,8 +409,8 @@ def _judged(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
 
 
 def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
-    actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Restore)]
-    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Restore)]
+    actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | RevertJobs)]
+    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | RevertJobs)]
     if strangers:
         on_nodes = "; to act on nodes, say office = Office.NODES" if isinstance(strangers[0], KINDS) else ""
         yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Restore of helios.actions{on_nodes}"

@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 
 from helios import ownership
-from helios.actions import JobAction, Lever, Outcome, Result
-from helios.changes import GONE, Ground, SettingWish, slurms_terms, verdict, wishes_of
+from helios.actions import JobAction, JobSetting, Outcome, Result
+from helios.changes import GONE, ChangeContext, SettingChange, slurms_terms, verdict, wishes_of
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import DECISIONS, NODE_STANDINGS, STANDINGS, Snapshot
-from helios.ports import LONGEST_LEASE, Office
+from helios.ports import LONGEST_LEASE, Domain
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 
 UNPROVED = "it bears Helios' mark, and no record says that Helios wrote it"
@@ -36,7 +36,9 @@ class _Job:
     site_factor: int = 0
     time_min: int = 0  # minutes; 0: none
     touched: str = ""  # why an admin's hand is on it
-    written: dict[Lever, list[int]] = field(default_factory=lambda: {lever: [] for lever in Lever})  # by Helios
+    written: dict[JobSetting, list[int]] = field(
+        default_factory=lambda: {lever: [] for lever in JobSetting}
+    )  # by Helios
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,9 +114,9 @@ class FakeCluster:
         for column in ("user_soft_limit_s", "soft_limit_s"):
             if row.get(column) is not None:
                 job.time_min = math.ceil(row[column] / 60)
-        job.written[Lever.ORDER].append(job.site_factor)
+        job.written[JobSetting.ORDER].append(job.site_factor)
         if row.get("soft_limit_s") is not None:
-            job.written[Lever.SOFT_LIMIT].append(job.time_min)
+            job.written[JobSetting.SOFT_LIMIT].append(job.time_min)
         self._jobs[row["job_id"]] = job
         return str(row["job_id"])
 
@@ -233,7 +235,7 @@ class FakeCluster:
         wishes = wishes_of(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
         return [self._became(wish) for wish in wishes]
 
-    def _became(self, wish: SettingWish[int]) -> Outcome:
+    def _became(self, wish: SettingChange[int]) -> Outcome:
         job = self._pending(wish.job_id)
         if job is None:
             return wish.outcome(Result.GONE, remark=GONE)
@@ -245,11 +247,11 @@ class FakeCluster:
             return wish.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
         return self._write(wish, job, before)
 
-    def _ground(self, wish: SettingWish[int], job: _Job) -> Ground:
+    def _ground(self, wish: SettingChange[int], job: _Job) -> ChangeContext:
         value, limit_s = _value(job, wish.lever), job.row["time_limit_s"]
         hidden = self._hides(wish.lever, job)
         is_marked = not hidden and _is_marked(wish.lever, value)
-        return Ground(
+        return ChangeContext(
             before=None if hidden else value,
             is_set=not hidden and _is_ours(job, wish.lever),
             hands_off=self._hands_off(job),
@@ -259,15 +261,15 @@ class FakeCluster:
             suspect=UNPROVED if is_marked and not _is_ours(job, wish.lever) else "",
         )
 
-    def _is_set(self, lever: Lever, job_id: str) -> bool:
+    def _is_set(self, lever: JobSetting, job_id: str) -> bool:
         job = self._jobs[job_id]
         return bool(_last(job, lever)) if self._hides(lever, job) else _is_marked(lever, _value(job, lever))
 
-    def _hides(self, lever: Lever, job: _Job) -> bool:
+    def _hides(self, lever: JobSetting, job: _Job) -> bool:
         # As on Slurm, whose sprio says nothing of a job that is held or not eligible.
-        return lever is Lever.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
+        return lever is JobSetting.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
 
-    def _write(self, wish: SettingWish[int], job: _Job, before: int) -> Outcome:
+    def _write(self, wish: SettingChange[int], job: _Job, before: int) -> Outcome:
         refusal = self._faults.refused.get(wish.job_id, "")
         if refusal:
             return wish.outcome(Result.FAILED, before=before, remark=refusal)
@@ -275,7 +277,7 @@ class FakeCluster:
         job.written[wish.lever].append(wish.wanted)
         if self._faults.swallowed > 0:
             self._faults.swallowed -= 1
-        elif wish.lever is Lever.ORDER:
+        elif wish.lever is JobSetting.ORDER:
             job.site_factor = wish.wanted
         else:
             job.time_min = wish.wanted
@@ -304,7 +306,7 @@ class FakeCluster:
         return [job_id for job_id, job in self._jobs.items() if _is_pending(job)]
 
     def _seen(self, job: _Job) -> Row:
-        ours = _is_ours(job, Lever.SOFT_LIMIT)
+        ours = _is_ours(job, JobSetting.SOFT_LIMIT)
         return job.row | {
             "priority": self._priority(job),
             "urgency": self._urgency(job),
@@ -319,11 +321,11 @@ class FakeCluster:
     def _hands_off(self, job: _Job) -> str:
         if job.touched or job.row.get("hands_off"):
             return job.touched or str(job.row["hands_off"])
-        foreign = job.site_factor and not _is_ours(job, Lever.ORDER)
+        foreign = job.site_factor and not _is_ours(job, JobSetting.ORDER)
         return f"an admin set SiteFactor {job.site_factor}" if foreign else ""
 
     def _urgency(self, job: _Job) -> float:
-        seen = not job.touched and _is_ours(job, Lever.ORDER)
+        seen = not job.touched and _is_ours(job, JobSetting.ORDER)
         return ownership.urgency(job.site_factor, most=self._most) if seen else 0.0
 
     def _priority(self, job: _Job) -> float:
@@ -343,22 +345,22 @@ def _is_eligible(job: _Job, now: datetime) -> bool:
     return eligible_at is not None and bool(eligible_at <= now)
 
 
-def _is_marked(lever: Lever, value: int) -> bool:
-    return ownership.is_ours(value) if lever is Lever.ORDER else ownership.is_our_time_min(value)
+def _is_marked(lever: JobSetting, value: int) -> bool:
+    return ownership.is_ours(value) if lever is JobSetting.ORDER else ownership.is_our_time_min(value)
 
 
-def _is_ours(job: _Job, lever: Lever) -> bool:
+def _is_ours(job: _Job, lever: JobSetting) -> bool:
     value = _value(job, lever)
     return _is_marked(lever, value) and value in job.written[lever]
 
 
-def _last(job: _Job, lever: Lever) -> int:
+def _last(job: _Job, lever: JobSetting) -> int:
     """Return what Helios wrote last, unless something else was put in its place where it can be seen."""
     return job.written[lever][-1] if job.written[lever] else 0
 
 
-def _value(job: _Job, lever: Lever) -> int:
-    return job.site_factor if lever is Lever.ORDER else job.time_min
+def _value(job: _Job, lever: JobSetting) -> int:
+    return job.site_factor if lever is JobSetting.ORDER else job.time_min
 
 
 # A ledger in memory: leases, fencing tokens and an audit that behave, and failures when asked for.
@@ -384,14 +386,14 @@ class FakeLedger:
         Who has the lease, though it may have run out; None: nobody.
     """
 
-    def __init__(self, *, office: Office = Office.JOBS) -> None:
+    def __init__(self, *, office: Domain = Domain.JOBS) -> None:
         self.records = 0
         self.token = 0
         self.holder: str | None = None
         self._until: datetime | None = None
         self._written: list[pd.DataFrame] = []
         self.office = office
-        self._kind = NODE_STANDINGS if office is Office.NODES else STANDINGS
+        self._kind = NODE_STANDINGS if office is Domain.NODES else STANDINGS
         self._standings = self._kind.empty()
         self._failing = 0
         self._well_until_failing = 0

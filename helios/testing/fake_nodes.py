@@ -12,12 +12,12 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
 from helios.errors import ClusterUnavailable
 from helios.model import NodePower, PowerSettings, Snapshot
@@ -428,7 +428,7 @@ class FakeNodes(PoweredNodes):
         return [self._restored(action, node, own) for node, own in action.own]
 
     def _sleep(self, action: PowerDown) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeLever.POWER, node=action.node, reason=action.reason)
+        change = _Change(action=action, lever=NodeSetting.POWER, node=action.node, reason=action.reason)
         node = self._nodes.get(action.node)
         if node is None:
             return change.outcome(Result.REFUSED, remark="no such node")
@@ -457,7 +457,7 @@ class FakeNodes(PoweredNodes):
         )
 
     def _wake(self, name: str, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeLever.POWER, node=name, reason=reason)
+        change = _Change(action=action, lever=NodeSetting.POWER, node=name, reason=reason)
         node = self._nodes.get(name)
         if node is None:
             return change.outcome(Result.REFUSED, remark="no such node")
@@ -475,7 +475,7 @@ class FakeNodes(PoweredNodes):
         return change.judged(node.power is NodePower.WAKING, before=before, after=self._worded(node))
 
     def _list(self, wanted: str, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeLever.KEEP_AWAKE, node="", reason=reason)
+        change = _Change(action=action, lever=NodeSetting.KEEP_AWAKE, node="", reason=reason)
         before = self.keep_awake
         if not self.can_keep_awake:
             return change.outcome(Result.REFUSED, before=_said(before), remark="SuspendExcNodes cannot be changed live")
@@ -498,7 +498,7 @@ class FakeNodes(PoweredNodes):
         return outcomes
 
     def _weigh(self, name: str, wanted: float, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeLever.WEIGHT, node=name, reason=reason)
+        change = _Change(action=action, lever=NodeSetting.WEIGHT, node=name, reason=reason)
         node = self._nodes.get(name)
         if node is None:
             return change.outcome(Result.REFUSED, remark="no such node")
@@ -510,10 +510,10 @@ class FakeNodes(PoweredNodes):
         node.weight = node.weight if self._swallows() else wanted
         return change.judged(node.weight == wanted, before=before, after=f"Weight {node.weight:.0f}")
 
-    def _restored(self, action: RestoreNodes, name: str, own: str) -> NodeOutcome:
-        if action.lever is NodeLever.POWER:
+    def _restored(self, action: RevertNodes, name: str, own: str) -> NodeOutcome:
+        if action.lever is NodeSetting.POWER:
             return self._wake(name, action=action, reason=action.reason)
-        if action.lever is NodeLever.WEIGHT:
+        if action.lever is NodeSetting.WEIGHT:
             return self._weigh(name, float(own), action=action, reason=action.reason)
         return self._list(own, action=action, reason=action.reason)
 
@@ -547,7 +547,7 @@ def _said(keep_awake: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
     action: NodeAction
-    lever: NodeLever
+    lever: NodeSetting
     node: str
     reason: str
 

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, func, i
 
 from helios.errors import LeaseLost, NoSuchCluster
 from helios.model import COVERAGE, MODES, NODE_STANDINGS, NODE_TALLIES, STANDINGS, TURNS, FrameKind
-from helios.ports import LONGEST_LEASE, Office
+from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import frame_of, stored_column, stored_time
@@ -27,7 +27,7 @@ TALLY_TYPES = {column.name: column.dtype for column in NODE_TALLIES.columns}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class AppliedTable:
     """Where what stands changed is kept, for one office.
 
     Attributes
@@ -46,13 +46,13 @@ class Shelf:
 
 
 SHELVES = {
-    Office.JOBS: Shelf(kind=STANDINGS, table=schema.standings, order=("lever", "job_id", "mode")),
-    Office.NODES: Shelf(kind=NODE_STANDINGS, table=schema.node_standings, order=("lever", "node", "mode")),
+    Domain.JOBS: AppliedTable(kind=STANDINGS, table=schema.standings, order=("lever", "job_id", "mode")),
+    Domain.NODES: AppliedTable(kind=NODE_STANDINGS, table=schema.node_standings, order=("lever", "node", "mode")),
 }
 
 
 def acquire(
-    connection: Connection, cluster_id: int, office: Office, *, holder: str, now: datetime, lasts: timedelta
+    connection: Connection, cluster_id: int, office: Domain, *, holder: str, now: datetime, lasts: timedelta
 ) -> int | None:
     """Take or renew the lease of an office of a cluster; see :meth:`helios.ports.Ledger.acquire`.
 
@@ -94,14 +94,14 @@ def _microseconds(length: timedelta) -> int:
     return length // timedelta(microseconds=1)
 
 
-def release(connection: Connection, cluster_id: int, office: Office, *, holder: str) -> None:
+def release(connection: Connection, cluster_id: int, office: Domain, *, holder: str) -> None:
     """Give the lease back, if ``holder`` has it; whoever comes next gets a larger token."""
     leases = schema.leases
     mine = _here(cluster_id, office) & (leases.c.holder == holder)
     connection.execute(update(leases).where(mine).values(holder=None))
 
 
-def refuse_stale(connection: Connection, cluster_id: int, office: Office, *, token: int) -> None:
+def refuse_stale(connection: Connection, cluster_id: int, office: Domain, *, token: int) -> None:
     """Raise :class:`LeaseLost` unless ``token`` is the current one of the office."""
     current = connection.execute(
         select(schema.leases.c.token).where(_here(cluster_id, office)).with_for_update()
@@ -113,18 +113,18 @@ def refuse_stale(connection: Connection, cluster_id: int, office: Office, *, tok
         )
 
 
-def lease(connection: Connection, cluster_id: int, office: Office) -> Mapping[str, Any] | None:
+def lease(connection: Connection, cluster_id: int, office: Domain) -> Mapping[str, Any] | None:
     """Return ``token``, ``holder`` and ``expires_at`` (microseconds) of an office's lease; None: never held."""
     row = connection.execute(select(schema.leases).where(_here(cluster_id, office))).one_or_none()
     return None if row is None else dict(row._mapping)
 
 
-def _here(cluster_id: int, office: Office) -> ColumnElement[bool]:
+def _here(cluster_id: int, office: Domain) -> ColumnElement[bool]:
     return (schema.leases.c.cluster_id == cluster_id) & (schema.leases.c.office == office.value)
 
 
 def replace_standings(
-    connection: Connection, bulk: Bulk, cluster_id: int, office: Office, standings: pd.DataFrame
+    connection: Connection, bulk: Bulk, cluster_id: int, office: Domain, standings: pd.DataFrame
 ) -> None:
     """Store what stands changed of an office's business in place of what was stored."""
     shelf = SHELVES[office]
@@ -204,7 +204,7 @@ class SqlLedger:
     Each office has its own lease, tokens and standings; the audit is one.
     """
 
-    def __init__(self, engine: Engine, bulk: Bulk, cluster: str, office: Office) -> None:
+    def __init__(self, engine: Engine, bulk: Bulk, cluster: str, office: Domain) -> None:
         self._engine, self._bulk, self._office = engine, bulk, office
         self._cluster_id = _cluster_id(engine, cluster)
 

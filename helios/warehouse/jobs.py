@@ -19,13 +19,13 @@ from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, REJEC
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk, arrow_schema
 from helios.warehouse.columns import stored_column, stored_jobs, stored_time
-from helios.warehouse.keys import NameBook, cluster_id_for_loading
+from helios.warehouse.keys import StringTable, cluster_id_for_loading
 from helios.warehouse.models import id_in_charge
 from helios.warehouse.revising import Revisions, revise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFile:
+class LoadedFile:
     """What a load is recorded under.
 
     Attributes
@@ -117,7 +117,7 @@ class _Tally:
         }
 
 
-def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: TraceFile) -> LoadReport:
+def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: LoadedFile) -> LoadReport:
     """Store ``batches`` as part of the caller's transaction.
 
     ``batches`` is not touched if the same content is loaded already.
@@ -130,7 +130,7 @@ def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: Tr
     cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
     if (before := _load_of(connection, cluster_id, trace.sha256)) is not None:
         return _report(connection, before, cluster=trace.cluster, already_loaded=True)
-    tally, book = _Tally(), NameBook(connection, bulk)
+    tally, book = _Tally(), StringTable(connection, bulk)
     load_id = _begin(connection, cluster_id, trace)
     for batch in batches:
         rows = stored_jobs(batch.jobs, cluster_id=cluster_id, book=book)
@@ -157,7 +157,7 @@ def reject_counts(connection: Connection, *, load_id: int) -> dict[str, int]:
     return {str(found): int(number) for found, number in connection.execute(query)}
 
 
-def _begin(connection: Connection, cluster_id: int, trace: TraceFile) -> int:
+def _begin(connection: Connection, cluster_id: int, trace: LoadedFile) -> int:
     row = {
         "cluster_id": cluster_id,
         "path": trace.path,

@@ -21,7 +21,7 @@ T = TypeVar("T")
 CHUNK = 20_000
 
 
-class NameBook:
+class StringTable:
     """Numbers for texts and texts for numbers, within one transaction.
 
     Parameters

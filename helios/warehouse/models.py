@@ -11,7 +11,7 @@ import pandas as pd
 from sqlalchemy import Connection, Engine, Row, Select, delete, insert, select
 
 from helios.errors import NotEnoughHistory
-from helios.model import PROMOTIONS, TIME, ModelRecord, Step
+from helios.model import PROMOTIONS, TIME, AuditStep, ModelRecord
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import frame_of, stored_time
@@ -30,7 +30,7 @@ PROMOTION_TYPES = {column.name: column.dtype for column in PROMOTIONS.columns}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class ModelShelf:
+class ModelStore:
     """The methods of :class:`~helios.warehouse.Warehouse` that are about models.
 
     In charge of a cluster is the model promoted last; where nothing was ever decided, the one trained last.
@@ -100,7 +100,7 @@ class ModelShelf:
         self,
         cluster: str,
         *,
-        step: Step,
+        step: AuditStep,
         model_id: str | None,
         by: str,
         why: str,
@@ -168,7 +168,7 @@ def before_this(promotions: pd.DataFrame) -> Sequence[str | None]:
         previous, chosen = _or_none(row.previous), _or_none(row.model_id)
         if not stack or stack[-1] != previous:
             stack.append(previous)
-        if str(row.step) == Step.ROLLED_BACK and chosen in stack:
+        if str(row.step) == AuditStep.ROLLED_BACK and chosen in stack:
             while stack[-1] != chosen:
                 stack.pop()
         elif chosen != stack[-1]:

@@ -12,16 +12,23 @@ from sqlalchemy import Connection, Engine, Select, Table, delete, func, select
 
 from helios.errors import FrameInvalid, SchemaOutdated
 from helios.model import JOBS, TIME, Batch
-from helios.ports import Office
+from helios.ports import Domain
 from helios.warehouse import control_state, grants, migrate, schema
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk
 from helios.warehouse.columns import frame_of, in_order, stored_column, stored_time
 from helios.warehouse.control_state import SqlLedger
 from helios.warehouse.engine import engine_for, reading, shown, sqlite_path, writing
-from helios.warehouse.jobs import LoadReport, TraceFile, load
-from helios.warehouse.keys import CLUSTERS, NameBook, cluster_id_for_loading, cluster_id_of, known_clusters, timezone_of
-from helios.warehouse.models import ModelShelf
+from helios.warehouse.jobs import LoadedFile, LoadReport, load
+from helios.warehouse.keys import (
+    CLUSTERS,
+    StringTable,
+    cluster_id_for_loading,
+    cluster_id_of,
+    known_clusters,
+    timezone_of,
+)
+from helios.warehouse.models import ModelStore
 from helios.warehouse.retention import Horizon, forget
 
 _ORDER = ("submitted_at", "job_id", "restart")
@@ -30,7 +37,7 @@ _AT_ONCE = 2_000
 """Values written out in one condition."""
 
 
-class Warehouse(ModelShelf):
+class Warehouse(ModelStore):
     """All that Helios remembers, in one SQLite or PostgreSQL database.
 
     Made by :meth:`open`; a context manager that closes it. Every method that writes is one transaction. Every method
@@ -146,14 +153,14 @@ class Warehouse(ModelShelf):
             Whether this is what the live accounting says: it wins over everything, no file wins over it, and what it
             does not know is not so.
         path, sha256, format, timezone
-            Recorded with the load; see :class:`~helios.warehouse.jobs.TraceFile`.
+            Recorded with the load; see :class:`~helios.warehouse.jobs.LoadedFile`.
 
         Raises
         ------
         FrameInvalid
             A batch lacks a declared column, or a job its id or submit time.
         """
-        trace = TraceFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
+        trace = LoadedFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
         with writing(self._engine, alone=True) as connection:
             return load(connection, self._bulk, batches, trace)
 
@@ -202,7 +209,7 @@ class Warehouse(ModelShelf):
                 query = jobs_module.last_jobs(query, cluster_id, last)
             ordered = in_order(self._bulk.select(connection, query))
             return frame_of(
-                ordered, {name: JOBS.by_name[name].dtype for name in wanted}, NameBook(connection, self._bulk)
+                ordered, {name: JOBS.by_name[name].dtype for name in wanted}, StringTable(connection, self._bulk)
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
@@ -216,7 +223,7 @@ class Warehouse(ModelShelf):
             times = list(connection.execute(select(jobs.submitted_at).where(of_cluster, within, named)).scalars())
             query = jobs_module.of_cluster(schema.jobs, cluster_id_of(connection, cluster), JOBS.names)
             found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
-            frame = frame_of(in_order(found), _JOB_TYPES, NameBook(connection, self._bulk))
+            frame = frame_of(in_order(found), _JOB_TYPES, StringTable(connection, self._bulk))
         array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
         return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
 
@@ -371,11 +378,11 @@ class Warehouse(ModelShelf):
             cluster_id = cluster_id_of(connection, cluster)
         return forget(self._engine, cluster_id, horizon)
 
-    def ledger(self, cluster: str, office: Office = Office.JOBS) -> SqlLedger:
+    def ledger(self, cluster: str, office: Domain = Domain.JOBS) -> SqlLedger:
         """Return what control remembers of an office of ``cluster``, which is made if it is new."""
         return SqlLedger(self._engine, self._bulk, cluster, office)
 
-    def lease(self, cluster: str, *, office: Office = Office.JOBS) -> Mapping[str, Any] | None:
+    def lease(self, cluster: str, *, office: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
         """Return an office's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
         with reading(self._engine) as connection:
             return control_state.lease(connection, cluster_id_of(connection, cluster), office)

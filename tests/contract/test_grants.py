@@ -14,9 +14,9 @@ from sqlalchemy.exc import DatabaseError
 
 from helios.app.roles import roles_granted
 from helios.config import Settings
-from helios.errors import LeaseLost, Misuse
+from helios.errors import LeaseLost, UsageError
 from helios.model import DECISIONS, MODES, NODE_STANDINGS, NODE_TALLIES, STANDINGS, FrameKind
-from helios.ports import Office
+from helios.ports import Domain
 from helios.warehouse import Horizon, Warehouse
 from helios.warehouse.engine import engine_for
 from tests.builders import a_batch, a_job
@@ -74,7 +74,7 @@ def refused(url: str, act: str) -> bool:
     with Warehouse.open(url) as warehouse:
         acts = {
             "lease of jobs": lambda: warehouse.ledger("venus").acquire(holder="me", now=NOW, lasts=MINUTE),
-            "lease of nodes": lambda: warehouse.ledger("venus", Office.NODES).acquire(
+            "lease of nodes": lambda: warehouse.ledger("venus", Domain.NODES).acquire(
                 holder="me", now=NOW, lasts=MINUTE
             ),
             "memory of jobs": lambda: warehouse.remember("venus", "turn", "{}", at=NOW),
@@ -105,7 +105,7 @@ OF_NODES = ("lease of nodes", "memory of nodes", "mode of ces", "decision of ces
 @pytest.mark.parametrize("act", [*OF_JOBS, *OF_NODES, "pause", "upgrade"])
 def test_each_role_does_the_business_of_its_office_and_not_the_others(granted: dict[str, str], act: str) -> None:
     with Warehouse.open(granted["owner"]) as warehouse:  # rows of both offices are there
-        for office in Office:
+        for office in Domain:
             warehouse.ledger("venus", office).acquire(holder="me", now=NOW, lasts=MINUTE)
         for name in ("turn", "nodes", "paused"):
             warehouse.remember("venus", name, "{}", at=NOW)
@@ -113,17 +113,17 @@ def test_each_role_does_the_business_of_its_office_and_not_the_others(granted: d
     assert {role: not refused(granted[role], act) for role in may} == may
 
 
-@pytest.mark.parametrize(("role", "office"), [("jobs", Office.NODES), ("nodes", Office.JOBS)])
+@pytest.mark.parametrize(("role", "office"), [("jobs", Domain.NODES), ("nodes", Domain.JOBS)])
 def test_what_stands_of_an_office_is_written_by_its_own_role_alone(
-    granted: dict[str, str], role: str, office: Office
+    granted: dict[str, str], role: str, office: Domain
 ) -> None:
-    kinds = {Office.JOBS: STANDINGS, Office.NODES: NODE_STANDINGS}
-    own = Office.JOBS if role == "jobs" else Office.NODES
+    kinds = {Domain.JOBS: STANDINGS, Domain.NODES: NODE_STANDINGS}
+    own = Domain.JOBS if role == "jobs" else Domain.NODES
     with Warehouse.open(granted["owner"]) as warehouse:
-        tokens = {each: warehouse.ledger("venus", each).acquire(holder="me", now=NOW, lasts=MINUTE) for each in Office}
+        tokens = {each: warehouse.ledger("venus", each).acquire(holder="me", now=NOW, lasts=MINUTE) for each in Domain}
     with Warehouse.open(granted[role]) as warehouse:
 
-        def write(each: Office) -> None:
+        def write(each: Domain) -> None:
             warehouse.ledger("venus", each).record(
                 token=tokens[each] or 0, decisions=DECISIONS.empty(), standings=standing(kinds[each])
             )
@@ -132,7 +132,7 @@ def test_what_stands_of_an_office_is_written_by_its_own_role_alone(
         assert len(warehouse.ledger("venus", own).standings()) == 1
         with pytest.raises(LeaseLost):  # of the other's lease it sees what it may write: nothing
             write(office)
-    other = "standings" if office is Office.JOBS else "node_standings"
+    other = "standings" if office is Domain.JOBS else "node_standings"
     with engine_for(granted[role]).connect() as connection, pytest.raises(DatabaseError, match="permission denied"):
         connection.exec_driver_sql(f"DELETE FROM {other}")
 
@@ -155,14 +155,14 @@ def test_who_only_reads_reads_all(granted: dict[str, str]) -> None:
 
 def test_a_role_that_nothing_holds_back_is_refused(granted: dict[str, str]) -> None:
     settings = Settings.model_validate({"database": {"url": granted["owner"]}})
-    with pytest.raises(Misuse, match="no role"):
+    with pytest.raises(UsageError, match="no role"):
         roles_granted(settings, jobs="nobody_of_that_name", nodes=None, reader=None)
-    with pytest.raises(Misuse, match="superuser"):
+    with pytest.raises(UsageError, match="superuser"):
         roles_granted(settings, jobs=str(make_url(granted["owner"]).username), nodes=None, reader=None)
 
 
 def test_on_sqlite_there_are_no_roles_and_it_says_what_there_is(tmp_path: Path) -> None:
     settings = Settings.model_validate({"database": {"url": f"sqlite:///{tmp_path / 'helios.db'}"}})
-    with pytest.raises(Misuse, match="no roles") as refusal:
+    with pytest.raises(UsageError, match="no roles") as refusal:
         roles_granted(settings, jobs="a", nodes="b", reader=None)
     assert "file of its own" in refusal.value.remedy

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from helios.model import DECISIONS, PREDICTIONS, TURNS
-from helios.ports import Office
+from helios.ports import Domain
 from helios.warehouse import Horizon, Warehouse, retention
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse.engine import engine_for, reading
@@ -115,11 +115,11 @@ def test_notes_about_old_readings_go_with_their_rejects_and_jobs_files_and_the_l
 
 def test_what_control_relies_on_is_never_old(warehouse: Warehouse) -> None:
     old = NOW - 2_000 * DAY
-    token = warehouse.ledger("venus", Office.NODES).acquire(holder="me", now=old, lasts=DAY)
+    token = warehouse.ledger("venus", Domain.NODES).acquire(holder="me", now=old, lasts=DAY)
     warehouse.remember("venus", "turn", "{}", at=old)
     warehouse.forget("venus", HORIZON)
     assert warehouse.remembered("venus", "turn") == "{}"
-    lease = warehouse.lease("venus", office=Office.NODES)
+    lease = warehouse.lease("venus", office=Domain.NODES)
     assert lease is not None and lease["token"] == token
 
 

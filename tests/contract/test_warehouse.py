@@ -22,10 +22,10 @@ from sqlalchemy import create_engine, inspect, text
 from helios.errors import (
     FrameInvalid,
     LeaseLost,
-    Misuse,
     NoSuchCluster,
     NotEnoughHistory,
     SchemaOutdated,
+    UsageError,
     WarehouseUnavailable,
 )
 from helios.model import (
@@ -44,7 +44,7 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.ports import LONGEST_LEASE, Office
+from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import LoadReport, Warehouse, control_state, engine, migrate
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
@@ -656,7 +656,7 @@ def test_an_undeclared_column_is_refused(warehouse: Warehouse) -> None:
 
 def test_a_time_without_a_zone_is_refused(warehouse: Warehouse) -> None:
     load(warehouse, a_batch())
-    with pytest.raises(Misuse, match="no time zone"):
+    with pytest.raises(UsageError, match="no time zone"):
         warehouse.jobs("venus", since=NOON.replace(tzinfo=None))
 
 
@@ -766,7 +766,7 @@ def test_models_survive_the_way_to_manifests_and_back(database: str) -> None:
 def test_the_lease_of_the_jobs_survives_the_way_to_offices_and_back(database: str) -> None:
     with Warehouse.open(database) as warehouse:
         token = warehouse.ledger("venus").acquire(holder="a", now=NOON, lasts=MINUTE)
-        warehouse.ledger("venus", Office.NODES).acquire(holder="b", now=NOON, lasts=MINUTE)
+        warehouse.ledger("venus", Domain.NODES).acquire(holder="b", now=NOON, lasts=MINUTE)
         before = warehouse.lease("venus")
     migrated(database, "0003", "downgrade")
     with engine_for(database).connect() as connection:
@@ -774,7 +774,7 @@ def test_the_lease_of_the_jobs_survives_the_way_to_offices_and_back(database: st
     migrated(database, "0003", "upgrade")
     with Warehouse.open(database) as warehouse:
         assert warehouse.lease("venus") == before
-        assert warehouse.lease("venus", office=Office.NODES) is None
+        assert warehouse.lease("venus", office=Domain.NODES) is None
 
 
 def test_a_database_of_another_program_is_left_alone(database: str) -> None:
@@ -981,7 +981,7 @@ def tallies_frame(*rows: dict[str, Any]) -> pd.DataFrame:
 
 @pytest.mark.usefixtures("one_clock")
 def test_the_offices_have_leases_and_tokens_of_their_own(warehouse: Warehouse) -> None:
-    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Office.NODES)
+    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Domain.NODES)
     assert jobs.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
     assert nodes.acquire(holder="b", now=NOON, lasts=MINUTE) == 1
     taken = nodes.acquire(holder="c", now=NOON + 2 * MINUTE, lasts=MINUTE)
@@ -990,12 +990,12 @@ def test_the_offices_have_leases_and_tokens_of_their_own(warehouse: Warehouse) -
     with pytest.raises(LeaseLost):
         nodes.record(token=1, decisions=decisions_frame(a_decision()), standings=None)
     jobs.release(holder="c")
-    of_nodes = warehouse.lease("venus", office=Office.NODES)
+    of_nodes = warehouse.lease("venus", office=Domain.NODES)
     assert of_nodes is not None and (of_nodes["holder"], of_nodes["token"]) == ("c", 2)
 
 
 def test_what_stands_of_nodes_leaves_what_stands_of_jobs_alone(warehouse: Warehouse) -> None:
-    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Office.NODES)
+    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Domain.NODES)
     for ledger in (jobs, nodes):
         assert ledger.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
     jobs.record(token=1, decisions=DECISIONS.empty(), standings=standings_frame(a_standing()))
@@ -1013,7 +1013,7 @@ def test_what_stands_of_nodes_leaves_what_stands_of_jobs_alone(warehouse: Wareho
 
 
 def test_what_stands_of_jobs_is_refused_by_the_office_of_nodes(warehouse: Warehouse) -> None:
-    nodes = warehouse.ledger("venus", Office.NODES)
+    nodes = warehouse.ledger("venus", Domain.NODES)
     nodes.acquire(holder="a", now=NOON, lasts=MINUTE)
     with pytest.raises(FrameInvalid, match="node standings"):
         nodes.record(token=1, decisions=decisions_frame(a_decision()), standings=standings_frame(a_standing()))

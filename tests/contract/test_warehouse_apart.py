@@ -24,9 +24,9 @@ from helios.model import (
     NODES,
     STANDINGS,
     TURNS,
-    Step,
+    AuditStep,
 )
-from helios.ports import Office
+from helios.ports import Domain
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.contract.test_warehouse import (
@@ -100,10 +100,10 @@ def fill(warehouse: Warehouse, cluster: str) -> None:
     warehouse.remember(cluster, "turn", f"of {cluster}", at=NOON)
     for hour, model_id in enumerate("ab"):
         warehouse.add_model(a_model(model_id=model_id, cluster=cluster, trained_at=NOON + hour * HOUR))
-    warehouse.decide(cluster, step=Step.PROMOTED, model_id="a", by="ann", why="because", at=NOON)
+    warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id="a", by="ann", why="because", at=NOON)
     for office, standings in (
-        (Office.JOBS, standings_frame(a_standing())),
-        (Office.NODES, NODE_STANDINGS.conform(pd.DataFrame([a_node_standing()]))),
+        (Domain.JOBS, standings_frame(a_standing())),
+        (Domain.NODES, NODE_STANDINGS.conform(pd.DataFrame([a_node_standing()]))),
     ):
         ledger = warehouse.ledger(cluster, office)
         token = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
@@ -123,13 +123,13 @@ def use(warehouse: Warehouse, cluster: str) -> None:
     warehouse.forget_tallies(cluster, NOON + HOUR)
     warehouse.cover(cluster, source="jobs", started_at=NOON + HOUR, ended_at=NOON + 2 * HOUR, read_at=NOON)
     warehouse.remember(cluster, "turn", "changed", at=NOON + HOUR)
-    warehouse.decide(cluster, step=Step.PROMOTED, model_id="b", by="ann", why="newer", at=NOON + HOUR)
+    warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id="b", by="ann", why="newer", at=NOON + HOUR)
     warehouse.add_model(a_model(model_id="b", cluster=cluster, trained_at=NOON + HOUR, jobs=99))
     warehouse.add_model(a_model(model_id="c", cluster=cluster, trained_at=NOON + 2 * HOUR))
     warehouse.forget_models(cluster, keep=1)
     for office, standings in (
-        (Office.JOBS, standings_frame(a_standing(value=0.9), a_standing(job_id="8"))),
-        (Office.NODES, NODE_STANDINGS.empty()),
+        (Domain.JOBS, standings_frame(a_standing(value=0.9), a_standing(job_id="8"))),
+        (Domain.NODES, NODE_STANDINGS.empty()),
     ):
         ledger = warehouse.ledger(cluster, office)
         ledger.release(holder="a")
@@ -163,9 +163,9 @@ def all_of(warehouse: Warehouse, cluster: str) -> dict[str, Any]:
         "in charge": warehouse.model(cluster),
         "promotions": warehouse.promotions(cluster),
         "lease of jobs": warehouse.lease(cluster),
-        "lease of nodes": warehouse.lease(cluster, office=Office.NODES),
+        "lease of nodes": warehouse.lease(cluster, office=Domain.NODES),
         "standings": warehouse.ledger(cluster).standings(),
-        "node standings": warehouse.ledger(cluster, Office.NODES).standings(),
+        "node standings": warehouse.ledger(cluster, Domain.NODES).standings(),
     }
 
 
@@ -229,7 +229,7 @@ def test_a_lease_says_whose_it_is_and_how_long(warehouse: Warehouse) -> None:
     assert found is not None
     assert (found["token"], found["holder"]) == (1, "a")
     assert found["expires_at"] == int((NOON + MINUTE - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6)
-    assert warehouse.lease("venus", office=Office.NODES) is None
+    assert warehouse.lease("venus", office=Domain.NODES) is None
 
 
 @OF_THIS_MACHINE
@@ -394,13 +394,15 @@ def test_tallies_come_back_with_every_figure(warehouse: Warehouse) -> None:
 
 def test_a_decision_on_models_is_kept_whole(warehouse: Warehouse) -> None:
     warehouse.add_model(a_model(model_id="a"))
-    warehouse.decide("venus", step=Step.PROMOTED, model_id="a", by="ann", why="good", at=NOON, candidate="a")
-    warehouse.decide("venus", step=Step.ROLLED_BACK, model_id=None, by="bob", why="bad", at=NOON + HOUR, candidate="b")
+    warehouse.decide("venus", step=AuditStep.PROMOTED, model_id="a", by="ann", why="good", at=NOON, candidate="a")
+    warehouse.decide(
+        "venus", step=AuditStep.ROLLED_BACK, model_id=None, by="bob", why="bad", at=NOON + HOUR, candidate="b"
+    )
     rows = warehouse.promotions("venus").astype(object)
     told = rows.where(rows.notna(), None)[["step", "model_id", "previous", "candidate", "promoted_by", "why"]]
     assert told.to_numpy().tolist() == [
-        [Step.PROMOTED, "a", None, "a", "ann", "good"],
-        [Step.ROLLED_BACK, None, "a", "b", "bob", "bad"],
+        [AuditStep.PROMOTED, "a", None, "a", "ann", "good"],
+        [AuditStep.ROLLED_BACK, None, "a", "b", "bob", "bad"],
     ]
     assert rows["promoted_at"].tolist() == [pd.Timestamp(NOON), pd.Timestamp(NOON + HOUR)]
 

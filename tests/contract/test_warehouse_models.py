@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.errors import NotEnoughHistory
-from helios.model import PROMOTIONS, ModelRecord, Step
+from helios.model import PROMOTIONS, AuditStep, ModelRecord
 from helios.warehouse import Warehouse
 from helios.warehouse.models import before_this
 
@@ -46,7 +46,7 @@ def keep(warehouse: Warehouse, *model_ids: str) -> None:
         warehouse.add_model(a_model(model_id, trained_at=NOON + hour * HOUR))
 
 
-def decide(warehouse: Warehouse, model_id: str | None, *, step: Step = Step.PROMOTED, hour: int = 0) -> None:
+def decide(warehouse: Warehouse, model_id: str | None, *, step: AuditStep = AuditStep.PROMOTED, hour: int = 0) -> None:
     warehouse.decide("venus", step=step, model_id=model_id, by="ann", why="because", at=NOON + hour * HOUR)
 
 
@@ -78,7 +78,7 @@ def test_a_decision_for_shrinkage_leaves_no_model_in_charge_and_says_so(warehous
 def test_the_edition_changes_when_another_model_is_put_in_charge_and_back(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b")
     seen = [warehouse.edition("venus")]
-    for step, model_id in ((Step.PROMOTED, "a"), (Step.PROMOTED, "b"), (Step.ROLLED_BACK, "a")):
+    for step, model_id in ((AuditStep.PROMOTED, "a"), (AuditStep.PROMOTED, "b"), (AuditStep.ROLLED_BACK, "a")):
         decide(warehouse, model_id, step=step)
         seen.append(warehouse.edition("venus"))
     assert [model_id for _, model_id in seen] == ["b", "a", "b", "a"]
@@ -88,7 +88,7 @@ def test_a_model_in_charge_knows_when_that_was_last_confirmed(warehouse: Warehou
     keep(warehouse, "a", "b")
     assert warehouse.model("venus").confirmed_at is None
     decide(warehouse, "a")
-    decide(warehouse, "a", step=Step.KEPT, hour=24)
+    decide(warehouse, "a", step=AuditStep.KEPT, hour=24)
     kept = warehouse.model("venus")
     assert kept.confirmed_at == kept.known_good_at == NOON + 24 * HOUR
     other = warehouse.model("venus", "b")
@@ -99,9 +99,9 @@ def test_every_decision_is_kept_with_who_was_in_charge_before(warehouse: Warehou
     keep(warehouse, "a", "b")
     decide(warehouse, "a")
     warehouse.decide(
-        "venus", step=Step.KEPT, model_id="a", candidate="b", by="nightly", why="b is worse", at=NOON + HOUR
+        "venus", step=AuditStep.KEPT, model_id="a", candidate="b", by="nightly", why="b is worse", at=NOON + HOUR
     )
-    decide(warehouse, None, step=Step.ROLLED_BACK, hour=2)
+    decide(warehouse, None, step=AuditStep.ROLLED_BACK, hour=2)
     found = PROMOTIONS.check(warehouse.promotions("venus"))
     assert found["step"].tolist() == ["promoted", "kept", "rolled back"]
     assert found["previous"].tolist() == ["b", "a", "a"]
@@ -112,7 +112,7 @@ def test_every_decision_is_kept_with_who_was_in_charge_before(warehouse: Warehou
 
 def test_a_first_candidate_was_not_in_charge_before_although_it_is_the_newest(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b")
-    warehouse.decide("venus", step=Step.PROMOTED, model_id="b", candidate="b", by="ann", why="better", at=NOON)
+    warehouse.decide("venus", step=AuditStep.PROMOTED, model_id="b", candidate="b", by="ann", why="better", at=NOON)
     assert warehouse.promotions("venus")["previous"].tolist() == ["a"]
 
 

@@ -344,34 +344,34 @@ def _release_script(data: bytes, folder: Path) -> object:
 
 
 def _memory_seeds(_: Path) -> Sequence[bytes]:
-    from helios.control import TurnMemory
+    from helios.control import ControllerState
 
-    memory = TurnMemory(
+    memory = ControllerState(
         asked_at={"qssf": NOW}, controller="c1", pending=3, nodes=4, still=("x",), said={"qssf": frozenset({"a"})}
     )
     return [memory.to_json().encode()]
 
 
 def _memory(data: bytes, _: Path) -> object:
-    from helios.control import TurnMemory
+    from helios.control import ControllerState
 
-    return TurnMemory.from_json(data.decode("utf-8", "replace")).to_json()
+    return ControllerState.from_json(data.decode("utf-8", "replace")).to_json()
 
 
 def _node_memory_seeds(folder: Path) -> Sequence[bytes]:
-    from helios.control import NodeMemory, TurnMemory
+    from helios.control import ControllerState, NodeControllerState
 
-    turn = TurnMemory.from_json(_memory_seeds(folder)[0].decode())
-    memory = NodeMemory(
+    turn = ControllerState.from_json(_memory_seeds(folder)[0].decode())
+    memory = NodeControllerState(
         turn=turn, looked_at=NOW, idle={"n1": NOW}, slept={"n1": (NOW,)}, protected_at=NOW, keep_off={"n1": NOW}
     )
     return [memory.to_json().encode()]
 
 
 def _node_memory(data: bytes, _: Path) -> object:
-    from helios.control import NodeMemory
+    from helios.control import NodeControllerState
 
-    return NodeMemory.from_json(data.decode("utf-8", "replace")).to_json()
+    return NodeControllerState.from_json(data.decode("utf-8", "replace")).to_json()
 
 
 TARGETS: dict[str, Target] = {

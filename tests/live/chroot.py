@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
-from helios.config import Slurm
+from helios.config import SlurmSettings
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.pyslurm_backend import PyslurmBackend
 from tests.live.rig import Rig
@@ -90,10 +90,10 @@ class Chroot(Rig):
         """Return the way in through the commands inside."""
         return CommandsBackend(commands_folder=str(self.scratch))
 
-    def slurm(self, backend: Any) -> Slurm:
+    def slurm(self, backend: Any) -> SlurmSettings:
         """Return the settings with which Helios reaches it."""
         python = shlex.join(["chroot", str(self.root), PYTHON])
-        return Slurm(backend=backend, python=python, commands=str(self.scratch))
+        return SlurmSettings(backend=backend, python=python, commands=str(self.scratch))
 
     def controller_pid(self) -> int:
         """Return the process id of slurmctld."""

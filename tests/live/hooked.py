@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, render, retract
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
 from tests.live.rig import Rig, missing
@@ -52,7 +52,7 @@ class Hooked:
         self.rig.until(lambda: job in self.rig.site_factors())
         return self.rig.site_factors()[job]
 
-    def wrote(self, job: str, value: int, lever: Lever = Lever.ORDER) -> None:
+    def wrote(self, job: str, value: int, lever: JobSetting = JobSetting.ORDER) -> None:
         """Record, as Helios does before it writes, that it set a value on a job."""
         times = self.rig.lines("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-a", "-j", job, "-O", "SubmitTime")
         entry = Written(lever=lever, job_id=job, submitted=int(times[0]), value=value)

@@ -12,10 +12,10 @@ import pytest
 
 from helios.app.explain_job import JobUnknown, explain
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
-from helios.app.operations import Desk, released
+from helios.app.operations import Operations, released
 from helios.cli.control import scope
 from helios.config import Settings
-from helios.control import ServiceMode, TurnReport
+from helios.control import CycleReport, ServiceMode
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE, read_table
@@ -33,7 +33,7 @@ class Helios:
         self.url = f"sqlite:///{folder / 'helios.db'}"
         self.desk = self.another()
 
-    def another(self, *, state: str = "state", url: str = "", **sections: dict[str, object]) -> Desk:
+    def another(self, *, state: str = "state", url: str = "", **sections: dict[str, object]) -> Operations:
         """Return a Desk as another process would have it."""
         plain: dict[str, object] = {
             "database": {"url": url or self.url},
@@ -42,19 +42,19 @@ class Helios:
             "history": {"start": f"{datetime.now(UTC) - timedelta(hours=2):%Y-%m-%dT%H:%M:%S}"},
             "services": {"qssf": {"every_s": 1}},
         }
-        return Desk(Settings.model_validate(plain | sections))
+        return Operations(Settings.model_validate(plain | sections))
 
     def set(self, mode: Mode, **scope: object) -> None:
         now = datetime.now(UTC)
         set_mode(self.url, self.rig.name, "qssf", mode, by="root", reason="a test", now=now, **scope)  # type: ignore[arg-type]  # because the options are named
 
-    def turn(self, desk: Desk | None = None) -> TurnReport:
+    def turn(self, desk: Operations | None = None) -> CycleReport:
         turns = (desk or self.desk).turns
         return turns.turn(modes=turns.modes_for_a_turn())
 
-    def turn_that_asks(self, desk: Desk | None = None) -> TurnReport:
+    def turn_that_asks(self, desk: Operations | None = None) -> CycleReport:
         """Take turns until the service is due again and was asked."""
-        reports: list[TurnReport] = []
+        reports: list[CycleReport] = []
         self.rig.until(lambda: reports.append(self.turn(desk)) or reports[-1].counts.get("qssf"))
         return reports[-1]
 

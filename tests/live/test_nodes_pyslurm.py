@@ -13,14 +13,14 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
-from helios.slurm.backend import NodeChange
+from helios.slurm.backend import NodeUpdate
 from helios.slurm.connect import open_nodes
 from helios.slurm.nodes import SlurmNodes
 from helios.slurm.undo_file import UNDO_FILE, write_undo
@@ -120,7 +120,7 @@ def test_weights_are_written_read_back_and_lost_on_a_reconfiguration(chroot: Chr
     chroot.run("scontrol", "reconfigure")
     chroot.until(lambda: chroot.weights() == {"n1": 1, "n2": 1})
     assert results(nodes.steer(order)) == [Result.UNCHANGED, Result.DONE]
-    back = RestoreNodes(lever=NodeLever.WEIGHT, own=(("n1", "0"), ("n2", "1")), reason="stop")
+    back = RevertNodes(lever=NodeSetting.WEIGHT, own=(("n1", "0"), ("n2", "1")), reason="stop")
     assert results(nodes.steer([back])) == [Result.DONE, Result.UNCHANGED]
     assert chroot.weights() == {"n1": 0, "n2": 1}
 
@@ -139,7 +139,7 @@ def test_both_ways_in_see_the_same_nodes(chroot: Chroot) -> None:
 
 
 def test_a_node_that_is_not_there_is_told_of_it_alone(chroot: Chroot, nodes: SlurmNodes) -> None:
-    wrong, right = nodes.backend.change_nodes([NodeChange(node="n99", weight=7), NodeChange(node="n1", weight=8)])
+    wrong, right = nodes.backend.change_nodes([NodeUpdate(node="n99", weight=7), NodeUpdate(node="n1", weight=8)])
     assert "Invalid node name" in wrong
     assert right == ""
     assert chroot.weights()["n1"] == 8
@@ -157,7 +157,7 @@ def test_the_keep_awake_list_is_changed_live_and_given_back(chroot: Chroot, node
     assert results(nodes.steer(kept("n2", own=""))) == [Result.UNCHANGED]
     assert results(nodes.steer(kept("n2", own="n[1-2]:1"))) == [Result.DONE]
     assert the_list(chroot) == "n[1-2]:1,n2"
-    back = RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "(null)"),), reason="stop")
+    back = RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", "(null)"),), reason="stop")
     assert results(nodes.steer([back])) == [Result.DONE]
     assert the_list(chroot) == "(null)"
 

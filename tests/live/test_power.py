@@ -14,11 +14,11 @@ import pytest
 from helios.actions import Action, FillFirst, PowerDown, PowerUp, Result
 from helios.app.modes import pause, resume
 from helios.app.node_demand import NodeDemand
-from helios.app.operations import Desk
+from helios.app.operations import Operations
 from helios.config import Settings
-from helios.control import NodeTurnReport, ServiceMode
+from helios.control import NodeCycleReport, ServiceMode
 from helios.model import STEP_S, Mode, Snapshot, pools
-from helios.ports import Office
+from helios.ports import Domain
 from helios.services.energy_saving import Ces, CesOptions
 from helios.testing import a_demand
 from tests.live.rig import Rig
@@ -30,7 +30,7 @@ OWN_WEIGHTS = {"n1": 10, "n2": 10, "n3": 10, "n4": 20, "n5": 20, "n6": 50, "n7":
 class Wish:
     """A service that asks for what a test wishes."""
 
-    office = Office.NODES
+    office = Domain.NODES
     every = timedelta(0)
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Helios:
         self.said: list[tuple[str, str]] = []
         self.turns = self.another().node_turns
 
-    def another(self, **power: object) -> Desk:
+    def another(self, **power: object) -> Operations:
         """Return Helios as another process would have it, with its wish."""
         wide = {"most_in_transition": 1.0, "most_asleep": 1.0, "idle_s": 0, "payback_s": 0, "cycles_per_day": 100}
         plain: dict[str, object] = {
@@ -61,11 +61,11 @@ class Helios:
             "services": {"qssf": {}},
             "power": wide | power,
         }
-        desk = Desk(Settings.model_validate(plain))
+        desk = Operations(Settings.model_validate(plain))
         desk.node_turns.services = {"wish": self.wish}
         return desk
 
-    def turn(self) -> NodeTurnReport:
+    def turn(self) -> NodeCycleReport:
         report = self.turns.turn(modes={"wish": ServiceMode(mode=self.mode)})
         lines = report.decisions
         self.said += [
@@ -78,15 +78,15 @@ class Helios:
         """Return what the audit says of a node; what does not change it says once."""
         return "; ".join(words for about, words in self.said if about == node)
 
-    def asks(self, *actions: Action) -> NodeTurnReport:
+    def asks(self, *actions: Action) -> NodeCycleReport:
         """Have the service ask for this until something is done, at most in two turns: a node is looked at twice."""
         self.wish.actions = actions
         report = self.turn()
         return report if report.slept or report.woken or report.weighed else self.turn()
 
-    def until(self, claim: Callable[[NodeTurnReport], Any]) -> NodeTurnReport:
+    def until(self, claim: Callable[[NodeCycleReport], Any]) -> NodeCycleReport:
         """Take turns until one is as claimed."""
-        reports: list[NodeTurnReport] = []
+        reports: list[NodeCycleReport] = []
         self.rig.until(lambda: reports.append(self.turn()) or claim(reports[-1]))  # type: ignore[func-returns-value]  # because None goes on
         return reports[-1]
 

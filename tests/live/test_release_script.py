@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.slurm.hook_table import HookRow
 from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
@@ -73,7 +73,7 @@ def a_job(hooked: Hooked, site_factor: int, *options: str, by_helios: bool = Tru
 def a_job_with_minimum(hooked: Hooked, minutes: int, *, by_helios: bool = False) -> str:
     job = hooked.rig.submit(f"--time-min={minutes}", limit="7-00:00:00")
     if by_helios:
-        hooked.wrote(job, minutes, Lever.SOFT_LIMIT)
+        hooked.wrote(job, minutes, JobSetting.SOFT_LIMIT)
     return job
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.app.executors import Scheduler
+from helios.app.executors import DaskScheduler
 from helios.dask_client import connected, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
-from helios.predict.dask_training import DaskLearner
-from helios.predict.duration import Lesson
+from helios.predict.dask_training import DaskTrainer
+from helios.predict.duration import TrainingSet
 from tests.unit.app.test_draws import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
@@ -122,10 +122,10 @@ def test_who_trains_and_who_sweeps_refuses_them(cluster: Any, monkeypatch: pytes
     monkeypatch.setattr(distributed.Client, "get_versions", told)
     history = a_site(1.0, jobs=20)
     with pytest.raises(DaskMismatch, match=r"tcp://odd has helios-slurm 0.1, here(?s:.)*Helios too: "):
-        next(Scheduler(address=cluster.scheduler_address)(history, ()))
-    lesson = Lesson(features=np.zeros((9, 1)), residual=np.zeros(9), weight=np.ones(9), names=("one",))
+        next(DaskScheduler(address=cluster.scheduler_address)(history, ()))
+    lesson = TrainingSet(features=np.zeros((9, 1)), residual=np.zeros(9), weight=np.ones(9), names=("one",))
     with pytest.raises(DaskMismatch, match=r"tcp://odd has lightgbm 0.1, here(?s:.)*Or train here"):
-        DaskLearner(address=cluster.scheduler_address)(lesson, quantiles=(0.5,), seed=0)
+        DaskTrainer(address=cluster.scheduler_address)(lesson, quantiles=(0.5,), seed=0)
 
 
 def test_a_worker_that_is_stuck_is_not_waited_for_for_ever(cluster: Any) -> None:

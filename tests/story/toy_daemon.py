@@ -6,9 +6,9 @@ import types
 from pathlib import Path
 
 import helios.cli.main
-from helios.app.cycle_summary import Chores, TurnSummary
+from helios.app.cycle_summary import CycleSummary, DaemonOperations
 from helios.errors import ClusterUnavailable
-from helios.ports import Office
+from helios.ports import Domain
 
 FOLDER = Path(os.environ["TOY_FOLDER"])
 STANDING = FOLDER / "standing"
@@ -20,10 +20,10 @@ def write_down(line: str) -> str:
     return line
 
 
-def turn() -> TurnSummary:
+def turn() -> CycleSummary:
     STANDING.touch()
     write_down("turn")
-    return TurnSummary(pending=3, running=2, acted=1, seconds=0.1, predictions=3)
+    return CycleSummary(pending=3, running=2, acted=1, seconds=0.1, predictions=3)
 
 
 def read() -> str:
@@ -37,9 +37,9 @@ def release(why: str) -> str:
     return write_down(f"release {why}")
 
 
-def chores(configuration: object, *, cluster: str | None, offices: frozenset[Office], ingest: bool) -> Chores:
-    assert offices == frozenset(Office)
-    return Chores(
+def chores(configuration: object, *, cluster: str | None, offices: frozenset[Domain], ingest: bool) -> DaemonOperations:
+    assert offices == frozenset(Domain)
+    return DaemonOperations(
         ingest=read if ingest else None,
         turn=turn,
         hook=lambda: write_down("hook"),

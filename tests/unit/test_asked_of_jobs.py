@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.actions import Lever, Outcome, Place, PowerUp, Ranking, Reorder, Restore, Result, SoftLimit
+from helios.actions import JobSetting, Outcome, Place, PowerUp, Ranking, Reorder, Result, RevertJobs, SoftLimit
 from helios.changes import (
     INELIGIBLE,
     NO_SOFT_LIMITS,
     TOO_LONG,
     USERS_OWN,
-    Ground,
-    SettingWish,
+    ChangeContext,
+    SettingChange,
     slurms_terms,
     verdict,
     wishes_of,
@@ -25,7 +25,7 @@ from helios.testing import a_snapshot
 TERMS = slurms_terms(site_factor=lambda urgency: round(100 * urgency))
 
 
-def asked(action: Any, *, set_on: dict[Lever, set[str]] | None = None) -> list[tuple[str, str, str, int]]:
+def asked(action: Any, *, set_on: dict[JobSetting, set[str]] | None = None) -> list[tuple[str, str, str, int]]:
     of_lever = set_on or {}
     wishes = wishes_of(
         action, TERMS, pending=lambda: ["1", "2"], is_set=lambda lever, job_id: job_id in of_lever.get(lever, ())
@@ -37,15 +37,17 @@ def places(*names: str) -> tuple[Place, ...]:
     return tuple(Place(job_id=name, urgency=0.5, reason=f"why {name}") for name in names)
 
 
-def a_wish(wanted: int = 50, *, lever: Lever = Lever.ORDER, action: str = "Reorder") -> SettingWish[int]:
-    return SettingWish(action=action, lever=lever, job_id="1", reason="why", wanted=wanted, terms=TERMS)
+def a_wish(wanted: int = 50, *, lever: JobSetting = JobSetting.ORDER, action: str = "Reorder") -> SettingChange[int]:
+    return SettingChange(action=action, lever=lever, job_id="1", reason="why", wanted=wanted, terms=TERMS)
 
 
-def a_ground(**known: Any) -> Ground:
-    return Ground(**({"before": 0, "is_set": False, "hands_off": "", "soft_limits": True, "time_limit": 0} | known))
+def a_ground(**known: Any) -> ChangeContext:
+    return ChangeContext(
+        **({"before": 0, "is_set": False, "hands_off": "", "soft_limits": True, "time_limit": 0} | known)
+    )
 
 
-def refusal(wish: SettingWish[int], **known: Any) -> tuple[Result, str]:
+def refusal(wish: SettingChange[int], **known: Any) -> tuple[Result, str]:
     said = verdict(wish, a_ground(**known))
     assert isinstance(said, Outcome)
     return said.result, said.remark
@@ -74,14 +76,14 @@ def test_a_soft_limit_asks_for_its_marked_minutes() -> None:
 
 
 def test_what_is_to_be_taken_back_of_named_jobs_is_asked_for_whatever_stands_there() -> None:
-    restore = Restore(job_ids=("1", "9"), lever=Lever.ORDER, reason="why")
-    assert asked(restore) == [("Restore", "order", "1", 0), ("Restore", "order", "9", 0)]
+    restore = RevertJobs(job_ids=("1", "9"), lever=JobSetting.ORDER, reason="why")
+    assert asked(restore) == [("RevertJobs", "order", "1", 0), ("RevertJobs", "order", "9", 0)]
 
 
 def test_what_is_to_be_taken_back_of_everybody_is_asked_for_where_helios_has_set_it() -> None:
-    restore = Restore(reason="why")
-    set_on = {Lever.ORDER: {"2", "9"}, Lever.SOFT_LIMIT: {"1"}}
-    assert asked(restore, set_on=set_on) == [("Restore", "soft_limit", "1", 0), ("Restore", "order", "2", 0)]
+    restore = RevertJobs(reason="why")
+    set_on = {JobSetting.ORDER: {"2", "9"}, JobSetting.SOFT_LIMIT: {"1"}}
+    assert asked(restore, set_on=set_on) == [("RevertJobs", "soft_limit", "1", 0), ("RevertJobs", "order", "2", 0)]
 
 
 def test_what_is_no_action_on_jobs_is_named() -> None:
@@ -92,7 +94,7 @@ def test_what_is_no_action_on_jobs_is_named() -> None:
 def test_a_wish_is_told_in_slurms_words() -> None:
     said = a_wish().outcome(Result.DONE, before=0, after=50)
     assert (said.before, said.after) == ("SiteFactor 0", "SiteFactor 50")
-    said = a_wish(lever=Lever.SOFT_LIMIT).outcome(Result.GONE, after=17)
+    said = a_wish(lever=JobSetting.SOFT_LIMIT).outcome(Result.GONE, after=17)
     assert (said.before, said.after) == ("", "TimeMin 17 min")
 
 
@@ -123,17 +125,17 @@ def test_what_cannot_be_read_is_postponed() -> None:
     ],
 )
 def test_a_soft_limit_is_refused_with_the_first_reason(known: dict[str, Any], why: str) -> None:
-    wish = a_wish(17, lever=Lever.SOFT_LIMIT, action="SoftLimit")
+    wish = a_wish(17, lever=JobSetting.SOFT_LIMIT, action="SoftLimit")
     assert refusal(wish, **known) == (Result.REFUSED, why)
 
 
 @pytest.mark.parametrize("known", [{"time_limit": 18}, {"before": 7, "is_set": True}])
 def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any]) -> None:
-    assert verdict(a_wish(17, lever=Lever.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
+    assert verdict(a_wish(17, lever=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
 
 
 def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
-    assert verdict(a_wish(0, action="Restore"), a_ground(before=50, is_set=True, hands_off="it is held")) is None
+    assert verdict(a_wish(0, action="RevertJobs"), a_ground(before=50, is_set=True, hands_off="it is held")) is None
 
 
 @pytest.mark.parametrize(
@@ -145,4 +147,4 @@ def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
     ],
 )
 def test_what_helios_did_not_set_is_not_taken_back(known: dict[str, Any], result: Result) -> None:
-    assert refusal(a_wish(0, action="Restore"), **known)[0] is result
+    assert refusal(a_wish(0, action="RevertJobs"), **known)[0] is result

@@ -1,7 +1,7 @@
 import pytest
 
-from helios.app.scenarios import Plan, Policy, RunTimes, default_plans, plans, with_options
-from helios.errors import Misuse
+from helios.app.scenarios import Policy, RunTimes, Scenario, default_plans, plans, with_options
+from helios.errors import UsageError
 from helios.simulate import Backfill
 
 
@@ -10,7 +10,7 @@ def test_without_options_the_controls_are_replayed() -> None:
 
 
 def test_what_a_slurm_site_has_today_comes_first() -> None:
-    assert default_plans()[0] == Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+    assert default_plans()[0] == Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 
 
 def test_the_controls_hold_the_rule_that_needs_no_model_and_both_oracles() -> None:
@@ -63,12 +63,12 @@ def test_estimates_that_a_strict_queue_ignores_are_replayed_once() -> None:
 
 
 def test_srtf_refuses_easy_and_says_what_to_use() -> None:
-    with pytest.raises(Misuse, match="skip"):
+    with pytest.raises(UsageError, match="skip"):
         plans(policies=[Policy.SRTF], backfills=[Backfill.EASY])
 
 
 def test_an_order_by_time_limits_is_refused() -> None:
-    with pytest.raises(Misuse, match="predicted"):
+    with pytest.raises(UsageError, match="predicted"):
         plans(policies=[Policy.SJF], run_times=RunTimes.LIMIT)
 
 
@@ -89,7 +89,7 @@ def test_a_policy_is_told_its_options_and_the_others_are_left_as_they_are() -> N
     ],
 )
 def test_what_a_policy_cannot_be_told_is_refused_with_what_it_can(text: str, says: str) -> None:
-    with pytest.raises(Misuse) as raised:
+    with pytest.raises(UsageError) as raised:
         with_options(plans(policies=[Policy.FIFO, Policy.BALANCED]), [text])
     assert says in str(raised.value) + (raised.value.remedy or "")
 
@@ -100,5 +100,5 @@ def test_balanced_plans_with_what_is_expected_where_it_reserves_nodes() -> None:
 
 
 def test_expected_run_times_order_no_queue() -> None:
-    with pytest.raises(Misuse, match="median"):
-        Plan(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.EXPECTED)
+    with pytest.raises(UsageError, match="median"):
+        Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.EXPECTED)

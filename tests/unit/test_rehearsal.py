@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, Result, SoftLimit
-from helios.app.history import History, read_file
-from helios.app.service_replay import Gain, Rehearsal, Seat, play, rehearse, soft_limit_gain
-from helios.app.whatif import Question
+from helios.app.history import LoadedHistory, read_file
+from helios.app.service_replay import ReplayedService, ServiceReplay, SoftLimitGain, play, rehearse, soft_limit_gain
+from helios.app.whatif import WhatIfRequest
 from helios.cli.replay_services import services_asked_for
 from helios.config import Settings
-from helios.errors import Misuse, ServiceInvalid, ServiceUnknown
+from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.model import Snapshot
 from helios.services.qssf import Qssf
 from helios.services.queue_orders import shortest_service_first
@@ -80,11 +80,13 @@ def last_first(snapshot: Snapshot) -> Iterable[Action]:
     return [Reorder(partition="a", order=places, reason="late")]
 
 
-def seat(service: Any, *, every: timedelta | None = None, name: str = "toy") -> Seat:
-    return Seat(name=name, service=service, every=service.every if every is None else every)
+def seat(service: Any, *, every: timedelta | None = None, name: str = "toy") -> ReplayedService:
+    return ReplayedService(name=name, service=service, every=service.every if every is None else every)
 
 
-def played(rows: list[tuple[int, ...]], *seats: Seat, nodes: int = 1, backfill: Backfill = Backfill.EASY) -> list[int]:
+def played(
+    rows: list[tuple[int, ...]], *seats: ReplayedService, nodes: int = 1, backfill: Backfill = Backfill.EASY
+) -> list[int]:
     """Replay rows with the services, backfill planning with true run times; return the starts."""
     workload, shape = a_workload(rows), a_shape((nodes, 8), (nodes, 8))
     jobs = jobs_of(workload, shape, time_limit_s=1e7)
@@ -219,7 +221,7 @@ def test_what_becomes_of_proposals_is_counted() -> None:
     assert place.outcomes == {Result.DONE: 1, Result.GONE: 2}
 
 
-def a_history(jobs: int = 60, **overrides: Any) -> History:
+def a_history(jobs: int = 60, **overrides: Any) -> LoadedHistory:
     """Return jobs of 8 GPUs every minute that take 30 s and 100 s in turn on one node: a queue grows."""
     rows = [
         a_job(
@@ -234,12 +236,12 @@ def a_history(jobs: int = 60, **overrides: Any) -> History:
         )
         for n in range(1, jobs + 1)
     ]
-    return History(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
+    return LoadedHistory(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
 
 
-def rehearsed(history: History, services: dict[str, Any], **options: Any) -> Rehearsal:
+def rehearsed(history: LoadedHistory, services: dict[str, Any], **options: Any) -> ServiceReplay:
     asked = {name: options.pop(name) for name in ("since", "until", "warm_up") if name in options}
-    return rehearse(history, Question(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options)
+    return rehearse(history, WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options)
 
 
 def test_a_rehearsal_shows_today_the_naive_control_and_the_service_measured_alike() -> None:
@@ -282,7 +284,7 @@ def test_a_benched_service_is_said_aloud() -> None:
     assert result.to_json()["services"][0]["troubles"] == {"ZeroDivisionError: of all things": 3}
 
 
-def days_of_jobs(days: int, run_time_s: float) -> History:
+def days_of_jobs(days: int, run_time_s: float) -> LoadedHistory:
     """Return, every day at midnight, a blocked head, and behind it a job whose limit is ten times its run time."""
     rows = []
     for day in range(days):
@@ -292,7 +294,7 @@ def days_of_jobs(days: int, run_time_s: float) -> History:
                 a_job(job_id=str(10 * day + n + 1), submitted_at=at, started_at=None, ended_at=None)
                 | {"gpus": gpus, "run_time_s": float(run_s), "time_limit_s": float(limit_s)}
             )
-    return History(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
+    return LoadedHistory(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
 
 
 def limit_the_small(seconds: float) -> Any:
@@ -305,8 +307,8 @@ def limit_the_small(seconds: float) -> Any:
     return answer
 
 
-def gain_of(history: History, service: Any) -> Gain:
-    question = Question(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+def gain_of(history: LoadedHistory, service: Any) -> SoftLimitGain:
+    question = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
     return soft_limit_gain(history, question, service, every=AT_ONCE)
 
 
@@ -332,7 +334,7 @@ def test_soft_limits_that_nobody_sets_are_no_gain() -> None:
 
 def test_other_services_act_with_soft_limits_and_without() -> None:
     beside, softly = Toy(last_first), Toy()
-    question = Question(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    question = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
     soft_limit_gain(days_of_jobs(2, 5_000.0), question, softly, beside={"order": beside}, every=AT_ONCE)
     assert len(beside.seen) == 2 * len(softly.seen) > 0
 
@@ -346,7 +348,9 @@ def test_a_few_days_are_too_few_to_tell() -> None:
 def test_a_saving_on_one_day_of_many_may_be_chance() -> None:
     ordinary, odd = days_of_jobs(20, 5_000.0).jobs, days_of_jobs(21, 5_000.0).jobs.iloc[-3:]
     calm = ordinary[ordinary["gpus"] == 8]
-    history = History(cluster="venus", jobs=jobs_frame(*pd.concat([calm, odd]).to_dict("records")), timezone="UTC")
+    history = LoadedHistory(
+        cluster="venus", jobs=jobs_frame(*pd.concat([calm, odd]).to_dict("records")), timezone="UTC"
+    )
     gain = gain_of(history, Toy(limit_the_small(6_000)))
     assert gain.mean_wait_with_s < gain.mean_wait_s
     assert not gain.is_clear
@@ -357,7 +361,7 @@ def test_a_saving_on_one_day_of_many_may_be_chance() -> None:
 def test_on_a_real_trace_a_service_that_proposes_nothing_changes_nothing() -> None:
     history = read_file(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")
     since, until = history.jobs["submitted_at"].iloc[[1_000, 1_250]]
-    question = Question(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
+    question = WhatIfRequest(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
     toy = Toy()
     result = rehearse(history, question, {"toy": toy})
     today, _, service = result.whatif.runs
@@ -387,15 +391,15 @@ def test_without_a_name_the_services_of_the_configuration_are_rehearsed_in_its_o
     ("names", "options", "error", "said"),
     [
         (["qsff"], [], ServiceUnknown, "Installed are:.*qssf"),
-        (["qssf"], ["promote"], Misuse, "is not understood"),
-        (["qssf"], ["qssf.=3"], Misuse, "is not understood"),
-        (["qssf"], ["qssf.levels=many"], Misuse, "not a TOML value"),
+        (["qssf"], ["promote"], UsageError, "is not understood"),
+        (["qssf"], ["qssf.=3"], UsageError, "is not understood"),
+        (["qssf"], ["qssf.levels=many"], UsageError, "not a TOML value"),
         (["qssf"], ["qssf.level=3"], ServiceInvalid, "levels: int"),
-        (["qssf"], ["soft_limits.margin=2.0"], Misuse, "not rehearsed"),
+        (["qssf"], ["soft_limits.margin=2.0"], UsageError, "not rehearsed"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused_with_what_can(
-    names: list[str], options: list[str], error: type[Misuse], said: str
+    names: list[str], options: list[str], error: type[UsageError], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         services_asked_for(settings_with(), names=names, options=options)

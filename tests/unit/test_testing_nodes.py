@@ -14,16 +14,16 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
+    NodeSetting,
     PowerDown,
     PowerUp,
     Reorder,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
 from helios.errors import ClusterUnavailable, FrameInvalid
 from helios.model import NODE_STANDINGS, STANDINGS, NodePower, Snapshot
-from helios.ports import Office
+from helios.ports import Domain
 from helios.testing import (
     NOON,
     Crash,
@@ -159,9 +159,9 @@ def test_what_was_set_can_be_restored() -> None:
     cluster.steer([FillFirst(tiers=((), ("n2",)), reason="so"), KeepAwake(nodes=("n2",), reason="so", own="n3")])
     cluster.steer(
         [
-            RestoreNodes(lever=NodeLever.POWER, own=(("n1", ""),), reason="stop"),
-            RestoreNodes(lever=NodeLever.WEIGHT, own=(("n2", "10"),), reason="stop"),
-            RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "n3"),), reason="stop"),
+            RevertNodes(lever=NodeSetting.POWER, own=(("n1", ""),), reason="stop"),
+            RevertNodes(lever=NodeSetting.WEIGHT, own=(("n2", "10"),), reason="stop"),
+            RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", "n3"),), reason="stop"),
         ]
     )
     assert cluster.power_of("n1") is WAKING
@@ -240,7 +240,7 @@ def test_things_go_wrong_when_told_to() -> None:
 
 
 def test_the_ledger_of_an_office_keeps_its_own_book() -> None:
-    ledger = FakeLedger(office=Office.NODES)
+    ledger = FakeLedger(office=Domain.NODES)
     NODE_STANDINGS.check(ledger.standings())
     token = ledger.acquire(holder="h", now=NOON, lasts=MINUTE)
     with pytest.raises(FrameInvalid):
@@ -263,7 +263,7 @@ class Sleeper:
     """Puts to sleep what has been idle for hours; a sound service."""
 
     Options = NoOptions
-    office: ClassVar[Office] = Office.NODES
+    office: ClassVar[Domain] = Domain.NODES
     every = timedelta(minutes=10)
 
     def __init__(self, options: NoOptions) -> None:
@@ -276,7 +276,7 @@ class Sleeper:
         return [PowerDown(node=node, reason="idle for three hours") for node in late["name"]]
 
 
-def answering(answer: Callable[[Snapshot], list[Action]], *, office: Office = Office.NODES) -> type[Any]:
+def answering(answer: Callable[[Snapshot], list[Action]], *, office: Domain = Domain.NODES) -> type[Any]:
     def decide(self: Any, snapshot: Snapshot) -> Iterable[Action]:
         return answer(snapshot)
 
@@ -320,7 +320,7 @@ def test_an_unsound_service_on_nodes_is_told(answer: Callable[[Snapshot], list[A
 
 def test_a_service_on_jobs_that_acts_on_nodes_is_told_what_to_say() -> None:
     with pytest.raises(AssertionError, match=r"office = Office\.NODES"):
-        check_service(answering(lambda s: [up(n) for n in first_of(s)], office=Office.JOBS))
+        check_service(answering(lambda s: [up(n) for n in first_of(s)], office=Domain.JOBS))
 
 
 def test_every_situation_has_a_title_of_its_own() -> None:

@@ -20,10 +20,10 @@ from pandas.errors import EmptyDataError, ParserError
 
 from helios.app.energy.node_states import (
     SPARE,
+    NodePowerState,
     NodeTimes,
     Recorded,
     Spans,
-    State,
     binned,
     recorded_nodes,
     seconds,
@@ -71,22 +71,22 @@ def gaps_of(times: NodeTimes) -> Gaps:
     last = spare & ~np.append((follows & spare)[1:], False) if len(spare) else spare
     ends = np.flatnonzero(last)
     after = np.minimum(ends + 1, len(times.node) - 1)
-    woken = (after > ends) & (times.node[after] == times.node[ends]) & (times.state[after] == State.BUSY)
+    woken = (after > ends) & (times.node[after] == times.node[ends]) & (times.state[after] == NodePowerState.BUSY)
     spans = Spans(node=times.node[first], start_s=times.start_s[first], end_s=times.end_s[ends])
     return Gaps(spans=spans, woken=woken)
 
 
-def under_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[State, Spans]:
+def under_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[NodePowerState, Spans]:
     """Return what the nodes would have done in those stretches; ``timer_s`` inf: they would have stayed awake."""
     start, end = gaps.spans.start_s, gaps.spans.end_s
     dozes = end if np.isinf(timer_s) else np.minimum(start + int(timer_s), end)
     sleeps = np.minimum(dozes + int(shutdown_s), end)
     wakes = np.where(gaps.woken, np.maximum(end - int(boot_s), sleeps), end)
     cuts = {
-        State.IDLE: (start, dozes),
-        State.FALLING_ASLEEP: (dozes, sleeps),
-        State.ASLEEP: (sleeps, wakes),
-        State.WAKING: (wakes, end),
+        NodePowerState.IDLE: (start, dozes),
+        NodePowerState.FALLING_ASLEEP: (dozes, sleeps),
+        NodePowerState.ASLEEP: (sleeps, wakes),
+        NodePowerState.WAKING: (wakes, end),
     }
     return {state: Spans(node=gaps.spans.node, start_s=first, end_s=last) for state, (first, last) in cuts.items()}
 
@@ -362,8 +362,8 @@ def energy_ledger(
     pools = book.amounts(recorded.pool, len(recorded.pools))
     rows = _rows(by, book, pools, day=day, since=since, timezone=timezone)
     helios_s = np.where(np.isnan(looks.helios_s), pools["helios"].sum(axis=0), looks.helios_s)
-    helios_kwh = helios_s * (book.rates[State.IDLE] - book.rates[State.ASLEEP])
-    unseen_kwh = pools["unseen_s"].sum(axis=0) * book.rates[State.IDLE]
+    helios_kwh = helios_s * (book.rates[NodePowerState.IDLE] - book.rates[NodePowerState.ASLEEP])
+    unseen_kwh = pools["unseen_s"].sum(axis=0) * book.rates[NodePowerState.IDLE]
     return EnergyLedger(
         cluster=cluster,
         timezone=timezone,
@@ -400,14 +400,14 @@ class _Book:
     tariff: Tariff
 
     @property
-    def rates(self) -> Mapping[State, float]:
+    def rates(self) -> Mapping[NodePowerState, float]:
         """What a node draws in each state, kWh each second; out of service and unknown count nothing."""
         of = {
-            State.BUSY: NodeSeconds(busy=1),
-            State.IDLE: NodeSeconds(idle=1),
-            State.ASLEEP: NodeSeconds(asleep=1),
-            State.FALLING_ASLEEP: NodeSeconds(falling_asleep=1),
-            State.WAKING: NodeSeconds(waking=1),
+            NodePowerState.BUSY: NodeSeconds(busy=1),
+            NodePowerState.IDLE: NodeSeconds(idle=1),
+            NodePowerState.ASLEEP: NodeSeconds(asleep=1),
+            NodePowerState.FALLING_ASLEEP: NodeSeconds(falling_asleep=1),
+            NodePowerState.WAKING: NodeSeconds(waking=1),
         }
         return {state: energy_kwh(seconds, self.energy) for state, seconds in of.items()}
 
@@ -418,13 +418,13 @@ class _Book:
         def in_bins(spans: Spans) -> NDArray[np.float64]:
             return binned(spans, edges_s=self.edges_s, group=group, n_groups=n_groups)
 
-        seconds = {state: in_bins(times.where(times.state == state)) for state in State}
+        seconds = {state: in_bins(times.where(times.state == state)) for state in NodePowerState}
         gpus, cpus = in_bins(self.recorded.gpus), in_bins(self.recorded.cpus)
         load = gpus * energy_kwh(NodeSeconds(gpus_busy=1), self.energy)
         load += cpus * energy_kwh(NodeSeconds(cpus_busy=1), self.energy)
         kwh = sum((seconds[state] * rate for state, rate in self.rates.items()), load)
-        idle = seconds[State.IDLE] * self.rates[State.IDLE]
-        asleep = times.where((times.state == State.ASLEEP) & times.by_helios)
+        idle = seconds[NodePowerState.IDLE] * self.rates[NodePowerState.IDLE]
+        asleep = times.where((times.state == NodePowerState.ASLEEP) & times.by_helios)
         found = {f"{state.name.lower()}_s": amount for state, amount in seconds.items()}
         found |= {"gpu_s": gpus, "kwh": kwh, "idle_kwh": idle, "helios": in_bins(asleep)}
         found["cost"], found["co2_kg"] = self.tariff.cost_of(kwh, edges_s=self.edges_s)
@@ -445,7 +445,7 @@ class _Book:
         )
         return self._spare({state: in_bins(spans) for state, spans in would.items()})
 
-    def _spare(self, seconds: Mapping[State, NDArray[np.float64]]) -> NDArray[np.float64]:
+    def _spare(self, seconds: Mapping[NodePowerState, NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return what nodes in service without a job drew; all else is the same under every policy."""
         drawn: NDArray[np.float64] = np.sum([seconds[state] * self.rates[state] for state in SPARE], axis=0)
         return drawn
@@ -596,7 +596,7 @@ def _mismatch(pools: Mapping[str, NDArray[np.float64]], looks: Tallied) -> Itera
             f"Helios saw {looked / HOUR_S:,.0f} node hours asleep, Slurm's accounting tells of {told / HOUR_S:,.0f} in "
             "the same time; the accounting is counted (a sleeping node that was resumed or undrained drops out of it)."
         )
-    served = sum(pools[f"{state.name.lower()}_s"].sum(axis=0) for state in (State.BUSY, *SPARE))[seen].sum()
+    served = sum(pools[f"{state.name.lower()}_s"].sum(axis=0) for state in (NodePowerState.BUSY, *SPARE))[seen].sum()
     counted = float(looks.total_s[seen].sum())
     if served > 1.05 * counted > 0:
         yield (

@@ -31,7 +31,7 @@ LONGEST_WAKE_S = 7_200
 """A node that is down within this time after it was told to wake is taken to have failed to."""
 
 
-class State(IntEnum):
+class NodePowerState(IntEnum):
     """What a node did; each moment of each node is in exactly one."""
 
     BUSY = 0
@@ -47,7 +47,7 @@ class State(IntEnum):
     """Nothing was read of that time."""
 
 
-SPARE = (State.IDLE, State.ASLEEP, State.FALLING_ASLEEP, State.WAKING)
+SPARE = (NodePowerState.IDLE, NodePowerState.ASLEEP, NodePowerState.FALLING_ASLEEP, NodePowerState.WAKING)
 """States between which a policy of sleeping may choose."""
 
 
@@ -87,7 +87,7 @@ class NodeTimes:
     node, start_s, end_s : int64 arrays of shape (n,)
         As in ``Spans``.
     state : int8 array of shape (n,)
-        A ``State``.
+        A ``NodePowerState``.
     by_helios : bool array of shape (n,)
         Whether Helios is known to have put the node to sleep then; counts where it is asleep.
     """
@@ -226,16 +226,16 @@ def node_times(
     state = np.select(
         [works, no_events & no_jobs, no_events, asleep, falling, waking, out, no_jobs],
         [
-            State.BUSY,
-            State.UNKNOWN,
-            State.UNSEEN,
-            State.ASLEEP,
-            State.FALLING_ASLEEP,
-            State.WAKING,
-            State.OUT,
-            State.UNKNOWN,
+            NodePowerState.BUSY,
+            NodePowerState.UNKNOWN,
+            NodePowerState.UNSEEN,
+            NodePowerState.ASLEEP,
+            NodePowerState.FALLING_ASLEEP,
+            NodePowerState.WAKING,
+            NodePowerState.OUT,
+            NodePowerState.UNKNOWN,
         ],
-        default=State.IDLE,
+        default=NodePowerState.IDLE,
     )
     return NodeTimes(
         node=node[:-1][kept],
@@ -248,8 +248,14 @@ def node_times(
 
 def wakes(times: NodeTimes, *, begin_s: int) -> int:
     """Return how often, from ``begin_s`` on, a node that was asleep came back into service."""
-    last = (times.state[:-1] == State.ASLEEP) & (times.node[1:] == times.node[:-1]) & (times.end_s[:-1] >= begin_s)
-    return int((last & np.isin(times.state[1:], (State.WAKING, State.BUSY, State.IDLE))).sum())
+    last = (
+        (times.state[:-1] == NodePowerState.ASLEEP)
+        & (times.node[1:] == times.node[:-1])
+        & (times.end_s[:-1] >= begin_s)
+    )
+    return int(
+        (last & np.isin(times.state[1:], (NodePowerState.WAKING, NodePowerState.BUSY, NodePowerState.IDLE))).sum()
+    )
 
 
 def binned(spans: Spans, *, edges_s: NDArray[np.int64], group: NDArray[np.int64], n_groups: int) -> NDArray[np.float64]:

@@ -16,22 +16,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import Action, FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp, RestoreNodes
+from helios.actions import Action, FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp, RevertNodes
 from helios.app.energy.ledger import HOUR_S, tariff_of
-from helios.app.history import History
-from helios.app.whatif import Question, Stage, resource_of, set_the_stage
+from helios.app.history import LoadedHistory
+from helios.app.whatif import ReplaySetup, WhatIfRequest, resource_of, set_the_stage
 from helios.config import Energy, Power
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pools
-from helios.ports import Office, Progress, Service, in_silence
+from helios.ports import Domain, Progress, Service, in_silence
 from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict.demand import DAY, Calendar, assemble, job_state, walk_forward
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, poisson_interval
 from helios.services.energy_saving import Ces, CesOptions, published_options
 from helios.services.energy_saving.node_choice import nodes_of, to_sleep, to_wake
-from helios.services.node_fill_order import Packing
-from helios.simulate import Placement, SimCluster, Sleep, Tally
+from helios.services.node_fill_order import NodeFillOrder
+from helios.simulate import NodeTally, Placement, SimCluster, Sleep
 from helios.simulate.node_series import fewest_levels
 
 # Node services asked each ten minutes along a replay of jobs, and what nodes did meanwhile.
@@ -44,14 +44,14 @@ _DARK = frozenset({NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class EnergyService:
     """A service of the office of nodes that is asked along a replay."""
 
     service: Service
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Played:
+class EnergyReplay:
     """What nodes did in the window of one replay.
 
     Attributes
@@ -83,14 +83,14 @@ class Played:
 
 def play_nodes(
     cluster: SimCluster,
-    seats: Sequence[Seat],
+    seats: Sequence[EnergyService],
     *,
     demand: Demand | None,
     begin_s: int,
     end_s: int,
     power: Power,
     progress: Callable[[float], None],
-) -> Played:
+) -> EnergyReplay:
     """Replay up to ``end_s``, with the services of ``seats`` asked at the end of each step, and count from ``begin_s``.
 
     Parameters
@@ -98,7 +98,7 @@ def play_nodes(
     demand : Demand, optional
         All of it; at each step the services see what was known then. None: none is shown.
     """
-    played = Played()
+    played = EnergyReplay()
     first_s = max(begin_s - RUN_IN * STEP_S, cluster.now_s)
     first_s += -first_s % STEP_S
     before = hour = cluster.tally()
@@ -123,7 +123,7 @@ def play_nodes(
     return played
 
 
-def _count(played: Played, before: Tally, now: Tally) -> None:
+def _count(played: EnergyReplay, before: NodeTally, now: NodeTally) -> None:
     played.wakes += now.wakes > before.wakes
     played.sleeps += now.sleeps > before.sleeps
     played.shortages += now.delays > before.delays
@@ -131,12 +131,12 @@ def _count(played: Played, before: Tally, now: Tally) -> None:
     played.short_node_s += now.short_node_s - before.short_node_s
 
 
-def _between(before: Tally, now: Tally) -> NodeSeconds:
+def _between(before: NodeTally, now: NodeTally) -> NodeSeconds:
     was, now_is = before.total.to_json(), now.total.to_json()
     return NodeSeconds(**{name: now_is[name] - was[name] for name in now_is})
 
 
-def _ask(cluster: SimCluster, seats: Sequence[Seat], demand: Demand | None, power: Power) -> None:
+def _ask(cluster: SimCluster, seats: Sequence[EnergyService], demand: Demand | None, power: Power) -> None:
     """Let start what can start, then look, ask and act."""
     cluster.next_event_s()
     for seat in seats:
@@ -147,7 +147,7 @@ def _ask(cluster: SimCluster, seats: Sequence[Seat], demand: Demand | None, powe
 
 def _on_nodes(actions: Iterable[Action]) -> list[NodeAction]:
     return [
-        action for action in actions if isinstance(action, PowerDown | PowerUp | KeepAwake | FillFirst | RestoreNodes)
+        action for action in actions if isinstance(action, PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes)
     ]
 
 
@@ -201,7 +201,7 @@ class Oracle:
         End of the last of these steps.
     """
 
-    office = Office.NODES
+    office = Domain.NODES
     every = timedelta(seconds=STEP_S)
 
     def __init__(self, levels: dict[str, NDArray[np.float64]], *, ended_s: int) -> None:
@@ -263,7 +263,7 @@ _TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "packing": 1_80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JobsQuestion:
+class EnergyJobsRequest:
     """A window of a cluster's history to ask about, and the machine it ran on.
 
     Attributes
@@ -305,12 +305,12 @@ class JobsQuestion:
     def __post_init__(self) -> None:
         strangers = [policy for policy in self.policies if policy not in POLICIES]
         if strangers:
-            raise Misuse(f"there is no policy {strangers[0]!r}", remedy=f"The policies are {', '.join(POLICIES)}.")
+            raise UsageError(f"there is no policy {strangers[0]!r}", remedy=f"The policies are {', '.join(POLICIES)}.")
 
 
 def energy_on_jobs(
-    history: History,
-    question: JobsQuestion,
+    history: LoadedHistory,
+    question: EnergyJobsRequest,
     *,
     energy: Energy,
     power: Power,
@@ -333,7 +333,7 @@ def energy_on_jobs(
         The jobs do not fit the cluster as described.
     """
     scene = _set(history, question, energy, power)
-    played: dict[str, Played] = {}
+    played: dict[str, EnergyReplay] = {}
     asked = [policy for policy in POLICIES if policy in question.policies or policy == "always_on"]
     for policy in asked:
         progress(f"Replaying {policy}", 0.0)
@@ -342,11 +342,11 @@ def energy_on_jobs(
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Scene:
+class _ServiceContext:
     """What all policies share, and the demand that was forecast, by whether the nodes were packed."""
 
-    question: JobsQuestion
-    stage: Stage
+    question: EnergyJobsRequest
+    stage: ReplaySetup
     energy: Energy
     power: Power
     resource: str
@@ -373,7 +373,7 @@ class _Scene:
         )
 
 
-def _set(history: History, question: JobsQuestion, energy: Energy, power: Power) -> _Scene:
+def _set(history: LoadedHistory, question: EnergyJobsRequest, energy: Energy, power: Power) -> _ServiceContext:
     since, until = question.window
     first = history.jobs["submitted_at"].min()
     if not first + pd.Timedelta(days=1) <= pd.Timestamp(since) < pd.Timestamp(until):
@@ -381,7 +381,7 @@ def _set(history: History, question: JobsQuestion, energy: Energy, power: Power)
             f"{history.cluster} begins on {first:%Y-%m-%d %H:%M} UTC; the window on {since:%Y-%m-%d %H:%M %Z}",
             remedy="Ask for a window with some weeks of history before it: they are what is learned from.",
         )
-    asked = Question(
+    asked = WhatIfRequest(
         plans=(),
         since=since,
         until=until,
@@ -394,7 +394,7 @@ def _set(history: History, question: JobsQuestion, energy: Energy, power: Power)
     )
     stage = set_the_stage(history, asked)
     last_s = min(int(until.timestamp()), int(stage.workload.submitted_s[-1]))
-    return _Scene(
+    return _ServiceContext(
         question=question,
         stage=stage,
         energy=energy,
@@ -408,9 +408,9 @@ def _set(history: History, question: JobsQuestion, energy: Energy, power: Power)
 # The policies.
 
 
-def _play(policy: str, scene: _Scene, played: Mapping[str, Played], progress: Progress) -> Played:
+def _play(policy: str, scene: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress) -> EnergyReplay:
     seats = list(_seats(policy, scene, played, progress))
-    forecasts = any(not isinstance(seat.service, Packing) for seat in seats)
+    forecasts = any(not isinstance(seat.service, NodeFillOrder) for seat in seats)
     return play_nodes(
         scene.cluster(_TIMERS_S.get(policy)),
         seats,
@@ -422,20 +422,22 @@ def _play(policy: str, scene: _Scene, played: Mapping[str, Played], progress: Pr
     )
 
 
-def _seats(policy: str, scene: _Scene, played: Mapping[str, Played], progress: Progress) -> Iterator[Seat]:
+def _seats(
+    policy: str, scene: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress
+) -> Iterator[EnergyService]:
     options, shape = scene.question.options, scene.stage.machine.shape
     if "packing" in policy:
-        yield Seat(service=Packing(Packing.Options(tiers=scene.power.tiers)))
+        yield EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=scene.power.tiers)))
     if policy in ("ces", "ces+packing"):
-        yield Seat(service=Ces(options))
+        yield EnergyService(service=Ces(options))
     elif policy == "max_3h_plus_5":
-        yield Seat(service=Ces(replace(options, rule="max_3h")))
+        yield EnergyService(service=Ces(replace(options, rule="max_3h")))
     elif policy == "ces_published":
-        yield Seat(service=Ces(published_options(options, float(shape.nodes.sum()))))
+        yield EnergyService(service=Ces(published_options(options, float(shape.nodes.sum()))))
     elif policy == "oracle":
         demand = _demand(scene, packed=False, progress=progress)
         wakes = played["ces"].wakes if "ces" in played else scene.stage.counted.size
-        yield Seat(service=levels_of_oracle(demand, boot_s=scene.energy.boot_s, most_wakes=wakes))
+        yield EnergyService(service=levels_of_oracle(demand, boot_s=scene.energy.boot_s, most_wakes=wakes))
 
 
 # What was needed, and what was expected to be.
@@ -451,19 +453,19 @@ class _Needed:
     ended_s: NDArray[np.int64]
 
 
-def _demand(scene: _Scene, *, packed: bool, progress: Progress) -> Demand:
+def _demand(scene: _ServiceContext, *, packed: bool, progress: Progress) -> Demand:
     if packed not in scene.demands:
         scene.demands[packed] = _forecast(scene, _needed(scene, packed=packed, progress=progress), progress)
     return scene.demands[packed]
 
 
-def _needed(scene: _Scene, *, packed: bool, progress: Progress) -> _Needed:
+def _needed(scene: _ServiceContext, *, packed: bool, progress: Progress) -> _Needed:
     """Replay once more, the surplus put to sleep by the idle timer: where nodes sleep, jobs crowd on the others."""
     cluster = scene.cluster(FIRST_TIMER_S)
     if packed:
         play_nodes(
             cluster,
-            [Seat(service=Packing(Packing.Options(tiers=scene.power.tiers)))],
+            [EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=scene.power.tiers)))],
             demand=None,
             begin_s=scene.begin_s - _looked_back(scene) * STEP_S,
             end_s=scene.end_s,
@@ -475,12 +477,12 @@ def _needed(scene: _Scene, *, packed: bool, progress: Progress) -> _Needed:
     return _Needed(start_s=start_s, busy=most, started_s=cluster.started_s.copy(), ended_s=cluster.ended_s.copy())
 
 
-def _looked_back(scene: _Scene) -> int:
+def _looked_back(scene: _ServiceContext) -> int:
     """Return how many steps before the window forecasts begin: those that the first thresholds are picked on."""
     return RUN_IN + (7 * scene.question.options.weeks + 1) * DAY
 
 
-def _forecast(scene: _Scene, needed: _Needed, progress: Progress) -> Demand:
+def _forecast(scene: _ServiceContext, needed: _Needed, progress: Progress) -> Demand:
     question, shape = scene.question, scene.stage.machine.shape
     predicted_s, group = _known_at_submission(scene)
     n_steps, first = needed.busy.shape[1], (scene.begin_s - needed.start_s) // STEP_S
@@ -514,7 +516,7 @@ def _forecast(scene: _Scene, needed: _Needed, progress: Progress) -> Demand:
     return assemble(pools, ended_s=int(ended_s[-1]))
 
 
-def _known_at_submission(scene: _Scene) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _known_at_submission(scene: _ServiceContext) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the run time of each job as shrinkage would have predicted it, s, and of which campaign it is."""
     jobs = scene.stage.machine.jobs
     features = causal_features(JobTable.from_frame(jobs, timezone=scene.stage.timezone)).X
@@ -525,7 +527,7 @@ def _known_at_submission(scene: _Scene) -> tuple[NDArray[np.float64], NDArray[np
 # What it comes to.
 
 
-def _answer(history: History, scene: _Scene, played: Mapping[str, Played]) -> EnergyWhatIf:
+def _answer(history: LoadedHistory, scene: _ServiceContext, played: Mapping[str, EnergyReplay]) -> EnergyWhatIf:
     always = played["always_on"]
     shape = scene.stage.machine.shape
     return EnergyWhatIf(
@@ -538,7 +540,7 @@ def _answer(history: History, scene: _Scene, played: Mapping[str, Played]) -> En
     )
 
 
-def _result(policy: str, one: Played, always: Played, scene: _Scene) -> PolicyResult:
+def _result(policy: str, one: EnergyReplay, always: EnergyReplay, scene: _ServiceContext) -> PolicyResult:
     length_s = scene.end_s - scene.begin_s
     days = length_s / 86_400
     kwh, always_kwh = (np.array([energy_kwh(hour, scene.energy) for hour in whose.hourly]) for whose in (one, always))
@@ -570,7 +572,7 @@ def _result(policy: str, one: Played, always: Played, scene: _Scene) -> PolicyRe
     )
 
 
-def _notes(scene: _Scene) -> list[str]:
+def _notes(scene: _ServiceContext) -> list[str]:
     source = next((demand.source for demand in scene.demands.values()), "none were made")
     return [
         f"Without Helios jobs are placed on nodes by --placement {scene.question.placement.value}, awake ones first. A "

@@ -32,7 +32,7 @@ TIMERS_MIN = (10, 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SeriesQuestion:
+class EnergySeriesRequest:
     """A series of busy nodes, and the window to ask about.
 
     Attributes
@@ -70,7 +70,7 @@ class SeriesQuestion:
 
 
 def energy_on_series(
-    question: SeriesQuestion, *, energy: Energy, history_days: int = 180, progress: Progress = in_silence
+    question: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = in_silence
 ) -> EnergyWhatIf:
     """Run every policy over the window of a series.
 
@@ -138,7 +138,7 @@ class _Cut:
         return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.each)
 
 
-def _cut(question: SeriesQuestion) -> _Cut:
+def _cut(question: EnergySeriesRequest) -> _Cut:
     if STEP_S % question.step_s:
         raise NotEnoughHistory(
             f"{question.name} has steps of {question.step_s} s, which do not divide {STEP_S} s",
@@ -172,7 +172,7 @@ def _cut(question: SeriesQuestion) -> _Cut:
     )
 
 
-def _forecast(cut: _Cut, question: SeriesQuestion, *, history_days: int, progress: Progress) -> Demand:
+def _forecast(cut: _Cut, question: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
     """Forecast from the weeks that the first settings are picked on."""
     forecasts = walk_forward(
         cut.busy,
@@ -216,7 +216,7 @@ def _replayed(cut: _Cut, levels: Steps, energy: Energy, *, may_sleep_between: bo
 
 
 def _answer(
-    question: SeriesQuestion, cut: _Cut, runs: dict[str, SeriesRun], energy: Energy, *, source: str
+    question: EnergySeriesRequest, cut: _Cut, runs: dict[str, SeriesRun], energy: Energy, *, source: str
 ) -> EnergyWhatIf:
     begin_s = cut.start_s + cut.first * STEP_S
     always_kwh = float(_hourly_kwh(runs["always_on"], energy, question.gpus_per_node).sum())
@@ -238,7 +238,7 @@ def _result(
     policy: str,
     run: SeriesRun,
     energy: Energy,
-    question: SeriesQuestion,
+    question: EnergySeriesRequest,
     *,
     begin_s: int,
     end_s: int,
@@ -274,7 +274,7 @@ def _with_gpus(seconds: NodeSeconds, gpus_per_node: int) -> NodeSeconds:
     return replace(seconds, gpus_busy=seconds.busy * gpus_per_node)
 
 
-def _notes(cut: _Cut, question: SeriesQuestion, energy: Energy, source: str) -> list[str]:
+def _notes(cut: _Cut, question: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
     large = published_options(question.options, float(cut.total[cut.first :].mean())).h_s < HOUR_S
     return [
         f"Forecasts: {source}, learned anew each day from what was before it; thresholds picked at midnight (UTC) from "

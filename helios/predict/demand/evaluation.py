@@ -70,7 +70,7 @@ class MostScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ForecastVerdict:
     """All scores of one window, and the steps that were judged."""
 
     points: tuple[PointScore, ...]
@@ -87,7 +87,7 @@ def judge(
     start_s: int,
     from_step: int,
     refit_every_s: int = 86_400,
-) -> Verdict:
+) -> ForecastVerdict:
     """Judge forecasts of the steps from ``from_step`` to the end of the series.
 
     Parameters
@@ -116,7 +116,7 @@ def judge(
     )
     ahead = [(hour, AHEAD_S.index(hour * 3_600)) for hour in JUDGED_H]
     judged = [(hour, at, np.flatnonzero(sound[:, at])) for hour, at in ahead if sound[:, at].any()]
-    return Verdict(
+    return ForecastVerdict(
         points=tuple(case.point(method, hour, at, rows) for hour, at, rows in judged for method in case.said),
         most=tuple(
             case.most(method, hour, at, rows, level)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from helios.errors import FrameInvalid
 from helios.jit import kept, part
 from helios.model import STEP_S
-from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, Calendar, JobState
+from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, Calendar, DemandJobState
 
 LAGS = (1, 2, 3, 6, 12, 18, 36, 72, DAY, 7 * DAY)
 WINDOWS = (6, 18, 36, 72, DAY, 7 * DAY)
@@ -48,7 +48,7 @@ def matrix(
     start_s: int,
     rows: NDArray[np.int64],
     calendar: Calendar,
-    state: JobState | None,
+    state: DemandJobState | None,
 ) -> NDArray[np.float32]:
     """Return what was known at the end of the steps ``rows``, of shape (len(rows), n_features)."""
     series = np.full((len(rows), len(SERIES_FEATURES)), np.nan, dtype=np.float32)
@@ -59,7 +59,7 @@ def matrix(
     return np.hstack(parts).astype(np.float32)
 
 
-def names(state: JobState | None) -> tuple[str, ...]:
+def names(state: DemandJobState | None) -> tuple[str, ...]:
     """Return the names of the columns of :func:`matrix`."""
     return (*SERIES_FEATURES, *CALENDAR_FEATURES, *(state.names if state is not None else ()))
 
@@ -200,7 +200,7 @@ def job_state(
     predicted_s: NDArray[np.float64],
     group: NDArray[np.int64] | None = None,
     ends_of_steps_s: NDArray[np.int64],
-) -> JobState:
+) -> DemandJobState:
     """Tell what the jobs of one pool showed at the end of each step.
 
     Parameters
@@ -244,7 +244,7 @@ def job_state(
         _walk(jobs, starts, ends, np.asarray(ends_of_steps_s), _AGES, _AHEAD_SECONDS, _nothing_yet(len(order)), values)
         _recent(jobs, ends, ends_of_steps_s, values)
         _campaigns(jobs, ends_of_steps_s, values)
-    return JobState(names=NAMES, values=values)
+    return DemandJobState(names=NAMES, values=values)
 
 
 def _kinds(nodes: NDArray[np.float64], predicted_s: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -15,8 +15,8 @@ from helios.model import STEP_S
 from helios.ports import Progress, in_silence
 from helios.predict.demand.baselines import outcomes, rises_of
 from helios.predict.demand.features import REACH, matrix
-from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, Forecasts, JobState
-from helios.predict.trees import Forest, grow, plant
+from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, DemandJobState, Forecasts
+from helios.predict.trees import TreeEnsemble, grow, plant
 
 # Trees that learn the change of demand from now, and how far to believe them.
 #
@@ -201,7 +201,7 @@ class DemandForecaster:
     calendar: Calendar
     source: str
     with_jobs: bool
-    _forest: Forest | None
+    _forest: TreeEnsemble | None
     _belief: Values
     _shares: Values
     _rises: Values
@@ -215,7 +215,7 @@ class DemandForecaster:
         *,
         start_s: int,
         calendar: Calendar,
-        state: JobState | None = None,
+        state: DemandJobState | None = None,
         history_steps: int = HISTORY_STEPS,
     ) -> DemandForecaster:
         """Learn from the history of one pool, up to the last step of ``busy``.
@@ -248,7 +248,7 @@ class DemandForecaster:
         total: Values,
         *,
         start_s: int,
-        state: JobState | None = None,
+        state: DemandJobState | None = None,
         steps: int = 1,
     ) -> Forecasts:
         """Forecast from the end of each of the last ``steps`` steps.
@@ -302,7 +302,7 @@ def walk_forward(
     from_step: int,
     until_step: int,
     calendar: Calendar,
-    state: JobState | None = None,
+    state: DemandJobState | None = None,
     refit_every_s: int = 86_400,
     history_steps: int = HISTORY_STEPS,
     progress: Progress = in_silence,
@@ -420,7 +420,7 @@ def _source(history: int, *, enough: bool, with_jobs: bool) -> str:
     return f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
 
 
-def _check(busy: Values, total: Values, state: JobState | None) -> None:
+def _check(busy: Values, total: Values, state: DemandJobState | None) -> None:
     if len(busy) != len(total) or (state is not None and len(state.values) != len(busy)):
         raise FrameInvalid("busy nodes, nodes in service and the state of jobs are not of the same steps")
     if not (np.isfinite(busy).all() and np.isfinite(total).all()):

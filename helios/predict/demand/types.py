@@ -96,7 +96,7 @@ def _not_holidays(part: str) -> ConfigurationInvalid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JobState:
+class DemandJobState:
     """What running, queued and past jobs told at the end of each step; see :func:`helios.predict.demand.job_state`.
 
     Attributes
@@ -114,9 +114,9 @@ class JobState:
         if self.values.ndim != 2 or self.values.shape[1] != len(self.names):
             raise FrameInvalid(f"a job state of shape {self.values.shape} does not fit its {len(self.names)} names")
 
-    def rows(self, first: int, after: int) -> JobState:
+    def rows(self, first: int, after: int) -> DemandJobState:
         """Return the steps ``first`` to ``after`` - 1."""
-        return JobState(names=self.names, values=self.values[first:after])
+        return DemandJobState(names=self.names, values=self.values[first:after])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

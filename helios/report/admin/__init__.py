@@ -5,9 +5,9 @@ each answer one question; ``nightly`` puts the most important things first.
 """
 
 from helios.report.admin.sacct_format import (
-    Answer,
     Field,
-    Kind,
+    FieldKind,
+    ReportTable,
     as_json,
     as_lines,
     chosen_fields,
@@ -15,4 +15,4 @@ from helios.report.admin.sacct_format import (
     moment_in_words,
 )
 
-__all__ = ["Answer", "Field", "Kind", "as_json", "as_lines", "chosen_fields", "listing", "moment_in_words"]
+__all__ = ["Field", "FieldKind", "ReportTable", "as_json", "as_lines", "chosen_fields", "listing", "moment_in_words"]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from helios.actions import Result
 from helios.model import DECISIONS
-from helios.report.admin.sacct_format import Answer, Kind, declared
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
 
 CONTROL = "helios"
 OF_A_TURN = "Turn"
@@ -17,40 +17,40 @@ OF_A_TURN = "Turn"
 RESULTS = tuple(str(result) for result in Result)
 
 LINES = declared(
-    ("Time", "decided_at", Kind.MOMENT, 19, "When it was decided"),
-    ("Service", "service", Kind.TEXT, 11, "Who proposed it; helios: control itself"),
-    ("Mode", "mode", Kind.TEXT, 7, "off, shadow, canary, active or paused"),
-    ("Action", "action", Kind.TEXT, 9, "Reorder, SoftLimit, Restore, ...; Turn: a line about a whole turn"),
-    ("Target", "target", Kind.TEXT, 10, "Job id, partition, node or cluster"),
+    ("Time", "decided_at", FieldKind.MOMENT, 19, "When it was decided"),
+    ("Service", "service", FieldKind.TEXT, 11, "Who proposed it; helios: control itself"),
+    ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
+    ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Restore, ...; Turn: a line about a whole turn"),
+    ("Target", "target", FieldKind.TEXT, 10, "Job id, partition, node or cluster"),
     (
         "Result",
         "result",
-        Kind.TEXT,
+        FieldKind.TEXT,
         9,
         "What became of it: done, unchanged, would, refused, postponed, gone, failed, mismatch",
     ),
-    ("Remark", "remark", Kind.TEXT, 30, "What more there is to say of the result"),
-    ("Before", "before", Kind.TEXT, 16, "What was read before"),
-    ("After", "after", Kind.TEXT, 16, "What was read back"),
-    ("Reason", "reason", Kind.TEXT, 29, "Why"),
-    ("Model", "model_id", Kind.TEXT, 20, "What predicted"),
+    ("Remark", "remark", FieldKind.TEXT, 30, "What more there is to say of the result"),
+    ("Before", "before", FieldKind.TEXT, 16, "What was read before"),
+    ("After", "after", FieldKind.TEXT, 16, "What was read back"),
+    ("Reason", "reason", FieldKind.TEXT, 29, "Why"),
+    ("Model", "model_id", FieldKind.TEXT, 20, "What predicted"),
 )
 BY_SERVICE = declared(
-    ("Day", "day", Kind.TEXT, 10, "Day, on the cluster's clock"),
-    ("Service", "service", Kind.TEXT, 12, "Service; helios: control itself"),
-    ("Mode", "mode", Kind.TEXT, 8, "Its mode at the day's end"),
-    ("ModeChgs", "mode_changes", Kind.COUNT, 8, "How often its mode changed that day"),
-    ("Turns", "turns", Kind.COUNT, 6, "Turns that left a line; of helios every turn, where recorded"),
-    ("Proposed", "proposed", Kind.COUNT, 8, "Lines about jobs and nodes; what already was so leaves none"),
-    ("Done", "done", Kind.COUNT, 6, "Written and read back"),
-    ("Would", "would", Kind.COUNT, 6, "Of a shadow: would have been written"),
-    ("Refused", "refused", Kind.COUNT, 7, "A guard or the cluster's door said no"),
-    ("Mismatch", "mismatch", Kind.COUNT, 8, "Something else was read back"),
-    ("Failed", "failed", Kind.COUNT, 6, "The cluster refused or did not answer"),
-    ("Postponed", "postponed", Kind.COUNT, 9, "The budget was spent; asked again"),
-    ("Gone", "gone", Kind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
-    ("Still", "still", Kind.COUNT, 5, "Turns in which nothing was done on purpose"),
-    ("StillReason", "still_reason", Kind.TEXT, 30, "The most frequent reason for that"),
+    ("Day", "day", FieldKind.TEXT, 10, "Day, on the cluster's clock"),
+    ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
+    ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
+    ("ModeChgs", "mode_changes", FieldKind.COUNT, 8, "How often its mode changed that day"),
+    ("Turns", "turns", FieldKind.COUNT, 6, "Turns that left a line; of helios every turn, where recorded"),
+    ("Proposed", "proposed", FieldKind.COUNT, 8, "Lines about jobs and nodes; what already was so leaves none"),
+    ("Done", "done", FieldKind.COUNT, 6, "Written and read back"),
+    ("Would", "would", FieldKind.COUNT, 6, "Of a shadow: would have been written"),
+    ("Refused", "refused", FieldKind.COUNT, 7, "A guard or the cluster's door said no"),
+    ("Mismatch", "mismatch", FieldKind.COUNT, 8, "Something else was read back"),
+    ("Failed", "failed", FieldKind.COUNT, 6, "The cluster refused or did not answer"),
+    ("Postponed", "postponed", FieldKind.COUNT, 9, "The budget was spent; asked again"),
+    ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
+    ("Still", "still", FieldKind.COUNT, 5, "Turns in which nothing was done on purpose"),
+    ("StillReason", "still_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
 )
 
 
@@ -64,7 +64,7 @@ def decision_lines(
     modes: Collection[str] = (),
     actions: Collection[str] = (),
     timezone: str = "UTC",
-) -> Answer:
+) -> ReportTable:
     """Report the audit's lines, oldest first; an empty collection means all.
 
     Parameters
@@ -78,7 +78,7 @@ def decision_lines(
         if names:
             lowered = {name.lower() for name in names}
             rows = rows[rows[column].astype("str").str.lower().isin(lowered)]
-    return Answer(
+    return ReportTable(
         title=title,
         fields=LINES,
         shown=("Time", "Service", "Mode", "Action", "Target", "Result", "Reason"),
@@ -101,7 +101,7 @@ def service_days(
     turns: pd.DataFrame | None = None,
     services: Collection[str] = (),
     timezone: str = "UTC",
-) -> Answer:
+) -> ReportTable:
     """Report per day and service: turns, what came of its proposals, still turns and why, changes of mode.
 
     Parameters
@@ -117,7 +117,7 @@ def service_days(
     table = _dated(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
     if services:
         table = table[table["service"].isin(list(services))]
-    return Answer(
+    return ReportTable(
         title=title,
         fields=BY_SERVICE,
         shown=(

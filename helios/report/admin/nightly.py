@@ -16,7 +16,7 @@ from helios.model.hostlist import fold
 from helios.report.admin.decisions import service_days, with_results
 from helios.report.admin.predictions import prediction_accuracy, worst_predictions
 from helios.report.admin.queue import levels, queue_at
-from helios.report.admin.sacct_format import Answer, Kind, declared
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
 from helios.report.admin.shadow import ShadowDay
 from helios.report.admin.usage import usage_by, wait_s
 from helios.report.energy import EnergyLedger, energy_line, savings_of
@@ -29,21 +29,21 @@ FAILED_WAKE = "FailedWake"
 SAME = 0.05
 """Relative difference of a day's waits to the weeks before below which it is called ordinary."""
 WORST = declared(
-    ("JobID", "job_id", Kind.TEXT, 12, "Job"),
-    ("User", "user", Kind.TEXT, 10, "User"),
-    ("GPUs", "gpus", Kind.COUNT, 5, "GPUs"),
-    ("Predicted", "p50_s", Kind.LENGTH, 11, "Predicted median run time"),
-    ("Ran", "run_time_s", Kind.LENGTH, 11, "True run time"),
-    ("OffBy", "off_by", Kind.FACTOR, 7, "Factor between them"),
-    ("MissedH", "missed_hours", Kind.DECIMAL, 8, "GPU hours (of CPU jobs, hours) wrongly foreseen"),
+    ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
+    ("User", "user", FieldKind.TEXT, 10, "User"),
+    ("GPUs", "gpus", FieldKind.COUNT, 5, "GPUs"),
+    ("Predicted", "p50_s", FieldKind.LENGTH, 11, "Predicted median run time"),
+    ("Ran", "run_time_s", FieldKind.LENGTH, 11, "True run time"),
+    ("OffBy", "off_by", FieldKind.FACTOR, 7, "Factor between them"),
+    ("MissedH", "missed_hours", FieldKind.DECIMAL, 8, "GPU hours (of CPU jobs, hours) wrongly foreseen"),
 )
 DAYS = declared(
-    ("Day", "line", Kind.TEXT, 22, "Day, or the mean of the days before"),
-    ("Started", "started", Kind.COUNT, 7, "Jobs that started"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "Their wait, mean"),
-    ("P50Wait", "p50_wait_s", Kind.LENGTH, 10, "Their wait, median"),
-    ("P95Wait", "p95_wait_s", Kind.LENGTH, 10, "Wait that one of 20 exceeds"),
-    ("MaxWait", "longest_wait_s", Kind.LENGTH, 10, "Their longest wait"),
+    ("Day", "line", FieldKind.TEXT, 22, "Day, or the mean of the days before"),
+    ("Started", "started", FieldKind.COUNT, 7, "Jobs that started"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Their wait, mean"),
+    ("P50Wait", "p50_wait_s", FieldKind.LENGTH, 10, "Their wait, median"),
+    ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one of 20 exceeds"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
 )
 
 
@@ -129,12 +129,12 @@ class Digest:
     sentences: dict[str, list[str]]
     daily: pd.DataFrame
     hourly: pd.DataFrame
-    days: Answer
-    waiting: Answer
-    worst: Answer
-    services: Answer
-    partitions: Answer
-    accuracy: Answer
+    days: ReportTable
+    waiting: ReportTable
+    worst: ReportTable
+    services: ReportTable
+    partitions: ReportTable
+    accuracy: ReportTable
     shadow: ShadowDay
     energy: NightEnergy | None = None
 
@@ -172,7 +172,7 @@ def digest_of(night: Night) -> Digest:
 
 
 def _told(
-    night: Night, *, services: Answer, daily: pd.DataFrame, waiting: Answer, accuracy: Answer
+    night: Night, *, services: ReportTable, daily: pd.DataFrame, waiting: ReportTable, accuracy: ReportTable
 ) -> dict[str, list[str]]:
     """Return the sentences by theme, the most important first."""
     return {
@@ -220,11 +220,11 @@ def _of_the_day(night: Night, column: str) -> pd.DataFrame:
     return night.jobs[inside.to_numpy()]
 
 
-def _total(services: Answer, column: str) -> int:
+def _total(services: ReportTable, column: str) -> int:
     return int(services.rows[column].sum()) if len(services.rows) else 0
 
 
-def _subject(night: Night, services: Answer, daily: pd.DataFrame, *, alarming: bool) -> str:
+def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarming: bool) -> str:
     done, would = _total(services, "done"), _total(services, "would")
     acted = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
     mean, before = daily["mean_wait_s"].iloc[-1], _before(daily, "mean_wait_s")
@@ -235,7 +235,7 @@ def _subject(night: Night, services: Answer, daily: pd.DataFrame, *, alarming: b
     return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{acted}; {waited}{against}"
 
 
-def _acts(services: Answer) -> Iterator[str]:
+def _acts(services: ReportTable) -> Iterator[str]:
     done, would = _total(services, "done"), _total(services, "would")
     if not done and not would:
         yield "Helios changed nothing on the cluster."
@@ -280,7 +280,7 @@ def _reasons(remarks: pd.Series[Any]) -> str:
     return f": {named}" if named else ""
 
 
-def _stillness(turns: pd.DataFrame, services: Answer) -> Iterator[str]:
+def _stillness(turns: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     still = _total(services, "still")
     if not still:
         return
@@ -337,7 +337,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _waiters(waiting: Answer, *, at: str) -> Iterator[str]:
+def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
     rows = waiting.rows[waiting.rows["waiting"] > 0]
     if rows.empty:
         yield f"{at} nobody waited."
@@ -348,7 +348,7 @@ def _waiters(waiting: Answer, *, at: str) -> Iterator[str]:
     yield f"{at} {waited}; longest, {spoken_duration(first['oldest_wait_s'])}, {job}."
 
 
-def _accuracy(accuracy: Answer) -> Iterator[str]:
+def _accuracy(accuracy: ReportTable) -> Iterator[str]:
     if accuracy.rows.empty:
         yield "No job that had been predicted ended that day."
         return
@@ -361,7 +361,7 @@ def _accuracy(accuracy: Answer) -> Iterator[str]:
     yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
 
 
-def _days(daily: pd.DataFrame, night: Night) -> Answer:
+def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
     columns = ["mean_wait_s", "p50_wait_s", "p95_wait_s"]
     before = daily.iloc[:-1]
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
@@ -374,7 +374,7 @@ def _days(daily: pd.DataFrame, night: Night) -> Answer:
             "longest_wait_s": before["longest_wait_s"].max(),
         },
     ]
-    return Answer(
+    return ReportTable(
         title="Waits of the jobs that started",
         fields=DAYS,
         shown=tuple(field.name for field in DAYS),
@@ -383,15 +383,15 @@ def _days(daily: pd.DataFrame, night: Night) -> Answer:
     )
 
 
-def _partitions(today: pd.DataFrame, night: Night) -> Answer:
+def _partitions(today: pd.DataFrame, night: Night) -> ReportTable:
     answer = usage_by(
         "partition", today, predictions=night.predictions, at=night.end, title="Partitions", timezone=night.timezone
     )
     return replace(answer, rows=answer.rows.head(MOST_PARTITIONS))
 
 
-def _worst(ended: pd.DataFrame, night: Night) -> Answer:
-    return Answer(
+def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
+    return ReportTable(
         title="Worst predictions",
         fields=WORST,
         shown=tuple(field.name for field in WORST),
@@ -401,7 +401,7 @@ def _worst(ended: pd.DataFrame, night: Night) -> Answer:
     )
 
 
-def _first(answer: Answer, most: int) -> Answer:
+def _first(answer: ReportTable, most: int) -> ReportTable:
     waiting = answer.rows[answer.rows["waiting"] > 0].head(most).reset_index(drop=True)
     shown = tuple(name for name in answer.shown if "Run" not in name and name != "PredGPUh")
     return replace(answer, rows=waiting, shown=shown, total=None, empty="Nobody waits.")

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from numpy.typing import NDArray
 
 from helios.report.admin.nightly import Digest
-from helios.report.admin.sacct_format import Answer, Field, Kind, as_lines, chosen_fields, written
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_lines, chosen_fields, written
 from helios.report.admin.shadow import shadow_table
 from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas
 from helios.report.energy import energy_answer, energy_sentences
@@ -103,7 +103,7 @@ def render_nightly(digest: Digest) -> str:
     """Return the page of a night."""
     energy = digest.energy
     return PAGES.get_template("nightly.html.j2").render(
-        title=f"{digest.cluster}, {written(digest.begin, Kind.MOMENT, timezone=digest.timezone)[:10]}",
+        title=f"{digest.cluster}, {written(digest.begin, FieldKind.MOMENT, timezone=digest.timezone)[:10]}",
         digest=digest,
         themes=list(digest.sentences.items()),
         figures={
@@ -126,14 +126,14 @@ def render_nightly(digest: Digest) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
+class TableCells:
     """A table as text: names above, and whether each column is of text; columns without any value are left out."""
 
     header: list[tuple[str, bool]]
     rows: list[tuple[str, ...]]
 
 
-def cells_of(answer: Answer) -> Cells | None:
+def cells_of(answer: ReportTable) -> TableCells | None:
     """Return the table, None where there is no row."""
     if answer.rows.empty:
         return None
@@ -143,12 +143,12 @@ def cells_of(answer: Answer) -> Cells | None:
         if answer.rows[field.column].notna().any()
     ]
     columns = [[_cell(value, field, answer) for value in answer.rows[field.column].tolist()] for field in fields]
-    header = [(field.name, field.kind is Kind.TEXT) for field in fields]
-    return Cells(header=header, rows=list(zip(*columns, strict=True)))
+    header = [(field.name, field.kind is FieldKind.TEXT) for field in fields]
+    return TableCells(header=header, rows=list(zip(*columns, strict=True)))
 
 
-def _cell(value: Any, field: Field, answer: Answer) -> str:
-    if field.kind is Kind.LENGTH and not pd.isna(value):
+def _cell(value: Any, field: Field, answer: ReportTable) -> str:
+    if field.kind is FieldKind.LENGTH and not pd.isna(value):
         return duration(float(value))
     return written(value, field.kind, timezone=answer.timezone)
 
@@ -204,7 +204,7 @@ def _lines(digest: Digest) -> Iterator[str]:
         yield ""
         yield theme.upper()
         for sentence in sentences:
-            yield from _wrapped(written(sentence, Kind.TEXT), "* ", "  ")
+            yield from _wrapped(written(sentence, FieldKind.TEXT), "* ", "  ")
         for answer in _tables_of(theme, digest):
             yield ""
             yield from _table(answer)
@@ -219,7 +219,7 @@ def _wrapped(text: str, first: str = "", then: str = "") -> Iterator[str]:
         yield line.replace(TIE, " ")
 
 
-def _tables_of(theme: str, digest: Digest) -> list[Answer]:
+def _tables_of(theme: str, digest: Digest) -> list[ReportTable]:
     tables = {
         "What Helios did": [digest.services],
         "How long jobs waited": [digest.days, digest.partitions],
@@ -237,7 +237,7 @@ NARROW = {
 """Fields of the tables that would else be wider than a mail."""
 
 
-def _table(answer: Answer) -> Iterator[str]:
+def _table(answer: ReportTable) -> Iterator[str]:
     yield answer.title
     for line in as_lines(answer, chosen_fields(answer, NARROW.get(answer.title))):
         yield line if len(line) <= WIDTH else line[: WIDTH - 1] + "+"

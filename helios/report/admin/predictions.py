@@ -8,31 +8,31 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
-from helios.report.admin.sacct_format import Answer, Kind, declared
+from helios.errors import UsageError
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
 from helios.report.admin.usage import JOB_KEY, UNKNOWN, Floats, with_first_prediction
 from helios.report.history import SIZE_EDGES, SIZES
 
 BY = ("all", "source", "size", "day", "partition", "user")
 SHOWN_BY = ("all", "source", "size", "day")
 FIELDS = declared(
-    ("By", "by", Kind.TEXT, 9, "What the line groups by: all, source, size, day, ..."),
-    ("Group", "group", Kind.TEXT, 24, "Which of them; sizes are GPUs, 0 a CPU job"),
-    ("Jobs", "jobs", Kind.COUNT, 8, "Jobs that were predicted and have ended"),
-    ("OffBy", "off_by", Kind.FACTOR, 7, "Factor between predicted and true run time, median; 1.0x: exact"),
-    ("Bias", "bias", Kind.FACTOR, 6, "Predicted over true run time, median; above 1.0x: predicted too long"),
-    ("Inside", "inside", Kind.SHARE, 7, "Share inside the predicted p10 to p90; 80% is right"),
-    ("Above", "above", Kind.SHARE, 6, "Share that ran longer than their p90; 10% is right"),
+    ("By", "by", FieldKind.TEXT, 9, "What the line groups by: all, source, size, day, ..."),
+    ("Group", "group", FieldKind.TEXT, 24, "Which of them; sizes are GPUs, 0 a CPU job"),
+    ("Jobs", "jobs", FieldKind.COUNT, 8, "Jobs that were predicted and have ended"),
+    ("OffBy", "off_by", FieldKind.FACTOR, 7, "Factor between predicted and true run time, median; 1.0x: exact"),
+    ("Bias", "bias", FieldKind.FACTOR, 6, "Predicted over true run time, median; above 1.0x: predicted too long"),
+    ("Inside", "inside", FieldKind.SHARE, 7, "Share inside the predicted p10 to p90; 80% is right"),
+    ("Above", "above", FieldKind.SHARE, 6, "Share that ran longer than their p90; 10% is right"),
     (
         "LastRun",
         "naive_off_by",
-        Kind.FACTOR,
+        FieldKind.FACTOR,
         7,
         "OffBy of a rule without a model: the run time of the user's last ended job",
     ),
-    ("Same", "same_off_by", Kind.FACTOR, 7, "OffBy of the prediction over these same jobs"),
-    ("Better", "better", Kind.SHARE, 7, "Share of these jobs where the prediction was nearer; a draw counts half"),
-    ("LogError", "median_abs_log_error", Kind.FACTOR, 8, "Median abs(log1p(predicted) - log1p(true))"),
+    ("Same", "same_off_by", FieldKind.FACTOR, 7, "OffBy of the prediction over these same jobs"),
+    ("Better", "better", FieldKind.SHARE, 7, "Share of these jobs where the prediction was nearer; a draw counts half"),
+    ("LogError", "median_abs_log_error", FieldKind.FACTOR, 8, "Median abs(log1p(predicted) - log1p(true))"),
 )
 
 
@@ -44,7 +44,7 @@ def prediction_accuracy(
     title: str,
     by: str | None = None,
     timezone: str = "UTC",
-) -> Answer:
+) -> ReportTable:
     """Report how far off the first prediction of each ended job was: over all, by source, size and day.
 
     Parameters
@@ -64,7 +64,7 @@ def prediction_accuracy(
         ``by`` is none of them.
     """
     if by is not None and by not in BY:
-        raise Misuse(f"--by {by!r} is not understood.", remedy=f"Choose from: {', '.join(BY)}")
+        raise UsageError(f"--by {by!r} is not understood.", remedy=f"Choose from: {', '.join(BY)}")
     judged = _judged(jobs, predictions, past)
     parts = [
         _figures(judged, name, groups)
@@ -73,7 +73,7 @@ def prediction_accuracy(
     rows = (
         pd.concat(parts, ignore_index=True) if len(judged) else _figures(judged, "all", pd.Series([], dtype="object"))
     )
-    return Answer(
+    return ReportTable(
         title=title,
         fields=FIELDS,
         shown=("By", "Group", "Jobs", "OffBy", "Bias", "Inside", "Above", "LastRun", "Same", "Better"),

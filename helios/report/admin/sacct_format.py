@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 
 from helios.config import zone
-from helios.errors import Misuse
+from helios.errors import UsageError
 
 CUT = "+"
 """What sacct puts in place of the end of a text that its column cannot hold."""
 
 
-class Kind(StrEnum):
+class FieldKind(StrEnum):
     """How a field's values are written."""
 
     TEXT = "text"
@@ -56,7 +56,7 @@ class Field:
 
     name: str
     column: str
-    kind: Kind
+    kind: FieldKind
     doc: str
     width: int = 10
     exact: bool = False
@@ -64,10 +64,10 @@ class Field:
     @property
     def is_left(self) -> bool:
         """Whether it is written to the left of its column."""
-        return self.width < 0 or self.kind is Kind.TEXT
+        return self.width < 0 or self.kind is FieldKind.TEXT
 
 
-def declared(*fields: tuple[str, str, Kind, int, str]) -> tuple[Field, ...]:
+def declared(*fields: tuple[str, str, FieldKind, int, str]) -> tuple[Field, ...]:
     """Return fields of (name, column, kind, width, doc), in that order."""
     return tuple(
         Field(name=name, column=column, kind=kind, width=width, doc=doc) for name, column, kind, width, doc in fields
@@ -75,7 +75,7 @@ def declared(*fields: tuple[str, str, Kind, int, str]) -> tuple[Field, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answer:
+class ReportTable:
     """A report: its rows, and every field that can be shown of them.
 
     Attributes
@@ -108,7 +108,7 @@ class Answer:
     timezone: str = "UTC"
 
 
-def chosen_fields(answer: Answer, asked: str | None) -> list[Field]:
+def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
     """Return the fields that ``asked``, sacct's ``--format`` text, names; None: those shown by default.
 
     Raises
@@ -119,7 +119,7 @@ def chosen_fields(answer: Answer, asked: str | None) -> list[Field]:
     by_name = {field.name.lower(): field for field in answer.fields}
     parts = list(answer.shown) if asked is None else [part.strip() for part in asked.split(",") if part.strip()]
     if not parts:
-        raise Misuse("--format names no field.", remedy=_fields_there_are(answer))
+        raise UsageError("--format names no field.", remedy=_fields_there_are(answer))
     return [_chosen(part, by_name, answer) for part in parts]
 
 
@@ -128,7 +128,7 @@ def listing(fields: Iterable[Field]) -> list[str]:
     return [f"{field.name:<14} {field.doc}" for field in fields]
 
 
-def as_lines(answer: Answer, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
+def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
     """Yield the report as sacct prints one: header, rule, rows, and below another rule the total."""
     cells = [_texts(answer.rows[field.column], field, answer.timezone) for field in fields]
     total = _total_texts(answer, fields)
@@ -148,7 +148,7 @@ def as_lines(answer: Answer, fields: Sequence[Field], *, header: bool = True) ->
 
 
 def as_parsable(
-    answer: Answer, fields: Sequence[Field], *, header: bool = True, trailing: bool = False
+    answer: ReportTable, fields: Sequence[Field], *, header: bool = True, trailing: bool = False
 ) -> Iterator[str]:
     """Yield the rows with ``|`` between fields, and where ``trailing`` after the last, uncut; no total."""
     end = "|" if trailing else ""
@@ -159,7 +159,7 @@ def as_parsable(
         yield "|".join(row) + end
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
+def as_json(answer: ReportTable) -> dict[str, Any]:
     """Return everything as plain values, every field of every row; lengths in s, shares of 1, moments in ISO 8601."""
     columns = [field.column for field in answer.fields]
     values = {name: [_plain(value) for value in answer.rows[name].tolist()] for name in columns}
@@ -172,15 +172,15 @@ def as_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def written(value: Any, kind: Kind, *, timezone: str = "UTC") -> str:
+def written(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
     """Write one value as its kind is written; a missing one is empty."""
     if pd.isna(value):
         return ""
-    if kind is Kind.LENGTH:
+    if kind is FieldKind.LENGTH:
         return slurm_length(float(value))
-    if kind is Kind.MOMENT:
+    if kind is FieldKind.MOMENT:
         return pd.Timestamp(value).tz_convert(timezone).strftime("%Y-%m-%dT%H:%M:%S")
-    if kind is Kind.TEXT:
+    if kind is FieldKind.TEXT:
         return re.sub(r"[\x00-\x1f\x7f]+", " ", str(value))
     return _number(float(value), kind)
 
@@ -194,27 +194,29 @@ def slurm_length(seconds: float) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _number(value: float, kind: Kind) -> str:
-    if kind is Kind.SHARE:
+def _number(value: float, kind: FieldKind) -> str:
+    if kind is FieldKind.SHARE:
         return f"{100 * value:.1f}%"
-    if kind is Kind.FACTOR:
+    if kind is FieldKind.FACTOR:
         return f"{value:.1f}x" if value < 1000 else f"{value:.0f}x"
-    return f"{value:.1f}" if kind is Kind.DECIMAL else f"{round(value)}"
+    return f"{value:.1f}" if kind is FieldKind.DECIMAL else f"{round(value)}"
 
 
-def _chosen(part: str, by_name: Mapping[str, Field], answer: Answer) -> Field:
+def _chosen(part: str, by_name: Mapping[str, Field], answer: ReportTable) -> Field:
     name, _, width = part.partition("%")
     field = by_name.get(name.strip().lower())
     if field is None:
-        raise Misuse(f"--format: there is no field {name.strip()!r} here.", remedy=_fields_there_are(answer))
+        raise UsageError(f"--format: there is no field {name.strip()!r} here.", remedy=_fields_there_are(answer))
     if "%" not in part:
         return field
     if not re.fullmatch(r"-?[1-9]\d{0,3}", width):
-        raise Misuse(f"--format: {part!r} has no width after its %.", remedy=f"Write {field.name}%20, to the left %-20")
+        raise UsageError(
+            f"--format: {part!r} has no width after its %.", remedy=f"Write {field.name}%20, to the left %-20"
+        )
     return replace(field, width=int(width), exact=True)
 
 
-def _fields_there_are(answer: Answer) -> str:
+def _fields_there_are(answer: ReportTable) -> str:
     return f"Fields are: {', '.join(field.name for field in answer.fields)}. What they mean: --helpformat"
 
 
@@ -222,7 +224,7 @@ def _texts(values: pd.Series[Any], field: Field, timezone: str) -> list[str]:
     return [written(value, field.kind, timezone=timezone) for value in values.tolist()]
 
 
-def _total_texts(answer: Answer, fields: Sequence[Field]) -> list[str]:
+def _total_texts(answer: ReportTable, fields: Sequence[Field]) -> list[str]:
     if answer.total is None or answer.rows.empty:
         return []
     return [written(answer.total.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
@@ -234,7 +236,7 @@ def _blank(fields: Sequence[Field]) -> list[str]:
 
 def _width(field: Field, texts: Iterable[str]) -> int:
     least = abs(field.width)
-    if field.exact or field.kind is Kind.TEXT:
+    if field.exact or field.kind is FieldKind.TEXT:
         return least
     return max(least, *(len(text) for text in texts))
 
@@ -337,5 +339,5 @@ def _begin(local: datetime) -> datetime:
     return local.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def _not_understood(text: str) -> Misuse:
-    return Misuse(f"{text!r} is not a moment that is understood.", remedy=f"Write it as one of: {WORDS}")
+def _not_understood(text: str) -> UsageError:
+    return UsageError(f"{text!r} is not a moment that is understood.", remedy=f"Write it as one of: {WORDS}")

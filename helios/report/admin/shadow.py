@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from helios.actions import Result
 from helios.model import Mode
 from helios.report.admin.decisions import with_results
-from helios.report.admin.sacct_format import Answer, Kind, declared
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
 from helios.units import spoken_duration
 
 MOVED_S = 60
@@ -30,28 +30,28 @@ LIMITS = (
     "drained nodes: compare the two replays with each other, not with the record.",
 )
 FIELDS = declared(
-    ("Line", "line", Kind.TEXT, 26, "What happened, or which replay"),
-    ("Jobs", "jobs", Kind.COUNT, 7, "Jobs submitted that day that ran"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 11, "Mean wait"),
-    ("P50Wait", "median_wait_s", Kind.LENGTH, 11, "Median wait"),
-    ("P99Wait", "p99_wait_s", Kind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
-    ("MaxWait", "max_wait_s", Kind.LENGTH, 11, "Longest wait"),
-    ("Queued", "queued_jobs", Kind.COUNT, 7, "Jobs that waited at all"),
+    ("Line", "line", FieldKind.TEXT, 26, "What happened, or which replay"),
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted that day that ran"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 11, "Mean wait"),
+    ("P50Wait", "median_wait_s", FieldKind.LENGTH, 11, "Median wait"),
+    ("P99Wait", "p99_wait_s", FieldKind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
+    ("MaxWait", "max_wait_s", FieldKind.LENGTH, 11, "Longest wait"),
+    ("Queued", "queued_jobs", FieldKind.COUNT, 7, "Jobs that waited at all"),
 )
 MOVED = declared(
-    ("JobID", "job_id", Kind.TEXT, 12, "Job"),
-    ("User", "user", Kind.TEXT, 12, "User"),
-    ("Size", "size", Kind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
-    ("Urgency", "urgency", Kind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
-    ("Wait", "wait_s", Kind.LENGTH, 11, "Wait replayed in the site's own order"),
-    ("WouldWait", "would_wait_s", Kind.LENGTH, 11, "Wait replayed as decided"),
+    ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
+    ("User", "user", FieldKind.TEXT, 12, "User"),
+    ("Size", "size", FieldKind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
+    ("Urgency", "urgency", FieldKind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
+    ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed in the site's own order"),
+    ("WouldWait", "would_wait_s", FieldKind.LENGTH, 11, "Wait replayed as decided"),
 )
 _URGENCY = re.compile(r"urgency\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 _SITE_FACTOR = re.compile(r"SiteFactor\s*(-?\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class ShadowWaits:
     """Waits of the same jobs: as recorded, or in one replay.
 
     Attributes
@@ -68,7 +68,7 @@ class Waits:
     queued_jobs: int
 
     @classmethod
-    def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> Waits:
+    def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> ShadowWaits:
         """Measure waits, s; at least one."""
         return cls(
             jobs=len(waited_s),
@@ -108,9 +108,9 @@ class ShadowDay:
     decided: int
     earlier: int
     later: int
-    recorded: Waits | None
-    without: Waits | None
-    with_decisions: Waits | None
+    recorded: ShadowWaits | None
+    without: ShadowWaits | None
+    with_decisions: ShadowWaits | None
     moved: pd.DataFrame
     notes: tuple[str, ...] = ()
 
@@ -190,7 +190,7 @@ def moved_jobs(
     return moved.loc[order].reset_index(drop=True).astype({"user": "object"})
 
 
-def shadow_table(day: ShadowDay, *, title: str) -> Answer:
+def shadow_table(day: ShadowDay, *, title: str) -> ReportTable:
     """Show the waits as recorded, replayed without, and replayed with what was decided."""
     lines = (
         ("as recorded", day.recorded),
@@ -199,7 +199,7 @@ def shadow_table(day: ShadowDay, *, title: str) -> Answer:
     )
     rows = pd.DataFrame([{"line": name, **asdict(waits)} for name, waits in lines if waits is not None])
     columns = [field.column for field in FIELDS]
-    return Answer(
+    return ReportTable(
         title=title,
         fields=FIELDS,
         shown=tuple(field.name for field in FIELDS),
@@ -210,9 +210,9 @@ def shadow_table(day: ShadowDay, *, title: str) -> Answer:
     )
 
 
-def moved_table(day: ShadowDay, *, most: int) -> Answer:
+def moved_table(day: ShadowDay, *, most: int) -> ReportTable:
     """Show the ``most`` jobs that would have moved furthest."""
-    return Answer(
+    return ReportTable(
         title="Jobs that would have moved furthest",
         fields=MOVED,
         shown=tuple(field.name for field in MOVED),

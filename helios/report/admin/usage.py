@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JobState
-from helios.report.admin.sacct_format import Answer, Field, Kind, declared
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declared
 
 # What every report reads off jobs: when they waited, what they held, what was predicted of them.
 
@@ -103,22 +103,22 @@ def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.D
 SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
 SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
 FIGURES = declared(
-    ("Jobs", "jobs", Kind.COUNT, 7, "Jobs submitted in the window"),
-    ("Waiting", "waiting", Kind.COUNT, 7, "Of these, still waiting at its end"),
-    ("GPUHours", "gpu_hours", Kind.DECIMAL, 9, "GPUs x run time; running jobs so far"),
-    ("CPUHours", "cpu_hours", Kind.DECIMAL, 9, "CPUs x run time; running jobs so far"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "Eligible (else submitted) to start, mean"),
-    ("P50Wait", "p50_wait_s", Kind.LENGTH, 10, "Wait that half of the started jobs stay below"),
-    ("P95Wait", "p95_wait_s", Kind.LENGTH, 10, "Wait that one started job in 20 exceeds"),
-    ("MaxWait", "longest_wait_s", Kind.LENGTH, 10, "Longest wait; of waiting jobs so far"),
-    ("P50Run", "p50_run_time_s", Kind.LENGTH, 10, "Median run time of ended jobs"),
-    ("Failed", "failed_share", Kind.SHARE, 6, "Share of ended jobs FAILED, OUT_OF_MEMORY, NODE_FAIL or BOOT_FAIL"),
-    ("TimedOut", "timeout_share", Kind.SHARE, 8, "Share of ended jobs cut by their limit"),
-    ("LostGPUh", "lost_gpu_hours", Kind.DECIMAL, 8, "GPU hours of failed jobs"),
-    ("LostCPUh", "lost_cpu_hours", Kind.DECIMAL, 8, "CPU hours of failed jobs"),
-    ("OverAsk", "over_asked", Kind.FACTOR, 7, "Limit over run time, median of jobs completed or timed out"),
-    ("Predicted", "predicted", Kind.COUNT, 9, "Ended jobs that had been predicted"),
-    ("OffBy", "off_by", Kind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window"),
+    ("Waiting", "waiting", FieldKind.COUNT, 7, "Of these, still waiting at its end"),
+    ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x run time; running jobs so far"),
+    ("CPUHours", "cpu_hours", FieldKind.DECIMAL, 9, "CPUs x run time; running jobs so far"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Eligible (else submitted) to start, mean"),
+    ("P50Wait", "p50_wait_s", FieldKind.LENGTH, 10, "Wait that half of the started jobs stay below"),
+    ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one started job in 20 exceeds"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Longest wait; of waiting jobs so far"),
+    ("P50Run", "p50_run_time_s", FieldKind.LENGTH, 10, "Median run time of ended jobs"),
+    ("Failed", "failed_share", FieldKind.SHARE, 6, "Share of ended jobs FAILED, OUT_OF_MEMORY, NODE_FAIL or BOOT_FAIL"),
+    ("TimedOut", "timeout_share", FieldKind.SHARE, 8, "Share of ended jobs cut by their limit"),
+    ("LostGPUh", "lost_gpu_hours", FieldKind.DECIMAL, 8, "GPU hours of failed jobs"),
+    ("LostCPUh", "lost_cpu_hours", FieldKind.DECIMAL, 8, "CPU hours of failed jobs"),
+    ("OverAsk", "over_asked", FieldKind.FACTOR, 7, "Limit over run time, median of jobs completed or timed out"),
+    ("Predicted", "predicted", FieldKind.COUNT, 9, "Ended jobs that had been predicted"),
+    ("OffBy", "off_by", FieldKind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
 )
 GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
 
@@ -131,7 +131,7 @@ def usage_by(
     at: datetime,
     title: str,
     timezone: str = "UTC",
-) -> Answer:
+) -> ReportTable:
     """Report jobs, hours, waits, failures and predictions of each user, account or partition, the busiest first.
 
     Parameters
@@ -150,7 +150,7 @@ def usage_by(
     by = "gpu_hours" if gpus else "cpu_hours"
     rows = _figures(table, "group").sort_values([by, "jobs", "group"], ascending=[False, False, True])
     name = GROUPS[group]
-    return Answer(
+    return ReportTable(
         title=title,
         fields=fields_by(group),
         shown=(name, *(SHOWN_GPU if gpus else SHOWN_CPU)),
@@ -165,7 +165,7 @@ def usage_by(
 def fields_by(group: str) -> tuple[Field, ...]:
     """Return the fields of :func:`usage_by`."""
     name = GROUPS[group]
-    return (Field(name=name, column="group", kind=Kind.TEXT, width=12, doc=f"{name} of the jobs"), *FIGURES)
+    return (Field(name=name, column="group", kind=FieldKind.TEXT, width=12, doc=f"{name} of the jobs"), *FIGURES)
 
 
 def overall(jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime) -> Mapping[str, Any]:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.model import STEP_S, Demand, Snapshot
-from helios.ports import Office
+from helios.ports import Domain
 from helios.services.energy_saving.node_choice import Node, nodes_of, to_sleep, to_wake
 from helios.services.energy_saving.options import CesOptions
-from helios.services.energy_saving.sizing import Published, Setting, most_plus_levels, published_levels
-from helios.services.energy_saving.tuning import DAY, Goal, Known, Memo, days_of, planned
+from helios.services.energy_saving.sizing import PublishedRule, SizingParameters, most_plus_levels, published_levels
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, Memo, days_of, planned
 from helios.units import counted, rounded_duration
 
 # How many nodes a pool is to have awake, from its demand: under Helios' rule, or under a control.
@@ -36,7 +36,7 @@ RUN_IN_DAYS = 3
 
 def level_now(
     demand: Demand, place: int, options: CesOptions, *, memo: Memo | None = None
-) -> tuple[float, Setting | None]:
+) -> tuple[float, SizingParameters | None]:
     """Return how many nodes of a pool are to be awake after the last step, and Helios' setting, if it has one."""
     # From a midnight on: a start that slid along with each step would change what came of it.
     days = days_of(demand.ended_s, demand.busy.shape[1])
@@ -47,7 +47,7 @@ def level_now(
 
 def levels_of(
     demand: Demand, place: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
-) -> tuple[NDArray[np.float64], Setting | None]:
+) -> tuple[NDArray[np.float64], SizingParameters | None]:
     """Return the nodes to be awake from the end of each step on, and the last of Helios' settings.
 
     Parameters
@@ -80,9 +80,9 @@ def published_options(options: CesOptions, nodes: float) -> CesOptions:
     return replace(options, rule="published", sigma=5.0, h_s=3_600, f_s=10_800, xi_h=1.0, xi_p=1.0, hold_s=7_200)
 
 
-def known_of(demand: Demand, place: int, options: CesOptions) -> Known:
+def known_of(demand: Demand, place: int, options: CesOptions) -> KnownDemand:
     """Return what was known of one pool."""
-    return Known(
+    return KnownDemand(
         busy=demand.busy[place],
         total=demand.total[place],
         most=demand.most[place],
@@ -117,9 +117,9 @@ def goal_of(options: CesOptions) -> Goal:
     )
 
 
-def published_values(options: CesOptions) -> Published:
+def published_values(options: CesOptions) -> PublishedRule:
     """Return the values of the published rule."""
-    return Published(
+    return PublishedRule(
         recent_steps=options.h_s // STEP_S,
         xi_h=options.xi_h,
         xi_p=options.xi_p,
@@ -242,7 +242,7 @@ class Ces:
     a job by itself.
     """
 
-    office = Office.NODES
+    office = Domain.NODES
     Options = CesOptions
 
     def __init__(self, options: CesOptions) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from helios.jit import kept, part
 
 
-class Setting(NamedTuple):
+class SizingParameters(NamedTuple):
     """What the rule is run with, for one pool.
 
     Attributes
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     margin: float
 
 
-class Score(NamedTuple):
+class SizingScore(NamedTuple):
     """What settings did over some steps: arrays of one value for each setting.
 
     Attributes
@@ -60,7 +60,7 @@ class Score(NamedTuple):
 
 @part
 def _next(  # noqa: PLR0917 - numba kernels are called by position
-    busy: float, total: float, floor: float, setting: Setting, powered: float, held_until: int, at: int
+    busy: float, total: float, floor: float, setting: SizingParameters, powered: float, held_until: int, at: int
 ) -> tuple[float, int]:
     """Decide at the end of step ``at``: return how many are to be awake, and from which step on some may sleep."""
     # What is awake is not clipped to what is in service: nodes that break and return were not put to sleep.
@@ -78,7 +78,7 @@ def walk(  # noqa: PLR0917 - numba kernels are called by position
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
     floor: NDArray[np.float64],
-    setting: Setting,
+    setting: SizingParameters,
     powered: float,
     held_until: int,
     first: int,
@@ -113,11 +113,11 @@ def scored(
     total: NDArray[np.float64],
     floors: NDArray[np.float64],
     grid: NDArray[np.float64],
-) -> Score:
-    """Run every setting of ``grid`` (rows of :class:`Setting`) over the same steps, starting with all nodes awake."""
+) -> SizingScore:
+    """Run every setting of ``grid`` (rows of :class:`SizingParameters`) over the same steps, starting with all nodes awake."""
     out = np.zeros((len(grid), 3))
     _score(busy, total, np.ascontiguousarray(floors), grid, out)
-    return Score(asleep=out[:, 0], wakes=out[:, 1], short=out[:, 2])
+    return SizingScore(asleep=out[:, 0], wakes=out[:, 1], short=out[:, 2])
 
 
 @kept
@@ -130,7 +130,7 @@ def _score(
 ) -> None:
     for row in range(len(grid)):
         which = int(grid[row, 0])
-        setting = Setting(which, grid[row, 1], grid[row, 2], grid[row, 3], int(grid[row, 4]), grid[row, 5])
+        setting = SizingParameters(which, grid[row, 1], grid[row, 2], grid[row, 3], int(grid[row, 4]), grid[row, 5])
         powered, held_until = total[0], 0
         asleep, wakes, short = 0.0, 0.0, 0.0
         for t in range(len(busy)):
@@ -161,7 +161,7 @@ def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.flo
 # There the forecast for three hours ahead contains true values of two of them; here it is whatever was known.
 
 
-class Published(NamedTuple):
+class PublishedRule(NamedTuple):
     """Values of the published rule.
 
     Attributes
@@ -192,7 +192,7 @@ def published_levels(
     total: NDArray[np.float64],
     soon: NDArray[np.float64],
     later: NDArray[np.float64],
-    values: Published,
+    values: PublishedRule,
 ) -> NDArray[np.float64]:
     """Return the nodes awake after each step under the published rule; it begins with its reserve, as its authors do.
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model import STEP_S
-from helios.services.energy_saving.sizing import Setting, highest_of_last, scored, walk
+from helios.services.energy_saving.sizing import SizingParameters, highest_of_last, scored, walk
 
 DAY = 86_400 // STEP_S
 """Steps of a day."""
@@ -40,7 +40,7 @@ BANDS, HOLDS = (1.0, 4.0, 10.0), (12, 24)
 MOST_RESERVE = 0.12
 """Share of a pool beyond which a reserve is not tried, but for the smallest ones."""
 
-Memo = MutableMapping[bytes, Setting | None]
+Memo = MutableMapping[bytes, SizingParameters | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Known:
+class KnownDemand:
     """What was known of one pool at the end of each step; see :class:`helios.model.Demand`.
 
     Attributes
@@ -98,9 +98,9 @@ class Known:
         """Day of each step's end, days since the epoch."""
         return days_of(self.ended_s, len(self.busy))
 
-    def steps(self, first: int, after: int) -> Known:
+    def steps(self, first: int, after: int) -> KnownDemand:
         """Return the steps ``first`` to ``after`` - 1."""
-        return Known(
+        return KnownDemand(
             busy=self.busy[first:after],
             total=self.total[first:after],
             most=self.most[first:after],
@@ -117,7 +117,7 @@ def days_of(ended_s: int, n_steps: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
+class SizingPlan:
     """What the rule came to.
 
     Attributes
@@ -129,22 +129,22 @@ class Plan:
     """
 
     levels: NDArray[np.float64]
-    settings: tuple[tuple[int, Setting | None], ...]
+    settings: tuple[tuple[int, SizingParameters | None], ...]
 
     @property
-    def setting(self) -> Setting | None:
+    def setting(self) -> SizingParameters | None:
         """The one in force now."""
         return self.settings[-1][1] if self.settings else None
 
 
-def planned(known: Known, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> Plan:
+def planned(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
     """Run the rule from ``from_step`` on, with a setting picked at each midnight; before it all nodes are awake."""
     levels = known.total.copy()
     day_of = known.day_of
     if from_step >= len(day_of):
-        return Plan(levels=levels, settings=())
+        return SizingPlan(levels=levels, settings=())
     starts = [from_step, *(np.flatnonzero(np.diff(day_of[from_step:])) + from_step + 1).tolist()]
-    settings: list[tuple[int, Setting | None]] = []
+    settings: list[tuple[int, SizingParameters | None]] = []
     powered, held_until = float(known.total[from_step]), 0
     for first, after in zip(starts, [*starts[1:], len(known.busy)], strict=True):
         setting = tuned(_weeks_before(known, day_of, int(day_of[first]), goal.weeks), goal, memo=memo)
@@ -158,10 +158,10 @@ def planned(known: Known, goal: Goal, *, from_step: int = 0, memo: Memo | None =
         powered, held_until = walk(
             today.busy, today.total, floor, setting, powered, held_until, first, levels[first:after]
         )
-    return Plan(levels=levels, settings=tuple(settings))
+    return SizingPlan(levels=levels, settings=tuple(settings))
 
 
-def tuned(known: Known, goal: Goal, *, memo: Memo | None = None) -> Setting | None:
+def tuned(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingParameters | None:
     """Pick the setting that did best over the given steps; None: too few, or none kept to the goal.
 
     Best is the most sleep for its wake-ups, ``log(asleep) - worth x log(wake-ups)``, in ratios and so alike for a pool
@@ -178,7 +178,7 @@ def tuned(known: Known, goal: Goal, *, memo: Memo | None = None) -> Setting | No
     return memo[key]
 
 
-def floors_of(known: Known, *, rows: tuple[int, ...] | None = None) -> NDArray[np.float64]:
+def floors_of(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> NDArray[np.float64]:
     """Return what the level may not fall below, one row for each way to say it, shape (n_floors, n_steps).
 
     Parameters
@@ -193,14 +193,14 @@ def floors_of(known: Known, *, rows: tuple[int, ...] | None = None) -> NDArray[n
     return np.array([np.maximum(recent[ways[row][0]], coming[ways[row][1]]) for row in chosen])
 
 
-def _weeks_before(known: Known, day_of: NDArray[np.int64], day: int, weeks: int) -> Known:
+def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> KnownDemand:
     """Return whole days before ``day``: were the first one cut, each further step would change what is picked."""
     first_day = max(day - 7 * weeks, int(day_of[0]) + 1)
     first, after = np.searchsorted(day_of, [first_day, day])
     return known.steps(int(min(first, after)), int(after))
 
 
-def _picked(known: Known, goal: Goal) -> Setting | None:
+def _picked(known: KnownDemand, goal: Goal) -> SizingParameters | None:
     grid = grid_for(n_floors=len(WINDOWS) * len(_quantiles(known)), total=float(known.total.max()), spare=goal.spare)
     if not len(grid):
         return None
@@ -213,10 +213,10 @@ def _picked(known: Known, goal: Goal) -> Setting | None:
     value = np.log(np.maximum(score.asleep, 1e-9)) - goal.worth * np.log(wakes)
     value -= DEAR * np.maximum(np.log(wakes / wanted), 0.0)
     floor, down, up, band, hold_steps, margin = grid[np.argmax(np.where(good, value, -np.inf))].tolist()
-    return Setting(int(floor), down, up, band, int(hold_steps), margin)
+    return SizingParameters(int(floor), down, up, band, int(hold_steps), margin)
 
 
-def _wanted_wakes(known: Known, goal: Goal) -> float:
+def _wanted_wakes(known: KnownDemand, goal: Goal) -> float:
     days = len(known.busy) / DAY
     per_day = goal.wake_ups_per_day
     if per_day is None:
@@ -233,14 +233,14 @@ def grid_for(*, n_floors: int, total: float, spare: float) -> NDArray[np.float64
     return np.array([(floor, down, down + up, band, hold, spare) for floor, down, up, band, hold in rows])
 
 
-def _quantiles(known: Known) -> list[tuple[int, int]]:
+def _quantiles(known: KnownDemand) -> list[tuple[int, int]]:
     """Return horizon and level of the quantiles that serve as floors, as positions."""
     horizons = [place for place, ahead_s in enumerate(known.ahead_s) if ahead_s <= LONGEST_FLOOR_S]
     levels = [place for place, level in enumerate(known.levels) if level in FLOOR_LEVELS]
     return list(product(horizons, levels))
 
 
-def _coming(known: Known, horizon: int, level: int) -> NDArray[np.float64]:
+def _coming(known: KnownDemand, horizon: int, level: int) -> NDArray[np.float64]:
     """Return the quantile; where nothing was forecast, the most of as long a time before stands in."""
     coming = known.most[:, horizon, level]
     if not np.isnan(coming).any():
@@ -249,7 +249,7 @@ def _coming(known: Known, horizon: int, level: int) -> NDArray[np.float64]:
     return np.where(np.isnan(coming), before, coming)
 
 
-def _key(known: Known, goal: Goal) -> bytes:
+def _key(known: KnownDemand, goal: Goal) -> bytes:
     digest = blake2b(repr((goal, known.ahead_s, known.levels)).encode(), digest_size=16)
     for values in (known.busy, known.total, known.most, known.yardstick):
         digest.update(np.ascontiguousarray(values).tobytes())

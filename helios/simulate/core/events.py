@@ -10,12 +10,12 @@ from helios.simulate.core.nodes import fell, get_up, next_change, time_out
 from helios.simulate.core.queue import push, remove
 from helios.simulate.core.running import end
 from helios.simulate.core.scheduling import schedule
-from helios.simulate.core.state import NEVER, NOBODY, State
+from helios.simulate.core.state import NEVER, NOBODY, EngineState
 from helios.simulate.core.wait_bound import promote_overdue
 
 
 @kernel
-def next_moment(state: State) -> int:
+def next_moment(state: EngineState) -> int:
     """Return when the next job ends or arrives, or a node changes by itself, or NEVER."""
     clock, moment = state.clock[0], NEVER
     if clock.running > 0:
@@ -26,14 +26,14 @@ def next_moment(state: State) -> int:
 
 
 @kernel
-def awaits(state: State, now: int, scored: int) -> bool:
+def awaits(state: EngineState, now: int, scored: int) -> bool:
     """Say whether a job that nobody has scored yet arrives ``now``."""
     arrived = state.clock[0].arrived
     return bool(scored <= arrived < len(state.jobs) and state.jobs[arrived].submitted_s == now)
 
 
 @kernel
-def end_due(state: State, now: int) -> int:
+def end_due(state: EngineState, now: int) -> int:
     """Let all end that end ``now``, and nodes be up or asleep that are so by now; return how many jobs ended."""
     n_ended: int = state.clock[0].ended
     state.clock[0].now_s = now
@@ -46,7 +46,7 @@ def end_due(state: State, now: int) -> int:
 
 
 @kernel
-def _arrive(state: State, now: int) -> None:
+def _arrive(state: EngineState, now: int) -> None:
     get_up(state, now)
     partition = fell(state, now)
     while partition != NOBODY:
@@ -55,7 +55,7 @@ def _arrive(state: State, now: int) -> None:
 
 
 @kernel
-def admit_due(state: State, now: int) -> int:
+def admit_due(state: EngineState, now: int) -> int:
     """Let all queue that are submitted ``now``; return how many."""
     clock = state.clock[0]
     first = clock.arrived
@@ -67,7 +67,7 @@ def admit_due(state: State, now: int) -> int:
 
 
 @kernel
-def touch(state: State, partition: int) -> None:
+def touch(state: EngineState, partition: int) -> None:
     """Note that ``partition`` needs a scheduling pass."""
     clock, home = state.clock[0], state.partitions[partition]
     if not home.touched:
@@ -77,7 +77,7 @@ def touch(state: State, partition: int) -> None:
 
 
 @kernel
-def schedule_touched(state: State, now: int) -> None:
+def schedule_touched(state: EngineState, now: int) -> None:
     """Make the passes that are due ``now``; what is idle too long after them falls asleep."""
     clock = state.clock[0]
     for place in range(clock.touched):
@@ -91,7 +91,7 @@ def schedule_touched(state: State, now: int) -> None:
         time_out(state, now)
 
 
-def run(state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+def run(state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
     """Carry the timeline on, in place, and stop before the moment when job number ``scored`` arrives.
 
     Parameters
@@ -115,7 +115,7 @@ def run(state: State, *, scored: int, budget: int, until_s: int = NEVER) -> bool
 
 
 @entry_point
-def _carry_on(state: State, scored: int, until_s: int, budget: int) -> bool:
+def _carry_on(state: EngineState, scored: int, until_s: int, budget: int) -> bool:
     while budget > 0:
         now = next_moment(state)
         if now == NEVER or now >= until_s or awaits(state, now, scored):
@@ -127,14 +127,16 @@ def _carry_on(state: State, scored: int, until_s: int, budget: int) -> bool:
 
 
 def put_anew(
-    state: State, jobs: NDArray[np.int64], *, keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
+    state: EngineState, jobs: NDArray[np.int64], *, keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
 ) -> None:
     """Give pending ``jobs`` other keys and estimates (same length); a pass of their partitions is then due."""
     _put_anew(state, jobs, keys, estimates_s)
 
 
 @entry_point
-def _put_anew(state: State, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]) -> None:
+def _put_anew(
+    state: EngineState, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
+) -> None:
     for place in range(len(jobs)):
         job = jobs[place]
         remove(state, job)

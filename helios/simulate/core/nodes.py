@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from helios.jit import kernel
-from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, NOBODY, WAKING, WORD_BITS, State
+from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, NOBODY, WAKING, WORD_BITS, EngineState
 
 # Idle nodes that the cluster's own idle timer may put to sleep, longest idle first: a list through the nodes.
 
 
 @kernel
-def enlist(state: State, node: int) -> None:
+def enlist(state: EngineState, node: int) -> None:
     """Put ``node``, idle and awake, into the list by how long it has been idle; one that is kept awake stays out."""
     clock, nodes, its = state.clock[0], state.nodes, state.nodes[node]
     if its.kept:
@@ -30,7 +30,7 @@ def enlist(state: State, node: int) -> None:
 
 
 @kernel
-def strike(state: State, node: int) -> None:
+def strike(state: EngineState, node: int) -> None:
     """Take ``node`` out of the list, if it is in it."""
     clock, its = state.clock[0], state.nodes[node]
     if its.earlier != NOBODY or clock.idle_first == node:
@@ -39,7 +39,7 @@ def strike(state: State, node: int) -> None:
 
 
 @kernel
-def _join(state: State, ahead: int, behind: int) -> None:
+def _join(state: EngineState, ahead: int, behind: int) -> None:
     clock, nodes = state.clock[0], state.nodes
     if ahead == NOBODY:
         clock.idle_first = behind
@@ -55,7 +55,7 @@ def _join(state: State, ahead: int, behind: int) -> None:
 
 
 @kernel
-def bring_up(state: State, partition: int) -> None:
+def bring_up(state: EngineState, partition: int) -> None:
     """Count the stretch that ends now at what the counts of ``partition`` were."""
     tally, now = state.partitions[partition], state.clock[0].now_s
     length = now - tally.counted_s
@@ -71,7 +71,7 @@ def bring_up(state: State, partition: int) -> None:
 
 
 @kernel
-def count_gpus(state: State, partition: int, node: int, gpus: int) -> None:
+def count_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Note that ``gpus`` more of ``node`` are held."""
     if state.nodes[node].power == AWAKE:
         bring_up(state, partition)
@@ -79,7 +79,7 @@ def count_gpus(state: State, partition: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def count_holding(state: State, partition: int, node: int, by: int) -> None:
+def count_holding(state: EngineState, partition: int, node: int, by: int) -> None:
     """Note that ``node`` now holds a job (``by`` 1), or no longer does (-1)."""
     bring_up(state, partition)
     tally = state.partitions[partition]
@@ -90,7 +90,7 @@ def count_holding(state: State, partition: int, node: int, by: int) -> None:
 
 
 @kernel
-def count_power(state: State, partition: int, power: int, by: int) -> None:
+def count_power(state: EngineState, partition: int, power: int, by: int) -> None:
     """Note that one node more (``by`` 1) or less (-1) does what ``power`` says."""
     bring_up(state, partition)
     tally = state.partitions[partition]
@@ -105,7 +105,7 @@ def count_power(state: State, partition: int, power: int, by: int) -> None:
 
 
 @kernel
-def _log(state: State, partition: int) -> None:
+def _log(state: EngineState, partition: int) -> None:
     """Write down how many nodes hold a job; what lasted no time is written over."""
     clock, tally, now = state.clock[0], state.partitions[partition], state.clock[0].now_s
     if tally.row == NOBODY or state.holding[tally.row].at_s != now:
@@ -116,7 +116,7 @@ def _log(state: State, partition: int) -> None:
 
 
 @kernel
-def count_sleep(state: State) -> None:
+def count_sleep(state: EngineState) -> None:
     """Note that one more node was put to sleep."""
     clock = state.clock[0]
     clock.sleeps += 1
@@ -126,7 +126,7 @@ def count_sleep(state: State) -> None:
 
 
 @kernel
-def count_wake(state: State) -> None:
+def count_wake(state: EngineState) -> None:
     """Note that one more node was woken."""
     clock = state.clock[0]
     clock.wakes += 1
@@ -136,7 +136,7 @@ def count_wake(state: State) -> None:
 
 
 @kernel
-def count_delay(state: State) -> None:
+def count_delay(state: EngineState) -> None:
     """Note that one more start waits for a node to get up."""
     clock = state.clock[0]
     clock.delays += 1
@@ -154,7 +154,7 @@ for _bit in range(WORD_BITS):
 
 
 @kernel
-def room(state: State, partition: int) -> int:
+def room(state: EngineState, partition: int) -> int:
     """Return the size of the largest job that can be placed now; every smaller one can be, too.
 
     With c wholly free nodes of G GPUs and m free on the best other node, that is c G + m: a job of k G + r
@@ -170,7 +170,7 @@ def room(state: State, partition: int) -> int:
 
 
 @kernel
-def room_awake(state: State, partition: int) -> int:
+def room_awake(state: EngineState, partition: int) -> int:
     """Return the size of the largest job that nodes hold which are awake."""
     home = state.partitions[partition]
     full = home.gpus_per_node
@@ -178,7 +178,7 @@ def room_awake(state: State, partition: int) -> int:
 
 
 @kernel
-def _best_part(state: State, partition: int, power: int) -> int:
+def _best_part(state: EngineState, partition: int, power: int) -> int:
     """Return the most GPUs that are free on a node which is not wholly free."""
     home = state.partitions[partition]
     level, first = home.gpus_per_node - 1, home.first_level + power * (home.gpus_per_node + 1)
@@ -188,7 +188,7 @@ def _best_part(state: State, partition: int, power: int) -> int:
 
 
 @kernel
-def shift(state: State, partition: int, node: int, gpus: int) -> None:
+def shift(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Change the free GPUs of ``node`` by ``gpus``."""
     home = state.partitions[partition]
     if len(state.versatile) > 0:
@@ -207,7 +207,7 @@ def shift(state: State, partition: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def _shift_and_count(state: State, partition: int, node: int, gpus: int) -> None:
+def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Do the same where nodes sleep, or differ in weight, or are counted."""
     home, its, clock = state.partitions[partition], state.nodes[node], state.clock[0]
     before = state.nodes[node].free
@@ -228,7 +228,7 @@ def _shift_and_count(state: State, partition: int, node: int, gpus: int) -> None
 
 
 @kernel
-def imagine(state: State, partition: int, node: int, gpus: int) -> None:
+def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
     """Change the free GPUs of ``node`` by ``gpus`` in thought: nothing is counted, and it has to be undone."""
     if len(state.versatile) == 0:
         shift(state, partition, node, gpus)
@@ -241,7 +241,7 @@ def imagine(state: State, partition: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def imagine_power(state: State, partition: int, node: int, power: int) -> None:
+def imagine_power(state: EngineState, partition: int, node: int, power: int) -> None:
     """Let ``node``, which is idle, be asleep instead of falling asleep, or the reverse, in thought."""
     its = state.nodes[node]
     _flip(state, partition, node, its.free, -1)
@@ -251,7 +251,7 @@ def imagine_power(state: State, partition: int, node: int, power: int) -> None:
 
 
 @kernel
-def set_aside(state: State, partition: int, by: int) -> None:
+def set_aside(state: EngineState, partition: int, by: int) -> None:
     """Take the nodes that are reserved out of the sets (``by`` -1), for nobody to be placed there, or put them back."""
     home = state.partitions[partition]
     for place in range(home.reserved):
@@ -260,7 +260,7 @@ def set_aside(state: State, partition: int, by: int) -> None:
 
 
 @kernel
-def with_reserved(state: State, partition: int, size: int, deepest: int) -> int:
+def with_reserved(state: EngineState, partition: int, size: int, deepest: int) -> int:
     """Return what ``size``, the largest job that fits beside the nodes set aside, becomes with them.
 
     Of those only the ones count that are up to ``deepest``: AWAKE, or ASLEEP.
@@ -278,7 +278,7 @@ def with_reserved(state: State, partition: int, size: int, deepest: int) -> int:
 
 
 @kernel
-def turn(state: State, partition: int, node: int, power: int) -> None:
+def turn(state: EngineState, partition: int, node: int, power: int) -> None:
     """Let ``node`` do what ``power`` says from now on."""
     home, its = state.partitions[partition], state.nodes[node]
     held = home.gpus_per_node - state.nodes[node].free
@@ -293,7 +293,7 @@ def turn(state: State, partition: int, node: int, power: int) -> None:
 
 
 @kernel
-def _flip(state: State, partition: int, node: int, level: int, by: int) -> None:
+def _flip(state: EngineState, partition: int, node: int, level: int, by: int) -> None:
     """Put ``node`` into the set of its power and ``level`` (``by`` 1), or take it out (-1)."""
     home, its = state.partitions[partition], state.nodes[node]
     shelf = its.power * (home.gpus_per_node + 1) + level
@@ -303,7 +303,7 @@ def _flip(state: State, partition: int, node: int, level: int, by: int) -> None:
 
 
 @kernel
-def first_node(state: State, partition: int, shelf: int) -> int:
+def first_node(state: EngineState, partition: int, shelf: int) -> int:
     """Return the first node of the set number ``shelf``; there must be one."""
     home = state.partitions[partition]
     word = home.first_word + shelf * home.words
@@ -316,7 +316,7 @@ def first_node(state: State, partition: int, shelf: int) -> int:
 
 
 @kernel
-def n_below(state: State, partition: int, shelf: int, rank: int) -> int:
+def n_below(state: EngineState, partition: int, shelf: int, rank: int) -> int:
     """Count the nodes of the set number ``shelf`` that rank before ``rank``."""
     home = state.partitions[partition]
     if rank >= home.nodes:
@@ -331,7 +331,7 @@ def n_below(state: State, partition: int, shelf: int, rank: int) -> int:
 
 
 @kernel
-def nth_node(state: State, partition: int, shelf: int, n: int) -> int:
+def nth_node(state: EngineState, partition: int, shelf: int, n: int) -> int:
     """Return the node of the set number ``shelf`` before which ``n`` others rank."""
     home = state.partitions[partition]
     word = home.first_word + shelf * home.words
@@ -363,7 +363,7 @@ def _ones(word: np.uint64) -> int:
 
 
 @kernel
-def home_of(state: State, node: int) -> int:
+def home_of(state: EngineState, node: int) -> int:
     """Return the partition of ``node``."""
     low, high = 0, len(state.partitions)
     while high - low > 1:
@@ -376,7 +376,7 @@ def home_of(state: State, node: int) -> int:
 
 
 @kernel
-def wake(state: State, partition: int, node: int) -> None:
+def wake(state: EngineState, partition: int, node: int) -> None:
     """Let ``node``, which sleeps, get up."""
     clock, its = state.clock[0], state.nodes[node]
     turn(state, partition, node, WAKING)
@@ -387,7 +387,7 @@ def wake(state: State, partition: int, node: int) -> None:
 
 
 @kernel
-def fall(state: State, partition: int, node: int) -> None:
+def fall(state: EngineState, partition: int, node: int) -> None:
     """Let ``node``, which is awake and idle, fall asleep: until it has, nobody can use it."""
     clock, its = state.clock[0], state.nodes[node]
     strike(state, node)
@@ -400,7 +400,7 @@ def fall(state: State, partition: int, node: int) -> None:
 
 
 @kernel
-def next_change(state: State) -> int:
+def next_change(state: EngineState) -> int:
     """Return when the next node is up or asleep, or is put to sleep by the idle timer, or NEVER."""
     clock, moment = state.clock[0], NEVER
     if clock.waking > 0:
@@ -413,7 +413,7 @@ def next_change(state: State) -> int:
 
 
 @kernel
-def get_up(state: State, now: int) -> None:
+def get_up(state: EngineState, now: int) -> None:
     """Let all be awake that are up ``now``."""
     clock = state.clock[0]
     while clock.waking > 0 and state.nodes[state.nodes[clock.first_waking].waking].until_s <= now:
@@ -428,7 +428,7 @@ def get_up(state: State, now: int) -> None:
 
 
 @kernel
-def fell(state: State, now: int) -> int:
+def fell(state: EngineState, now: int) -> int:
     """Let one node be asleep that has fallen asleep by ``now``, and return its partition, or NOBODY."""
     clock = state.clock[0]
     if clock.falling == 0 or state.nodes[state.nodes[clock.first_falling].falling].until_s > now:
@@ -443,7 +443,7 @@ def fell(state: State, now: int) -> int:
 
 
 @kernel
-def time_out(state: State, now: int) -> None:
+def time_out(state: EngineState, now: int) -> None:
     """Let fall asleep whatever the idle timer says should."""
     clock = state.clock[0]
     if clock.suspend_s == NEVER:

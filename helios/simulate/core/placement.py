@@ -10,11 +10,11 @@ import numpy as np
 
 from helios.jit import kernel
 from helios.simulate.core.nodes import first_node, home_of, n_below, nth_node, shift, wake
-from helios.simulate.core.state import ASLEEP, AWAKE, NOBODY, RANDOM, SPREAD, WAKING, WEIGHTED, State
+from helios.simulate.core.state import ASLEEP, AWAKE, NOBODY, RANDOM, SPREAD, WAKING, WEIGHTED, EngineState
 
 
 @kernel
-def place(state: State, job: int, now: int) -> int:
+def place(state: EngineState, job: int, now: int) -> int:
     """Give ``job``, which must fit, its nodes; return when the last of them is up."""
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
     full, up_s = home.gpus_per_node, now
@@ -27,7 +27,7 @@ def place(state: State, job: int, now: int) -> int:
 
 
 @kernel
-def lift(state: State, job: int, sign: int) -> None:
+def lift(state: EngineState, job: int, sign: int) -> None:
     """Free the GPUs that ``job`` holds (``sign`` 1), or take the same ones again (-1)."""
     share = state.jobs[job].first_share
     while share >= 0:
@@ -36,7 +36,7 @@ def lift(state: State, job: int, sign: int) -> None:
 
 
 @kernel
-def forget(state: State, job: int) -> None:
+def forget(state: EngineState, job: int) -> None:
     """Drop the list of what ``job`` held, once its GPUs are free."""
     clock, shares, share = state.clock[0], state.shares, state.jobs[job].first_share
     while share >= 0:
@@ -47,7 +47,7 @@ def forget(state: State, job: int) -> None:
 
 
 @kernel
-def _take(state: State, job: int, node: int, gpus: int, now: int) -> int:
+def _take(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
     """Let ``job`` hold ``gpus`` of ``node``; return when that is up."""
     clock = state.clock[0]
     share = clock.free_share
@@ -64,7 +64,7 @@ def _take(state: State, job: int, node: int, gpus: int, now: int) -> int:
 
 
 @kernel
-def choice(state: State, job: int, number: int, least: int) -> int:
+def choice(state: EngineState, job: int, number: int, least: int) -> int:
     """Return the node with ``least`` free GPUs or more that ``job`` gets; ``number`` tells its choices apart."""
     partition = state.jobs[job].partition
     home = state.partitions[partition]
@@ -81,7 +81,7 @@ def choice(state: State, job: int, number: int, least: int) -> int:
 
 
 @kernel
-def _lowest_shelf(state: State, partition: int, shelf: int, end: int) -> int:
+def _lowest_shelf(state: EngineState, partition: int, shelf: int, end: int) -> int:
     """Return the first set from number ``shelf`` on that has a node in it, or NOBODY."""
     first = state.partitions[partition].first_level
     while shelf < end:
@@ -92,7 +92,7 @@ def _lowest_shelf(state: State, partition: int, shelf: int, end: int) -> int:
 
 
 @kernel
-def _chosen(state: State, job: int, number: int, lowest: int, end: int) -> int:
+def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) -> int:
     """Return what weight and mode prefer among the sets from number ``lowest`` on, which has a node in it."""
     partition, placement, nodes = state.jobs[job].partition, state.clock[0].placement, state.nodes
     best = first_node(state, partition, lowest)
@@ -108,7 +108,7 @@ def _chosen(state: State, job: int, number: int, lowest: int, end: int) -> int:
 
 
 @kernel
-def _any_alike(state: State, best: int, lowest: int, end: int, drawn: int) -> int:
+def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int) -> int:
     """Return the node that was drawn of those of these sets that have no higher weight than ``best``."""
     partition, tier_end = home_of(state, best), state.nodes[best].tier_end
     n_alike = 0
@@ -124,7 +124,7 @@ def _any_alike(state: State, best: int, lowest: int, end: int, drawn: int) -> in
 
 
 @kernel
-def _drawn(state: State, job: int, number: int) -> int:
+def _drawn(state: EngineState, job: int, number: int) -> int:
     """Draw a number that depends on the seed, the job and its choice only, so that policies see the same draws.
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the mix of SplitMix64).

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import kernel
-from helios.simulate.core.state import NOBODY, State
+from helios.simulate.core.state import NOBODY, EngineState
 
 
 @kernel
@@ -24,7 +24,7 @@ def before(pending: NDArray[np.void], job: int, other: int) -> bool:
 
 
 @kernel
-def push(state: State, job: int) -> None:
+def push(state: EngineState, job: int) -> None:
     """Put ``job`` into its queue, by the key and estimate in ``state.pending``."""
     pending, queue = state.pending, state.queues[state.jobs[job].queue]
     parent, node, leftwards = NOBODY, queue.root, False
@@ -42,7 +42,7 @@ def push(state: State, job: int) -> None:
 
 
 @kernel
-def remove(state: State, job: int) -> None:
+def remove(state: EngineState, job: int) -> None:
     """Take ``job`` out of its queue."""
     pending, path, queue = state.pending, state.path, state.queues[state.jobs[job].queue]
     parent, node, leftwards, depth = NOBODY, queue.root, False, 0

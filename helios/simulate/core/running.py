@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from helios.jit import kernel
 from helios.simulate.core.nodes import count_delay, home_of
 from helios.simulate.core.placement import forget, lift, place
-from helios.simulate.core.state import EASY, NEVER, NOBODY, NODES, State
+from helios.simulate.core.state import EASY, NEVER, NOBODY, NODES, EngineState
 
 OVERDUE = -1
 """Granted to a job that is past its estimate, where such jobs are kept apart."""
 
 
 @kernel
-def start(state: State, job: int, now: int) -> None:
+def start(state: EngineState, job: int, now: int) -> None:
     """Place ``job``, which must fit, and let it run from ``now`` on, or from when all of its nodes are up."""
     clock, its = state.clock[0], state.jobs[job]
     up_s = place(state, job, now)
@@ -41,7 +41,7 @@ def start(state: State, job: int, now: int) -> None:
 
 
 @kernel
-def stop(state: State, job: int) -> None:
+def stop(state: EngineState, job: int) -> None:
     """Take ``job``, whose GPUs are free already, out of the running jobs."""
     clock = state.clock[0]
     forget(state, job)
@@ -60,7 +60,7 @@ def stop(state: State, job: int) -> None:
 
 
 @kernel
-def end(state: State, job: int) -> None:
+def end(state: EngineState, job: int) -> None:
     """Let ``job``, whose time has come, free its GPUs and be done."""
     clock = state.clock[0]
     lift(state, job, 1)
@@ -71,7 +71,7 @@ def end(state: State, job: int) -> None:
 
 
 @kernel
-def plan_holds(state: State, partition: int, head: int, now: int) -> bool:
+def plan_holds(state: EngineState, partition: int, head: int, now: int) -> bool:
     """Say whether the last reservation was ``head``'s, nobody has started or ended since, and nobody is overdue now.
 
     Then the same would be reserved again. Where nodes sleep they change it too, and it is always made anew.
@@ -83,7 +83,7 @@ def plan_holds(state: State, partition: int, head: int, now: int) -> bool:
 
 
 @kernel
-def extend_overdue(state: State, partition: int, now: int) -> None:
+def extend_overdue(state: EngineState, partition: int, now: int) -> None:
     """Give jobs past their estimates more: 0.3 x the estimate, at least 1 s, until their end lies ahead."""
     home, jobs = state.partitions[partition], state.jobs
     while home.running > 0:
@@ -99,7 +99,7 @@ def extend_overdue(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def set_overdue_apart(state: State, partition: int, now: int) -> None:
+def set_overdue_apart(state: EngineState, partition: int, now: int) -> None:
     """Put jobs past their estimates where they stand by what has been true of them so far: last started last."""
     home = state.partitions[partition]
     while home.running > 0 and state.jobs[state.expected[home.first_running]].expected_s <= now:
@@ -109,7 +109,7 @@ def set_overdue_apart(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def planned_end_s(state: State, partition: int, place: int) -> int:
+def planned_end_s(state: EngineState, partition: int, place: int) -> int:
     """Return the expected end number ``place`` of the jobs that are not past their estimates, or NEVER."""
     home = state.partitions[partition]
     if place >= home.running:
@@ -118,7 +118,7 @@ def planned_end_s(state: State, partition: int, place: int) -> int:
 
 
 @kernel
-def overdue_end_s(state: State, partition: int, place: int, now: int) -> int:
+def overdue_end_s(state: EngineState, partition: int, place: int, now: int) -> int:
     """Return the expected end number ``place`` of the jobs that are, which last 0.3 x as long again, or NEVER."""
     if place >= state.partitions[partition].overdue:
         return NEVER
@@ -126,13 +126,13 @@ def overdue_end_s(state: State, partition: int, place: int, now: int) -> int:
 
 
 @kernel
-def overdue_job(state: State, partition: int, place: int) -> int:
+def overdue_job(state: EngineState, partition: int, place: int) -> int:
     """Return the job number ``place`` of those past their estimates, last started first."""
     return int(state.expected[_end_of_slots(state, partition) - 1 - place])
 
 
 @kernel
-def reservation(state: State, partition: int, gpus: int) -> tuple[int, int]:
+def reservation(state: EngineState, partition: int, gpus: int) -> tuple[int, int]:
     """Say when ``gpus`` will be free by count, at an expected end at the earliest, and how many more then.
 
     A node that is falling asleep can be used again once it sleeps, which counts as an end.
@@ -150,7 +150,7 @@ def reservation(state: State, partition: int, gpus: int) -> tuple[int, int]:
 
 
 @kernel
-def _reservation_with_falling(state: State, partition: int, gpus: int) -> tuple[int, int]:
+def _reservation_with_falling(state: EngineState, partition: int, gpus: int) -> tuple[int, int]:
     home, clock = state.partitions[partition], state.clock[0]
     free, shadow = home.free_gpus, NEVER
     slot, place = home.first_running, next_falling(state, partition, 0)
@@ -173,13 +173,13 @@ def _reservation_with_falling(state: State, partition: int, gpus: int) -> tuple[
 
 
 @kernel
-def falling_node(state: State, place: int) -> int:
+def falling_node(state: EngineState, place: int) -> int:
     """Return the node at that place among those that fall asleep, first to be asleep first."""
     return int(state.nodes[(state.clock[0].first_falling + place) % len(state.nodes)].falling)
 
 
 @kernel
-def next_falling(state: State, partition: int, place: int) -> int:
+def next_falling(state: EngineState, partition: int, place: int) -> int:
     """Return the first place from ``place`` on of a node of ``partition`` among those that fall asleep."""
     n_falling = state.clock[0].falling
     while place < n_falling and home_of(state, falling_node(state, place)) != partition:
@@ -188,7 +188,7 @@ def next_falling(state: State, partition: int, place: int) -> int:
 
 
 @kernel
-def _rise(state: State, job: int, place: int) -> None:
+def _rise(state: EngineState, job: int, place: int) -> None:
     """Put ``job`` into the heap of ends at ``place``, which is free, or nearer to the top."""
     jobs, ends = state.jobs, state.ends
     while place > 0:
@@ -201,7 +201,7 @@ def _rise(state: State, job: int, place: int) -> None:
 
 
 @kernel
-def _sink(state: State, job: int, place: int) -> None:
+def _sink(state: EngineState, job: int, place: int) -> None:
     """Move ``job``, at ``place`` in the heap of ends, away from the top as far as it belongs."""
     jobs, ends, n_running = state.jobs, state.ends, state.clock[0].running
     while 2 * place + 1 < n_running:
@@ -216,14 +216,14 @@ def _sink(state: State, job: int, place: int) -> None:
 
 
 @kernel
-def _ends_before(state: State, job: int, other: int) -> bool:
+def _ends_before(state: EngineState, job: int, other: int) -> bool:
     mine: int = state.jobs[job].ends_s
     theirs: int = state.jobs[other].ends_s
     return mine < theirs or (mine == theirs and job < other)
 
 
 @kernel
-def _expect(state: State, job: int) -> None:
+def _expect(state: EngineState, job: int) -> None:
     home, expected = state.partitions[state.jobs[job].partition], state.expected
     place = _place_of(state, job)
     _move_up(expected, place, home.first_running + home.running)
@@ -232,14 +232,14 @@ def _expect(state: State, job: int) -> None:
 
 
 @kernel
-def _unexpect(state: State, job: int) -> None:
+def _unexpect(state: EngineState, job: int) -> None:
     home, expected = state.partitions[state.jobs[job].partition], state.expected
     home.running -= 1
     _move_down(expected, _place_of(state, job) + 1, home.first_running + home.running + 1)
 
 
 @kernel
-def _expect_overdue(state: State, job: int) -> None:
+def _expect_overdue(state: EngineState, job: int) -> None:
     partition, expected, jobs = state.jobs[job].partition, state.expected, state.jobs
     home, jobs[job].granted_s = state.partitions[partition], OVERDUE
     end = _end_of_slots(state, partition)
@@ -252,7 +252,7 @@ def _expect_overdue(state: State, job: int) -> None:
 
 
 @kernel
-def _forget_overdue(state: State, job: int) -> None:
+def _forget_overdue(state: EngineState, job: int) -> None:
     partition, expected = state.jobs[job].partition, state.expected
     home = state.partitions[partition]
     slot = _end_of_slots(state, partition) - 1
@@ -282,14 +282,14 @@ def _move_down(slots: NDArray[np.int64], first: int, end: int) -> None:
 
 
 @kernel
-def _end_of_slots(state: State, partition: int) -> int:
+def _end_of_slots(state: EngineState, partition: int) -> int:
     """Return the end of the part of ``expected`` that is this partition's."""
     home = state.partitions[partition]
     return int(home.first_running + home.nodes * home.gpus_per_node)
 
 
 @kernel
-def _place_of(state: State, job: int) -> int:
+def _place_of(state: EngineState, job: int) -> int:
     """Return where ``job`` stands, or would stand, among its partition's running jobs by expected end."""
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
     low, high = home.first_running, home.first_running + home.running

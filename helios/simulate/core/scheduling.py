@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.jit import kernel
 from helios.simulate.core.nodes import imagine, imagine_power, room, room_awake, set_aside, with_reserved
 from helios.simulate.core.placement import choice, lift
@@ -28,7 +28,7 @@ from helios.simulate.core.running import (
     start,
     stop,
 )
-from helios.simulate.core.state import ASLEEP, AWAKE, EASY, FALLING, NEVER, NO_BACKFILL, NOBODY, NODES, State
+from helios.simulate.core.state import ASLEEP, AWAKE, EASY, FALLING, NEVER, NO_BACKFILL, NOBODY, NODES, EngineState
 
 # A reservation that names nodes: when a blocked head will be placed, and where.
 #
@@ -61,11 +61,11 @@ class Reservation:
 
     def __post_init__(self) -> None:
         if self.idle_gpus is not None and self.idle_gpus < 0:
-            raise Misuse(f"idle_gpus is {self.idle_gpus}", remedy="Give 0 or more GPUs, or None for no bound.")
+            raise UsageError(f"idle_gpus is {self.idle_gpus}", remedy="Give 0 or more GPUs, or None for no bound.")
 
 
 @kernel
-def reserve(state: State, partition: int, head: int, now: int) -> int:
+def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
     """List the nodes that ``head``, which does not fit now, is to get, and return when it is expected to get them.
 
     All that ends in one second has ended before the head is placed, by the rule by which jobs are placed. A node that
@@ -93,7 +93,7 @@ def reserve(state: State, partition: int, head: int, now: int) -> int:
 
 
 @kernel
-def hold_back(state: State, partition: int, idle_gpus: int) -> None:
+def hold_back(state: EngineState, partition: int, idle_gpus: int) -> None:
     """Keep of the nodes that are reserved only the first, which together have no more free GPUs than that."""
     home, held = state.partitions[partition], 0
     for place in range(home.reserved):
@@ -104,7 +104,7 @@ def hold_back(state: State, partition: int, idle_gpus: int) -> None:
 
 
 @kernel
-def _choose(state: State, partition: int, head: int) -> None:
+def _choose(state: EngineState, partition: int, head: int) -> None:
     """List the nodes on which ``head`` is placed."""
     home, nodes, gpus = state.partitions[partition], state.nodes, state.jobs[head].gpus
     full = home.gpus_per_node
@@ -119,7 +119,7 @@ def _choose(state: State, partition: int, head: int) -> None:
 
 
 @kernel
-def _note(state: State, partition: int, node: int, gpus: int) -> None:
+def _note(state: EngineState, partition: int, node: int, gpus: int) -> None:
     home = state.partitions[partition]
     imagine(state, partition, node, -gpus)
     state.nodes[home.first_node + home.reserved].reserved = node
@@ -127,7 +127,7 @@ def _note(state: State, partition: int, node: int, gpus: int) -> None:
 
 
 @kernel
-def _undo(state: State, partition: int, planned: int, overdue: int, fallen: int) -> None:
+def _undo(state: EngineState, partition: int, planned: int, overdue: int, fallen: int) -> None:
     """Let all be as it is again: so many expected ends, and places in the list of those falling asleep, were passed."""
     first = state.partitions[partition].first_running
     for place in range(planned):
@@ -141,7 +141,7 @@ def _undo(state: State, partition: int, planned: int, overdue: int, fallen: int)
 
 
 @kernel
-def _lift(state: State, job: int, sign: int) -> None:
+def _lift(state: EngineState, job: int, sign: int) -> None:
     """Free the GPUs of ``job`` in thought (``sign`` 1), or give them back to it (-1)."""
     share = state.jobs[job].first_share
     while share >= 0:
@@ -150,7 +150,7 @@ def _lift(state: State, job: int, sign: int) -> None:
 
 
 @kernel
-def _falls_s(state: State, place: int) -> int:
+def _falls_s(state: EngineState, place: int) -> int:
     """Return when the node at that place of those that fall asleep is asleep, or NEVER."""
     if len(state.versatile) == 0 or place >= state.clock[0].falling:
         return NEVER
@@ -158,7 +158,7 @@ def _falls_s(state: State, place: int) -> int:
 
 
 @kernel
-def schedule(state: State, partition: int, now: int) -> None:
+def schedule(state: EngineState, partition: int, now: int) -> None:
     """Start what the replay's strategy lets start in ``partition`` at ``now``."""
     clock = state.clock[0]
     if clock.preemptive:
@@ -172,7 +172,7 @@ def schedule(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def _greedy(state: State, partition: int, now: int) -> None:
+def _greedy(state: EngineState, partition: int, now: int) -> None:
     """Start in order until the head does not fit; with skip, go on with whatever fits."""
     blocked = False
     while True:
@@ -188,7 +188,7 @@ def _greedy(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def _easy(state: State, partition: int, now: int) -> None:
+def _easy(state: EngineState, partition: int, now: int) -> None:
     """Start in order until the head does not fit; then whoever does not delay it, as far as counting tells.
 
     Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
@@ -214,7 +214,7 @@ def _easy(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def _by_nodes(state: State, partition: int, now: int) -> None:
+def _by_nodes(state: EngineState, partition: int, now: int) -> None:
     """Start in order until the head does not fit; then whoever leaves it the nodes that it is to get."""
     head = _start_in_order(state, partition, now)
     if head < 0 or room(state, partition) == 0:
@@ -244,7 +244,7 @@ def _by_nodes(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def _start_in_order(state: State, partition: int, now: int) -> int:
+def _start_in_order(state: EngineState, partition: int, now: int) -> int:
     """Start jobs in order, and return the first that does not fit, or NOBODY."""
     head = first_up_to(state, partition, -1)
     while head >= 0 and state.jobs[head].gpus <= room(state, partition):
@@ -254,7 +254,7 @@ def _start_in_order(state: State, partition: int, now: int) -> int:
 
 
 @kernel
-def _shortest_remaining(state: State, partition: int, now: int) -> None:
+def _shortest_remaining(state: EngineState, partition: int, now: int) -> None:
     """Start in order of remaining run time, stopping running jobs that have strictly more of it."""
     smallest_failed = -1
     while True:
@@ -271,7 +271,7 @@ def _shortest_remaining(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def _start_pending(state: State, job: int, now: int, passes_another: bool) -> None:
+def _start_pending(state: EngineState, job: int, now: int, passes_another: bool) -> None:
     remove(state, job)
     start(state, job, now)
     if passes_another:
@@ -279,7 +279,7 @@ def _start_pending(state: State, job: int, now: int, passes_another: bool) -> No
 
 
 @kernel
-def first_up_to(state: State, partition: int, gpus: int) -> int:
+def first_up_to(state: EngineState, partition: int, gpus: int) -> int:
     """Return the first pending job of at most ``gpus`` GPUs (-1: of any size), or NOBODY."""
     home, queues, best = state.partitions[partition], state.queues, NOBODY
     for queue in range(home.first_queue, home.end_queue):
@@ -292,7 +292,7 @@ def first_up_to(state: State, partition: int, gpus: int) -> int:
 
 
 @kernel
-def _first_harmless(state: State, partition: int, window_s: int, extra: int) -> int:
+def _first_harmless(state: EngineState, partition: int, window_s: int, extra: int) -> int:
     """Return the first pending job that fits and ends within the window or needs only extra GPUs, or NOBODY."""
     home, queues, best = state.partitions[partition], state.queues, NOBODY
     largest = room(state, partition)
@@ -308,7 +308,7 @@ def _first_harmless(state: State, partition: int, window_s: int, extra: int) -> 
 
 
 @kernel
-def _first_beside(state: State, partition: int, window_s: int) -> int:
+def _first_beside(state: EngineState, partition: int, window_s: int) -> int:
     """Return the first pending job that fits and ends within the window or fits beside what is set aside, or NOBODY."""
     home, queues, best = state.partitions[partition], state.queues, NOBODY
     beside = room(state, partition)
@@ -325,7 +325,7 @@ def _first_beside(state: State, partition: int, window_s: int) -> int:
 
 
 @kernel
-def _window_in_all_s(state: State, partition: int, gpus: int, window_s: int) -> int:
+def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
     """Return the same as ``_window_s`` with the nodes that are set aside."""
     if len(state.versatile) == 0 or gpus <= with_reserved(state, partition, room_awake(state, partition), AWAKE):
         return window_s
@@ -333,7 +333,7 @@ def _window_in_all_s(state: State, partition: int, gpus: int, window_s: int) -> 
 
 
 @kernel
-def _window_s(state: State, partition: int, gpus: int, window_s: int) -> int:
+def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
     """Return how much of a window is left to a job that may have to wait for nodes to boot, s."""
     if len(state.versatile) == 0 or gpus <= room_awake(state, partition):
         return window_s
@@ -341,7 +341,7 @@ def _window_s(state: State, partition: int, gpus: int, window_s: int) -> int:
 
 
 @kernel
-def _make_room(state: State, job: int, now: int) -> bool:
+def _make_room(state: EngineState, job: int, now: int) -> bool:
     """Stop as few running jobs as it takes to place ``job``, longest remaining first; or none, if that fails."""
     home, jobs = state.partitions[state.jobs[job].partition], state.jobs
     partition, n_stopped, fits = jobs[job].partition, 0, False
@@ -363,7 +363,7 @@ def _make_room(state: State, job: int, now: int) -> bool:
 
 
 @kernel
-def _requeue(state: State, job: int, now: int) -> None:
+def _requeue(state: EngineState, job: int, now: int) -> None:
     its = state.jobs[job]
     stop(state, job)
     its.remaining_s = its.ends_s - now

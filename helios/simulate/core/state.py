@@ -161,7 +161,7 @@ CLOCK = np.dtype(
 )
 
 
-class State(NamedTuple):
+class EngineState(NamedTuple):
     """Tables of a replay; see the record types of this module.
 
     ``versatile`` is empty where no node sleeps, differs from another or is counted: by its type the core is compiled
@@ -203,7 +203,7 @@ def new_state(
     seed: int = 0,
     versatile: bool = False,
     guard: NDArray[np.void] | None = None,
-) -> State:
+) -> EngineState:
     """Return an empty cluster that nobody has submitted to yet, all awake.
 
     One that is not ``versatile`` only fills the fullest node first; on the others nodes can sleep and are counted.
@@ -220,7 +220,7 @@ def new_state(
     clock["placement"], clock["seed"] = placement, seed
     # A job is counted where it starts and where it ends; starts and ends of one moment share a row.
     n_rows = 2 * n_jobs + len(partitions) if versatile else 0
-    return State(
+    return EngineState(
         clock=clock,
         jobs=jobs,
         pending=_pending(n_jobs),

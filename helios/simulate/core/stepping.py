@@ -16,7 +16,7 @@ from helios.jit import entry_point, kernel
 from helios.simulate.core.events import admit_due, end_due, next_moment, schedule_touched, touch
 from helios.simulate.core.nodes import bring_up, enlist, fall, home_of, strike, wake
 from helios.simulate.core.queue import push, remove
-from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WAKING, WORD_BITS, State
+from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WAKING, WORD_BITS, EngineState
 
 _Jobs = NDArray[np.int64]
 BEFORE, QUIET, CHOICE = 0, 1, 2
@@ -27,7 +27,7 @@ BARRED, HELD = 1, 2
 """A job that is to be left alone; one that is in no queue besides."""
 
 
-class Seen(NamedTuple):
+class StepColumns(NamedTuple):
     """What is counted along with a replay, to know without a walk through the queue whether anything may start.
 
     ``upto`` is how many arrivals and ends are in the counts; the others are one number for each partition.
@@ -72,7 +72,7 @@ class Orders(NamedTuple):
 
 
 @kernel
-def _may_choose(state: State, seen: Seen, now: int) -> bool:
+def _may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
     """Say whether a job that fits by count waits since before ``now``, or beside another of its partition."""
     clock, queues = state.clock[0], state.queues
     for job in range(seen.upto[0], clock.arrived):
@@ -95,7 +95,7 @@ def _may_choose(state: State, seen: Seen, now: int) -> bool:
 
 
 @kernel
-def _set(state: State, orders: Orders, job: int, level: float) -> int:
+def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
     """Give ``job`` this urgency, if it is pending and may be touched; say what became of that."""
     if job < 0 or job >= state.clock[0].arrived or state.jobs[job].started_s != NEVER:
         return GONE
@@ -112,7 +112,7 @@ def _set(state: State, orders: Orders, job: int, level: float) -> int:
     return DONE
 
 
-def go_on(state: State, seen: Seen, stops: Stops, *, now: int, between: bool = False) -> tuple[int, int]:
+def go_on(state: EngineState, seen: StepColumns, stops: Stops, *, now: int, between: bool = False) -> tuple[int, int]:
     """Make the passes due ``now``, and go on to the first moment at which to stop; its own pass stays due.
 
     Parameters
@@ -131,7 +131,7 @@ def go_on(state: State, seen: Seen, stops: Stops, *, now: int, between: bool = F
 
 
 @entry_point
-def _go_on(state: State, seen: Seen, stops: Stops, now: int, between: bool) -> tuple[int, int]:
+def _go_on(state: EngineState, seen: StepColumns, stops: Stops, now: int, between: bool) -> tuple[int, int]:
     state.clock[0].now_s = now
     alarm, due = stops.alarm, not between
     while True:
@@ -150,7 +150,7 @@ def _go_on(state: State, seen: Seen, stops: Stops, now: int, between: bool) -> t
 
 
 def order(
-    state: State, orders: Orders, jobs: _Jobs, wished: NDArray[np.float64], *, steps: int
+    state: EngineState, orders: Orders, jobs: _Jobs, wished: NDArray[np.float64], *, steps: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float64], list[int]]:
     """Write urgencies, one job after the other; a pass is due where one changed.
 
@@ -179,7 +179,7 @@ def order(
 
 @entry_point
 def _order(  # noqa: PLR0917 - numba kernels are called by position
-    state: State,
+    state: EngineState,
     orders: Orders,
     jobs: _Jobs,
     wished: NDArray[np.float64],
@@ -199,7 +199,7 @@ def _order(  # noqa: PLR0917 - numba kernels are called by position
         counts[results[place]] += 1
 
 
-class Census:
+class PendingIndex:
     """Keeps the positions of the pending jobs while a replay goes on, and knows whether one of them may start.
 
     Parameters
@@ -208,12 +208,12 @@ class Census:
         A replay that nobody has submitted to yet.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: EngineState) -> None:
         self._state = state
         self._waiting = np.empty(len(state.jobs), dtype=np.int64)
         self._tally = np.zeros(2, dtype=np.int64)  # jobs in _waiting, and jobs that had arrived when last looked
         n_partitions = len(state.partitions)
-        self.seen = Seen(
+        self.seen = StepColumns(
             upto=np.zeros(2, dtype=np.int64),
             arrived=np.zeros(n_partitions, dtype=np.int64),
             ended=np.zeros(n_partitions, dtype=np.int64),
@@ -230,7 +230,7 @@ class Census:
 
 
 @entry_point
-def _wait(state: State, waiting: _Jobs, tally: _Jobs) -> int:
+def _wait(state: EngineState, waiting: _Jobs, tally: _Jobs) -> int:
     n_known, n_seen, n_left = tally[0], tally[1], 0
     for place in range(n_known + state.clock[0].arrived - n_seen):
         job = waiting[place] if place < n_known else n_seen + place - n_known
@@ -242,7 +242,7 @@ def _wait(state: State, waiting: _Jobs, tally: _Jobs) -> int:
 
 
 @entry_point
-def _choose(state: State, seen: Seen, now: int) -> bool:
+def _choose(state: EngineState, seen: StepColumns, now: int) -> bool:
     return _may_choose(state, seen, now)
 
 
@@ -250,7 +250,7 @@ def _choose(state: State, seen: Seen, now: int) -> bool:
 
 
 @entry_point
-def withdraw(state: State, jobs: _Jobs) -> None:
+def withdraw(state: EngineState, jobs: _Jobs) -> None:
     """Take ``jobs``, which are queued, out of their queues; a pass of their partitions is due."""
     for place in range(len(jobs)):
         remove(state, jobs[place])
@@ -258,25 +258,25 @@ def withdraw(state: State, jobs: _Jobs) -> None:
 
 
 @entry_point
-def admit(state: State, jobs: _Jobs) -> None:
+def admit(state: EngineState, jobs: _Jobs) -> None:
     """Put ``jobs``, which are withdrawn, into their queues by what ``state.pending`` says; a pass is due."""
     for place in range(len(jobs)):
         push(state, jobs[place])
         touch(state, state.jobs[jobs[place]].partition)
 
 
-def put_to_sleep(state: State, nodes: _Jobs, *, now: int) -> None:
+def put_to_sleep(state: EngineState, nodes: _Jobs, *, now: int) -> None:
     """Let ``nodes``, which are idle and awake, fall asleep."""
     _steer(state, nodes, FALLING, now)
 
 
-def wake_up(state: State, nodes: _Jobs, *, now: int) -> None:
+def wake_up(state: EngineState, nodes: _Jobs, *, now: int) -> None:
     """Let ``nodes``, which are asleep, get up."""
     _steer(state, nodes, WAKING, now)
 
 
 @entry_point
-def _steer(state: State, nodes: _Jobs, power: int, now: int) -> None:
+def _steer(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
     state.clock[0].now_s = now
     for place in range(len(nodes)):
         if power == FALLING:
@@ -285,13 +285,13 @@ def _steer(state: State, nodes: _Jobs, power: int, now: int) -> None:
             wake(state, home_of(state, nodes[place]), nodes[place])
 
 
-def keep_awake(state: State, node: int, *, kept: bool) -> None:
+def keep_awake(state: EngineState, node: int, *, kept: bool) -> None:
     """Have the idle timer leave ``node`` alone, or no longer."""
     _keep(state, node, int(kept))
 
 
 @entry_point
-def _keep(state: State, node: int, kept: int) -> None:
+def _keep(state: EngineState, node: int, kept: int) -> None:
     its = state.nodes[node]
     its.kept = kept
     if kept:
@@ -300,19 +300,19 @@ def _keep(state: State, node: int, kept: int) -> None:
         enlist(state, node)
 
 
-def count_up(state: State, *, now: int) -> None:
+def count_up(state: EngineState, *, now: int) -> None:
     """Count node seconds up to ``now``."""
     _count(state, now)
 
 
 @entry_point
-def _count(state: State, now: int) -> None:
+def _count(state: EngineState, now: int) -> None:
     state.clock[0].now_s = now
     for partition in range(len(state.partitions)):
         bring_up(state, partition)
 
 
-def rank_nodes(state: State, weight: NDArray[np.int64]) -> None:
+def rank_nodes(state: EngineState, weight: NDArray[np.int64]) -> None:
     """Have nodes of lower weight filled first; those of equal weight stay as they are numbered."""
     nodes = state.nodes
     for home in state.partitions:
@@ -326,7 +326,7 @@ def rank_nodes(state: State, weight: NDArray[np.int64]) -> None:
         _shelve(state, home)
 
 
-def _shelve(state: State, home: np.void) -> None:
+def _shelve(state: EngineState, home: np.void) -> None:
     """Put the nodes of a partition into their sets, by their ranks."""
     first, words, levels = int(home["first_word"]), int(home["words"]), int(home["gpus_per_node"]) + 1
     nodes = state.nodes[int(home["first_node"]) : int(home["first_node"] + home["nodes"])]

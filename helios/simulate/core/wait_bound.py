@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.jit import kernel
 from helios.simulate.core.queue import push, remove
-from helios.simulate.core.state import NEVER, State
+from helios.simulate.core.state import NEVER, EngineState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Guard:
+class WaitBound:
     """How long a job may wait before it goes to the front of its queue: a step function of time.
 
     Parameters
@@ -40,18 +40,20 @@ class Guard:
     def __post_init__(self) -> None:
         descends = (self.at_s[1:] < self.at_s[:-1]).any()
         if self.at_s.shape != self.patience_s.shape or descends or (self.patience_s < 0).any():
-            raise Misuse(
+            raise UsageError(
                 "The bounds on waiting are not a step function of time.",
                 remedy="Give as many bounds, none negative, as times, and the times in ascending order.",
             )
 
     @classmethod
-    def constant(cls, patience_s: int) -> Guard:
+    def constant(cls, patience_s: int) -> WaitBound:
         """Return the same bound at all times."""
         return cls(at_s=np.array([-NEVER]), patience_s=np.array([patience_s]))
 
     @classmethod
-    def beside(cls, *, started_s: NDArray[np.int64], wait_s: NDArray[np.int64], least_s: int, share: float) -> Guard:
+    def beside(
+        cls, *, started_s: NDArray[np.int64], wait_s: NDArray[np.int64], least_s: int, share: float
+    ) -> WaitBound:
         """Return max(``least_s``, ``share`` x the longest wait so far in a shadow replay of the same workload).
 
         Parameters
@@ -74,7 +76,7 @@ class Guard:
 
 
 @kernel
-def promote_overdue(state: State, partition: int, now: int) -> None:
+def promote_overdue(state: EngineState, partition: int, now: int) -> None:
     """Put the jobs of ``partition`` that have waited longer than the bound to the front of their queues.
 
     Jobs are submitted in the order in which they become overdue, so each is looked at once.
@@ -92,7 +94,7 @@ def promote_overdue(state: State, partition: int, now: int) -> None:
 
 
 @kernel
-def _patience_s(state: State, now: int) -> int:
+def _patience_s(state: EngineState, now: int) -> int:
     clock, guard = state.clock[0], state.guard
     while clock.bounds < len(guard) and guard[clock.bounds].at_s <= now:
         clock.bounds += 1

@@ -14,20 +14,20 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import JobAction, Outcome, Reorder, Result
-from helios.errors import Misuse, WorkloadInvalid
+from helios.errors import UsageError, WorkloadInvalid
 from helios.model.slurm_site import SlurmSite
 from helios.ownership import whole_minutes
 from helios.simulate.slurm.events import carry_on, is_over
-from helios.simulate.slurm.jobs import Levers, SlurmView
+from helios.simulate.slurm.jobs import SimulatedSettings, SlurmSnapshotBuilder
 from helios.simulate.slurm.replay import SlurmTimeline
 from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW
 from helios.simulate.slurm.tables import SlurmLatency
 from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.snapshot import Frames, Glance, Jobs, Predictions, Rows, Sight, unique_ids
-from helios.simulate.steppable import Halt
+from helios.simulate.snapshot import CachedSnapshot, Frames, Jobs, LazySnapshot, PendingRows, Predictions, unique_ids
+from helios.simulate.steppable import StopPoint
 
 
-class SlurmDoor:
+class SimulatedSlurm:
     """A :class:`helios.ports.Cluster` that lives in the timeline of a workload under Slurm's rules.
 
     Time is told in whole seconds, rounded down, and kept to the millisecond. Where it stops, jobs have ended and been
@@ -81,8 +81,8 @@ class SlurmDoor:
         self._ended_s = np.full(len(jobs), NEVER)
         self._n_started = self._n_ended = self._n_arrived = self._first_waiting = 0
         job_ids = unique_ids(workload)
-        self._view = SlurmView(workload, site, jobs, self._state, job_ids=job_ids)
-        self._levers = Levers(
+        self._view = SlurmSnapshotBuilder(workload, site, jobs, self._state, job_ids=job_ids)
+        self._levers = SimulatedSettings(
             self._timeline,
             self._view.facts,
             started_s=self._started_s,
@@ -95,7 +95,7 @@ class SlurmDoor:
         )
         self._array = workload.column("array")
         self._all_want_gpus = bool((workload.column("gpus") > 0).all())
-        self._sight = Sight()
+        self._sight = CachedSnapshot()
 
     # Time.
 
@@ -117,13 +117,13 @@ class SlurmDoor:
             ``until_s`` lies in the past.
         """
         if until_s < self.now_s:
-            raise Misuse(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
+            raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
         if until_s * MS >= self._now_ms[0]:
             self._carry(until_s * MS, first_event=False)
 
     def go_on(
         self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
-    ) -> Halt | None:
+    ) -> StopPoint | None:
         """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over.
 
         As :meth:`helios.simulate.SimCluster.go_on`, but that it stops before ``before_s`` itself while jobs wait, since
@@ -136,10 +136,10 @@ class SlurmDoor:
             alarm_ms = max(_in_ms(alarm_s), int(self._now_ms[0]))
             arrived = self._n_arrived
             if not self._carried_before(before_ms, alarm_ms):
-                return Halt(before_ms // MS, before=True, choice=False)
+                return StopPoint(before_ms // MS, before=True, choice=False)
             choice, now_s = self.has_choice(), self.now_s
             if self._n_arrived > arrived or (choice and now_s >= asks_from_s):
-                return Halt(now_s, before=False, choice=choice)
+                return StopPoint(now_s, before=False, choice=choice)
             alarm_s = alarm_from_s if choice else NEVER
         return None
 
@@ -220,20 +220,20 @@ class SlurmDoor:
 
     # The socket.
 
-    def snapshot(self) -> Glance:
+    def snapshot(self) -> LazySnapshot:
         """Look."""
         return self.look(None)
 
-    def look(self, predictions: Predictions | None) -> Glance:
+    def look(self, predictions: Predictions | None) -> LazySnapshot:
         """Look, with predictions already in the columns of the pending jobs."""
-        return Glance.at(
+        return LazySnapshot.at(
             self.now_s,
             cluster=self.name,
             pending=self.rows(self._queue(), predictions),
             scene=self._sight.now(self._frames),
         )
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> Rows:
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
         """Look at pending ``jobs`` alone, by position."""
         return self._view.pending(jobs, self._levers, predictions)
 
@@ -305,7 +305,7 @@ class SlurmDoor:
     def _known(self, job_id: str) -> Jobs:
         job = self._levers.pending_position(job_id)
         if job is None:
-            raise Misuse(f"job {job_id} is not pending")
+            raise UsageError(f"job {job_id} is not pending")
         return np.array([job])
 
     # What is shown.

@@ -17,8 +17,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.actions import JobAction, Lever, Outcome, Ranking, Reorder, Result
-from helios.changes import GONE, Ground, SettingWish, slurms_terms, verdict, wishes_of
+from helios.actions import JobAction, JobSetting, Outcome, Ranking, Reorder, Result
+from helios.changes import GONE, ChangeContext, SettingChange, slurms_terms, verdict, wishes_of
 from helios.model import JOBS, NODE_STATES, QUEUE, JobState
 from helios.model.slurm_site import SlurmSite
 from helios.simulate.cluster import steps_of
@@ -26,13 +26,13 @@ from helios.simulate.slurm.replay import SlurmTimeline
 from helios.simulate.slurm.state import NEVER, NOBODY, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import node_names
 from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.snapshot import Facts, Glance, Jobs, Predictions, Rows, coded, nodes_held, times
+from helios.simulate.snapshot import Jobs, LazySnapshot, PendingRows, Predictions, QueueFacts, coded, nodes_held, times
 
 _DONE, _UNCHANGED, _REFUSED, _GONE = 0, 1, 2, 3
 _RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
 
 
-class Levers:
+class SimulatedSettings:
     """Acts on the pending jobs of a timeline under Slurm's rules.
 
     Parameters
@@ -56,7 +56,7 @@ class Levers:
     def __init__(
         self,
         timeline: SlurmTimeline,
-        facts: Facts,
+        facts: QueueFacts,
         *,
         started_s: Jobs,
         arrived: Callable[[], int],
@@ -156,7 +156,7 @@ class Levers:
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that an order names by position, each once, and their urgencies."""
-        if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, Glance):
+        if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, LazySnapshot):
             jobs = reorder.snapshot.positions(reorder.rows, self._facts)
             if jobs is not None:
                 return jobs, reorder.urgency
@@ -173,16 +173,16 @@ class Levers:
         )
         return map(self._became, wishes)
 
-    def _became(self, wish: SettingWish[int]) -> Outcome:
+    def _became(self, wish: SettingChange[int]) -> Outcome:
         job = self.pending_position(wish.job_id)
         if job is None:
             return wish.outcome(Result.GONE, remark=GONE)
         return verdict(wish, self._ground(wish, job)) or self._written(wish, job)
 
-    def _ground(self, wish: SettingWish[int], job: int) -> Ground:
+    def _ground(self, wish: SettingChange[int], job: int) -> ChangeContext:
         state = self._timeline.state
         limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
-        return Ground(
+        return ChangeContext(
             before=self._value(wish.lever, job),
             is_set=self._is_our(wish.lever, job),
             hands_off=self._why(job),
@@ -196,22 +196,22 @@ class Levers:
         ours = waiting[ownership.are_ours(self._site[waiting]) | self._has_our_minutes(waiting)]
         return [self._job_ids[job] for job in ours.tolist()]
 
-    def _written(self, wish: SettingWish[int], job: int) -> Outcome:
+    def _written(self, wish: SettingChange[int], job: int) -> Outcome:
         its, before = np.array([job]), self._value(wish.lever, job)
-        if wish.lever is Lever.ORDER:
+        if wish.lever is JobSetting.ORDER:
             self._timeline.set_site_factor(its, np.array([wish.wanted]))
         else:
             self._own_minutes[job] = wish.wanted
             self._timeline.set_time_min(its, np.array([60.0 * wish.wanted]))
         return wish.outcome(Result.DONE, before=before, after=wish.wanted)
 
-    def _is_our(self, lever: Lever, job: int) -> bool:
-        if lever is Lever.ORDER:
+    def _is_our(self, lever: JobSetting, job: int) -> bool:
+        if lever is JobSetting.ORDER:
             return ownership.is_ours(int(self._site[job]))
         return bool(self._has_our_minutes(np.array([job]))[0])
 
-    def _value(self, lever: Lever, job: int) -> int:
-        return int((self._site if lever is Lever.ORDER else self._minutes)[job])
+    def _value(self, lever: JobSetting, job: int) -> int:
+        return int((self._site if lever is JobSetting.ORDER else self._minutes)[job])
 
     def pending_position(self, job_id: str) -> int | None:
         """Return the position of a pending job; None: there is none of this id."""
@@ -228,7 +228,7 @@ _FIXED = [
 ]
 
 
-class SlurmView:
+class SlurmSnapshotBuilder:
     """Frames of ``QUEUE`` and ``NODE_STATES`` for a replay under Slurm's rules.
 
     Parameters
@@ -248,15 +248,15 @@ class SlurmView:
         *,
         job_ids: list[str],
     ) -> None:
-        self.facts = Facts(_queue(workload, jobs, job_ids))
+        self.facts = QueueFacts(_queue(workload, jobs, job_ids))
         self._state = state
         self._names, self._nodes = node_names(site), _nodes(site)
 
-    def pending(self, jobs: Jobs, levers: Levers, predictions: Predictions | None) -> SlurmRows:
+    def pending(self, jobs: Jobs, levers: SimulatedSettings, predictions: Predictions | None) -> SlurmPendingRows:
         """Return ``jobs``, which wait, in that order, as they are now."""
         held = levers.held(jobs)
         first = self._state.jobs["first_choice"][jobs]
-        return SlurmRows(
+        return SlurmPendingRows(
             facts=self.facts,
             jobs=jobs,
             urgency=levers.urgency(jobs),
@@ -310,7 +310,7 @@ class SlurmView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlurmRows(Rows):
+class SlurmPendingRows(PendingRows):
     """Some jobs of a replay at one moment, with the priority that Slurm gives them and what their users set."""
 
     known_priority: NDArray[np.float64]
@@ -318,13 +318,15 @@ class SlurmRows(Rows):
 
     def frame(self) -> pd.DataFrame:
         """Return columns of ``QUEUE``."""
-        made = Rows.frame(self)  # no super(): a dataclass with slots is not the class that its methods were born in
+        made = PendingRows.frame(
+            self
+        )  # no super(): a dataclass with slots is not the class that its methods were born in
         made["user_soft_limit_s"] = self.user_soft_limit_s
         return made
 
     def values(self, name: str) -> NDArray[Any]:
         """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
-        return self.user_soft_limit_s if name == "user_soft_limit_s" else Rows.values(self, name)
+        return self.user_soft_limit_s if name == "user_soft_limit_s" else PendingRows.values(self, name)
 
     @property
     def priority(self) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.model.slurm_site import SlurmSite
 from helios.simulate.slurm.events import begin, carry_on, keep_choices, next_event_ms, rank_anew
 from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, PENDING, RUNNING, SlurmState
@@ -165,7 +165,7 @@ class SlurmTimeline:
         """
         until_ms = NEVER if until_s is None else round(until_s * MS)
         if until_ms < self._state.clock["now_ms"][0]:
-            raise Misuse(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
+            raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
         carry_on(self._state, until_ms=until_ms, leave_due=leave_due)
 
     def pending(self) -> Ints:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import JobLargerThanPartition, Misuse, PartitionUnknown
+from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model.slurm_site import PartitionRules, SlurmSite
 from helios.simulate.slurm.priority import fixed_priority, share_tables
 from helios.simulate.slurm.state import (
@@ -138,7 +138,7 @@ def _gpu_types(workload: SlurmWorkload, site: SlurmSite) -> tuple[str, ...]:
 
 def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     if not site.nodes:
-        raise Misuse("the site has no nodes", remedy="Give NodeName lines, or a dump of sinfo.")
+        raise UsageError("the site has no nodes", remedy="Give NodeName lines, or a dump of sinfo.")
     sizes = [len(group.names) for group in site.nodes]
     nodes = np.zeros(sum(sizes), dtype=NODE)
     for column, values in (
@@ -157,7 +157,7 @@ def _part_nodes(site: SlurmSite, names: tuple[str, ...]) -> NDArray[np.int64]:
     for partition, rules in enumerate(site.partitions):
         for name in rules.nodes if rules.is_up else ():
             if name not in number:
-                raise Misuse(f"partition {rules.name!r} has a node {name!r}, which the site does not have")
+                raise UsageError(f"partition {rules.name!r} has a node {name!r}, which the site does not have")
             sets[partition, number[name] // WORD] |= 1 << (number[name] % WORD)
     return sets
 

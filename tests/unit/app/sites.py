@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helios.app.job_controller import Turns
-from helios.app.live_cluster import Site
+from helios.app.job_controller import JobController
+from helios.app.live_cluster import LiveCluster
 from helios.app.sync import JOBS as JOBS_READ
-from helios.app.sync import Accounting
+from helios.app.sync import AccountingSource
 from helios.config import Settings
 from helios.model import NODE_EVENTS, ModelRecord
 from helios.predict import to_record, train
@@ -23,7 +23,7 @@ from tests.builders import a_batch, a_job
 
 
 class Town:
-    """A :class:`Turns` on a :class:`FakeCluster`, with a history of alice's short and bob's long jobs."""
+    """A :class:`JobController` on a :class:`FakeCluster`, with a history of alice's short and bob's long jobs."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.cluster = FakeCluster(name="dev")
@@ -37,18 +37,18 @@ class Town:
         self.skew_s: float | None = 0.0
         self.turns = self.another()
 
-    def another(self, **settings: Any) -> Turns:
+    def another(self, **settings: Any) -> JobController:
         """Return the same Helios after a restart, or with other settings another one."""
         plain = self.settings.model_dump()
         for section, keys in settings.items():
             plain[section] = plain[section] | keys
-        return Turns(self.site(), Settings.model_validate(plain), clock=lambda: self.cluster.now)
+        return JobController(self.site(), Settings.model_validate(plain), clock=lambda: self.cluster.now)
 
-    def site(self) -> Site:
-        return Site(
+    def site(self) -> LiveCluster:
+        return LiveCluster(
             name="dev",
             cluster=self.cluster,
-            accounting=Accounting(
+            accounting=AccountingSource(
                 jobs=lambda start, end, path: None, node_events=lambda start, end: NODE_EVENTS.empty()
             ),
             controller=lambda: self.controller,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from helios.actions import Result
-from helios.app.controller_state import Keeping, modes_or_off, tallies_of
+from helios.app.controller_state import ControllerStateStore, modes_or_off, tallies_of
 from helios.app.modes import PAUSE_FILE
-from helios.control import ServiceMode, TurnMemory
+from helios.control import ControllerState, ServiceMode
 from helios.errors import MemoryDamaged, WarehouseUnavailable
 from helios.model import Mode
 from helios.warehouse import Warehouse
@@ -27,26 +27,31 @@ def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
 
 
 @pytest.fixture
-def keeping(tmp_path: Path) -> Keeping[TurnMemory]:
-    return Keeping(
-        kind=TurnMemory, cluster="venus", folder=tmp_path, memory="turn", released="released", released_file="RELEASED"
+def keeping(tmp_path: Path) -> ControllerStateStore[ControllerState]:
+    return ControllerStateStore(
+        kind=ControllerState,
+        cluster="venus",
+        folder=tmp_path,
+        memory="turn",
+        released="released",
+        released_file="RELEASED",
     )
 
 
-def leave_word(keeping: Keeping[TurnMemory], warehouse: Warehouse) -> None:
+def leave_word(keeping: ControllerStateStore[ControllerState], warehouse: Warehouse) -> None:
     (keeping.folder / "RELEASED").touch()
     warehouse.remember("venus", "released", "alice", at=NOW)
 
 
-def test_what_is_kept_is_read_back(keeping: Keeping[TurnMemory], warehouse: Warehouse) -> None:
-    assert keeping.read(warehouse) == TurnMemory()
-    kept = TurnMemory(asked_at={"qssf": NOW})
+def test_what_is_kept_is_read_back(keeping: ControllerStateStore[ControllerState], warehouse: Warehouse) -> None:
+    assert keeping.read(warehouse) == ControllerState()
+    kept = ControllerState(asked_at={"qssf": NOW})
     keeping.write(warehouse, kept, at=NOW)
     assert keeping.read(warehouse) == kept
 
 
 def test_both_kill_switches_are_heard_until_a_turn_has_gone_by_them(
-    keeping: Keeping[TurnMemory], warehouse: Warehouse
+    keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
 ) -> None:
     leave_word(keeping, warehouse)
     heard = keeping.taken_back_by(warehouse)
@@ -55,25 +60,27 @@ def test_both_kill_switches_are_heard_until_a_turn_has_gone_by_them(
     assert keeping.taken_back_by(warehouse) == {}
 
 
-def test_word_that_was_left_meanwhile_is_not_forgotten(keeping: Keeping[TurnMemory], warehouse: Warehouse) -> None:
+def test_word_that_was_left_meanwhile_is_not_forgotten(
+    keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
+) -> None:
     leave_word(keeping, warehouse)
     keeping.forget(warehouse, {}, at=NOW)
     assert set(keeping.taken_back_by(warehouse)) == {"RELEASED", "released"}
 
 
-def test_word_in_a_file_is_heard_without_a_warehouse(keeping: Keeping[TurnMemory]) -> None:
+def test_word_in_a_file_is_heard_without_a_warehouse(keeping: ControllerStateStore[ControllerState]) -> None:
     (keeping.folder / "RELEASED").touch()
     assert set(keeping.taken_back_by(UNAVAILABLE)) == {"RELEASED"}
 
 
 def test_a_damaged_memory_stands_in_the_way_unless_helios_is_paused(
-    keeping: Keeping[TurnMemory], warehouse: Warehouse
+    keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
 ) -> None:
     warehouse.remember("venus", "turn", "{", at=NOW)
     with pytest.raises(MemoryDamaged):
         keeping.read_or_trouble(warehouse, paused=lambda: False)
     memory, trouble = keeping.read_or_trouble(warehouse, paused=lambda: True)
-    assert memory == TurnMemory()
+    assert memory == ControllerState()
     assert isinstance(trouble, MemoryDamaged)
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, JobAction, Lever, Place, Reorder, Restore, Result, SoftLimit
-from helios.app.replay_guards import Claims
-from helios.app.service_replay import Seat, play
+from helios.actions import Action, JobAction, JobSetting, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.app.replay_guards import ReplayGuards
+from helios.app.service_replay import ReplayedService, play
 from helios.model import Snapshot
-from helios.ports import Columns, Wishes
+from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster
 from tests.unit.app.test_services_in_the_loop import AT_ONCE, Beside, Noisy, a_cluster, both_ways, rows, seat
 from tests.unit.simulate.builders import a_workload
@@ -50,7 +50,7 @@ def stands(cluster: SimCluster, column: str = "urgency") -> dict[str, float]:
 
 def test_what_is_no_longer_named_is_taken_back_and_the_rest_stays() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
+    claims = ReplayGuards(cluster, 1)
     assert claims.act(0, [order(j1=0.5, j2=0.25, j3=-0.5)]) == {Result.DONE: 3}
     assert claims.act(0, [order(j2=0.25, j3=-0.25)]) == {Result.UNCHANGED: 1, Result.DONE: 2}
     assert stands(cluster) == {"2": 0.25, "3": -0.25}
@@ -61,7 +61,7 @@ def test_what_is_no_longer_named_is_taken_back_and_the_rest_stays() -> None:
 
 def test_soft_limits_are_taken_back_by_themselves() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
+    claims = ReplayGuards(cluster, 1)
     claims.act(0, [order(j1=0.5), limit("1"), limit("2")])
     assert claims.act(0, [limit("2"), order(j1=0.5)]) == {Result.DONE: 1, Result.UNCHANGED: 2}
     assert (stands(cluster, "soft_limit_s"), stands(cluster)) == ({"2": 5.0}, {"1": 0.5})
@@ -71,7 +71,7 @@ def test_soft_limits_are_taken_back_by_themselves() -> None:
 
 def test_jobs_that_have_started_or_are_not_there_yet_are_gone() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
+    claims = ReplayGuards(cluster, 1)
     claims.act(0, [order(j1=0.5), limit("1")])
     cluster.advance(int(cluster.now_s) + 51)
     assert cluster.next_event_s() is not None
@@ -82,29 +82,29 @@ def test_jobs_that_have_started_or_are_not_there_yet_are_gone() -> None:
 
 def test_a_restore_is_the_wish_that_nothing_of_the_services_own_stands() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 2)
+    claims = ReplayGuards(cluster, 2)
     claims.act(0, [order(j1=0.5, j2=0.25), limit("1")])
     claims.act(1, [order(j3=0.75)])
     both = [order(j1=0.5, j2=0.25), limit("1")]
-    claims.act(0, [*both, Restore(lever=Lever.ORDER, job_ids=("2",), reason="so")])
+    claims.act(0, [*both, RevertJobs(lever=JobSetting.ORDER, job_ids=("2",), reason="so")])
     assert stands(cluster) == {"1": 0.5, "3": 0.75}
-    claims.act(0, [Restore(lever=Lever.ORDER, reason="so"), *both])
+    claims.act(0, [RevertJobs(lever=JobSetting.ORDER, reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {"1": 5.0})
-    claims.act(0, [Restore(reason="so"), *both])
+    claims.act(0, [RevertJobs(reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {})
 
 
-@pytest.mark.parametrize("lever", Lever)
-def test_the_first_service_has_a_lever_that_two_want_until_it_no_longer_does(lever: Lever) -> None:
-    column = "urgency" if lever is Lever.ORDER else "soft_limit_s"
+@pytest.mark.parametrize("lever", JobSetting)
+def test_the_first_service_has_a_lever_that_two_want_until_it_no_longer_does(lever: JobSetting) -> None:
+    column = "urgency" if lever is JobSetting.ORDER else "soft_limit_s"
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 2)
+    claims = ReplayGuards(cluster, 2)
 
     def said(seconds: int) -> Sequence[JobAction]:
-        return [order(j1=seconds / 10)] if lever is Lever.ORDER else [limit("1", seconds)]
+        return [order(j1=seconds / 10)] if lever is JobSetting.ORDER else [limit("1", seconds)]
 
     def standing() -> float:
-        return stands(cluster, column).get("1", 0) * (10 if lever is Lever.ORDER else 1)
+        return stands(cluster, column).get("1", 0) * (10 if lever is JobSetting.ORDER else 1)
 
     claims.act(1, said(3))
     assert standing() == 3
@@ -120,13 +120,13 @@ def test_the_first_service_has_a_lever_that_two_want_until_it_no_longer_does(lev
 
 def test_of_several_orders_that_name_a_job_the_last_counts() -> None:
     cluster = behind_a_full_partition()
-    Claims(cluster, 1).act(0, [order(j1=0.5, j2=0.25), order(j1=-0.5)])
+    ReplayGuards(cluster, 1).act(0, [order(j1=0.5, j2=0.25), order(j1=-0.5)])
     assert stands(cluster) == {"1": -0.5, "2": 0.25}
 
 
 def test_wishes_by_position_take_back_where_they_name_no_urgency() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
+    claims = ReplayGuards(cluster, 1)
     claims.wish(0, np.array([1, 2, 3]), np.array([0.5, 0.25, NAN]))
     assert claims.wish(0, np.array([1, 3]), np.array([NAN, NAN])) == {Result.DONE: 1}
     assert stands(cluster) == {"2": 0.25}
@@ -147,7 +147,7 @@ class Toy:
         return self.answer(len(self.seen))
 
 
-def played(*services: Toy) -> list[Seat]:
+def played(*services: Toy) -> list[ReplayedService]:
     seats = [seat(service, every=service.every) for service in services]
     workload = a_workload(FULL)
     play(a_cluster(workload), seats, predictor=Noisy(workload))
@@ -191,12 +191,12 @@ class Fickle:
     def __init__(self, lasts_s: int) -> None:
         self.lasts = timedelta(seconds=lasts_s)
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def wishes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         submitted, large = jobs("submitted_at"), jobs("gpus") > 3
         change = submitted + np.timedelta64(self.lasts)
         young = np.datetime64(at.replace(tzinfo=None), "us") <= change
         urgency = np.where(young == large, np.where(large, 0.75, -0.25), NAN)
-        return Wishes(urgency=urgency, until=np.where(young, change, np.datetime64("NaT", "us")))
+        return ChangeRequests(urgency=urgency, until=np.where(young, change, np.datetime64("NaT", "us")))
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
         from helios.services.qssf import reorders  # noqa: PLC0415 - as an author's service would
@@ -215,7 +215,7 @@ class Fickle:
 def test_a_jobwise_service_that_stops_naming_jobs_makes_the_replay_that_it_makes_asked_about_all(
     rows: list[tuple[int, ...]], lasts_s: int, every_s: int, others: list[str]
 ) -> None:
-    def services() -> list[Seat]:
+    def services() -> list[ReplayedService]:
         seats = [seat(Fickle(lasts_s), every=timedelta(seconds=every_s))]
         if "before" in others:
             seats.insert(0, seat(Beside(timedelta(seconds=5)), every=timedelta(seconds=5)))

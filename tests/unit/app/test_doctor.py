@@ -14,13 +14,13 @@ from helios.app.modes import pause, set_mode
 from helios.control import ServiceMode
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE, HookRow, publish, render
-from helios.slurm.preflight import HOOK, Finding, Level
+from helios.slurm.preflight import HOOK, Finding, FindingLevel
 from tests.unit.app.sites import Town
 
 
 @pytest.fixture
 def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
-    silent = Finding(check="controller", verdict=Level.FAIL, fact="slurmctld is away")
+    silent = Finding(check="controller", verdict=FindingLevel.FAIL, fact="slurmctld is away")
     monkeypatch.setattr(doctor, "preflight", lambda _: [silent])
     town = Town(tmp_path)
     town.learn()
@@ -52,12 +52,12 @@ def test_with_the_controller_away_what_the_warehouse_knows_is_told_all_the_same(
 
 
 def test_no_daemon_is_a_warning(town: Town) -> None:
-    assert finding(town, "daemon").verdict is Level.WARN
+    assert finding(town, "daemon").verdict is FindingLevel.WARN
 
 
 def test_a_daemon_at_work_is_well_and_one_that_is_silent_is_not(town: Town) -> None:
     daemon_says(town, state="at work")
-    assert finding(town, "daemon").verdict is Level.OK
+    assert finding(town, "daemon").verdict is FindingLevel.OK
     daemon_says(town, state="at work", ago_s=1000)
     assert "silent for 1000 s" in finding(town, "daemon").fact
 
@@ -65,7 +65,7 @@ def test_a_daemon_at_work_is_well_and_one_that_is_silent_is_not(town: Town) -> N
 def test_why_a_daemon_is_still_is_told(town: Town) -> None:
     daemon_says(town, state="still", still=("the breaker is open",))
     said = finding(town, "daemon")
-    assert (said.verdict, said.fact) == (Level.WARN, "still; the breaker is open")
+    assert (said.verdict, said.fact) == (FindingLevel.WARN, "still; the breaker is open")
 
 
 def test_what_the_daemon_notes_though_it_is_well_is_told(town: Town) -> None:
@@ -80,12 +80,12 @@ def test_files_that_other_accounts_can_read_are_named_with_what_closes_them(town
     reports.mkdir(mode=0o750)
     (reports / "dev-2026-11-20.html").touch()  # behind a door that is shut
     of_reports = {"report": {"folder": str(reports)}}
-    assert finding(town, "permissions", **of_reports).verdict is Level.OK
+    assert finding(town, "permissions", **of_reports).verdict is FindingLevel.OK
     (state / "health.json").touch()
     for path in (state, state / "health.json"):
         path.chmod(0o755)
     said = finding(town, "permissions", **of_reports)
-    assert said.verdict is Level.WARN
+    assert said.verdict is FindingLevel.WARN
     assert said.remedy == f"chmod g-w,o-rwx {state} {state / 'health.json'}"
 
 
@@ -102,32 +102,32 @@ def test_a_lease_that_runs_out_between_turns_is_a_warning(town: Town) -> None:
 
 def test_a_warehouse_that_cannot_be_written_is_no_warehouse(town: Town) -> None:
     read_only = f"sqlite:///file:{town.folder / 'helios.db'}?mode=ro&uri=true"
-    assert finding(town, "warehouse").verdict is Level.OK
+    assert finding(town, "warehouse").verdict is FindingLevel.OK
     said = finding(town, "helios", database={"url": read_only})
-    assert said.verdict is Level.FAIL and "readonly" in said.fact
+    assert said.verdict is FindingLevel.FAIL and "readonly" in said.fact
 
 
 def test_without_a_model_the_doctor_says_that_shrinkage_predicts_and_how_to_train_one(town: Town) -> None:
     said = finding(town, "model")
-    assert said.verdict is Level.WARN
+    assert said.verdict is FindingLevel.WARN
     assert "There is no model for cluster 'dev'." in said.fact and "shrinkage" in said.fact
     assert "helios model train" in said.remedy
 
 
 def test_a_model_that_can_be_read_is_well(town: Town) -> None:
     town.put_in_charge()
-    assert finding(town, "model").verdict is Level.OK
+    assert finding(town, "model").verdict is FindingLevel.OK
 
 
 def test_a_model_that_cannot_be_read_is_named_with_the_way_to_another(town: Town) -> None:
     record = town.put_in_charge(damaged=True)
     said = finding(town, "model")
-    assert said.verdict is Level.FAIL
+    assert said.verdict is FindingLevel.FAIL
     assert f"Model {record.model_id} cannot be read" in said.fact
     assert "helios model train --promote" in said.remedy and "nothing is written" in said.remedy
 
 
-WITHOUT_LUA = Finding(check=HOOK, verdict=Level.WARN, fact="JobSubmitPlugins is (null)", remedy="Install it.")
+WITHOUT_LUA = Finding(check=HOOK, verdict=FindingLevel.WARN, fact="JobSubmitPlugins is (null)", remedy="Install it.")
 
 
 def orders(town: Town, mode: Mode = Mode.ACTIVE, **scope: Any) -> None:
@@ -145,47 +145,47 @@ ROW = HookRow(user="alice", partition="gpu", site_factor=4037)
 @pytest.mark.parametrize(
     ("mode", "scope", "verdict"),
     [
-        (Mode.SHADOW, {}, Level.OK),
-        (Mode.CANARY, {"percent": 10}, Level.OK),
-        (Mode.CANARY, {"partitions": ("gpu",)}, Level.FAIL),
-        (Mode.ACTIVE, {}, Level.FAIL),
+        (Mode.SHADOW, {}, FindingLevel.OK),
+        (Mode.CANARY, {"percent": 10}, FindingLevel.OK),
+        (Mode.CANARY, {"partitions": ("gpu",)}, FindingLevel.FAIL),
+        (Mode.ACTIVE, {}, FindingLevel.FAIL),
     ],
 )
 def test_a_service_that_orders_jobs_needs_a_published_table(
-    town: Town, mode: Mode, scope: dict[str, Any], verdict: Level
+    town: Town, mode: Mode, scope: dict[str, Any], verdict: FindingLevel
 ) -> None:
     orders(town, mode, **scope)
     said = finding(town, "hook")
     assert said.verdict is verdict
-    assert ("publish = true" in said.remedy) == (verdict is Level.FAIL)
+    assert ("publish = true" in said.remedy) == (verdict is FindingLevel.FAIL)
 
 
 def test_a_table_that_is_missing_empty_or_old_fails_where_a_service_orders_jobs(town: Town) -> None:
     asked = {"hook": {"publish": True}}
-    assert finding(town, "hook", **asked).verdict is Level.WARN
+    assert finding(town, "hook", **asked).verdict is FindingLevel.WARN
     orders(town)
-    assert finding(town, "hook", **asked).verdict is Level.FAIL
+    assert finding(town, "hook", **asked).verdict is FindingLevel.FAIL
     publishes(town)
-    assert "0 rows" in (said := finding(town, "hook", **asked)).fact and said.verdict is Level.FAIL
+    assert "0 rows" in (said := finding(town, "hook", **asked)).fact and said.verdict is FindingLevel.FAIL
     publishes(town, ROW, ago=timedelta(hours=3))
-    assert finding(town, "hook", **asked).verdict is Level.FAIL
+    assert finding(town, "hook", **asked).verdict is FindingLevel.FAIL
     publishes(town, ROW)
-    assert finding(town, "hook", **asked).verdict is Level.OK
+    assert finding(town, "hook", **asked).verdict is FindingLevel.OK
 
 
 def test_a_controller_that_asks_no_hook_fails_where_a_service_orders_jobs(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "preflight", lambda _: [WITHOUT_LUA])
-    assert finding(town, HOOK).verdict is Level.WARN
+    assert finding(town, HOOK).verdict is FindingLevel.WARN
     orders(town)
-    assert (said := finding(town, HOOK)).verdict is Level.FAIL and said.remedy == "Install it."
+    assert (said := finding(town, HOOK)).verdict is FindingLevel.FAIL and said.remedy == "Install it."
 
 
 def test_while_helios_is_paused_no_hook_is_missing(town: Town) -> None:
     orders(town)
     pause(town.url, "dev", town.folder / "state", by="root", reason="enough", now=town.cluster.now)
-    assert finding(town, "hook").verdict is Level.OK
+    assert finding(town, "hook").verdict is FindingLevel.OK
 
 
 def test_who_lets_a_service_order_jobs_is_told_what_of_the_hook_is_missing(

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from helios.actions import FillFirst, PowerDown, PowerUp
-from helios.app.energy.whatif_jobs import JobsQuestion, bounded, energy_on_jobs, known_at, levels_of_oracle
-from helios.app.history import History
+from helios.app.energy.whatif_jobs import EnergyJobsRequest, bounded, energy_on_jobs, known_at, levels_of_oracle
+from helios.app.history import LoadedHistory
 from helios.config import Energy, Power
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, STEP_S, Demand
 from helios.predict.demand import Calendar
 from helios.simulate import Placement, Sleep
@@ -42,11 +42,11 @@ def a_history(days=6, seed=1):
             "gpus": gpus,
         }
     )
-    return History(cluster="toy", jobs=JOBS.conform(jobs), timezone="UTC", notes=())
+    return LoadedHistory(cluster="toy", jobs=JOBS.conform(jobs), timezone="UTC", notes=())
 
 
 def a_question(**options):
-    return JobsQuestion(
+    return EnergyJobsRequest(
         **{
             "window": (START + 4 * DAY, START + 6 * DAY),
             "calendar": Calendar(zone=ZoneInfo("UTC")),
@@ -109,7 +109,7 @@ def test_what_comes_after_the_window_changes_nothing():
     ask = a_question(window=(START + 3 * DAY, until), policies=("max_3h_plus_5",))
     jobs = a_history().jobs
     later = jobs.assign(gpus=jobs["gpus"].where(jobs["submitted_at"] < until, 16).astype("int32"))
-    histories = (History(cluster="toy", jobs=them, timezone="UTC", notes=()) for them in (jobs, later))
+    histories = (LoadedHistory(cluster="toy", jobs=them, timezone="UTC", notes=()) for them in (jobs, later))
     one, two = (energy_on_jobs(history, ask, energy=Energy(), power=Power()).to_json() for history in histories)
     assert one == two
 
@@ -120,7 +120,7 @@ def test_a_window_with_nothing_before_it_is_refused():
 
 
 def test_an_unknown_policy_is_named_with_those_there_are():
-    with pytest.raises(Misuse, match="idle_timer_10min"):
+    with pytest.raises(UsageError, match="idle_timer_10min"):
         a_question(policies=("sleep_well",))
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from helios.app.energy.ledger import energy_ledger, gaps_of, interval_of, under_timer
 from helios.app.energy.node_states import (
+    NodePowerState,
     NodeTimes,
     PowerSpans,
     Spans,
-    State,
     binned,
     node_times,
     power_spans,
@@ -78,24 +78,24 @@ def second_by_second(times: NodeTimes) -> NDArray[np.int64]:
     return found
 
 
-def oracle(node: int, second: int, layers: dict[str, Spans]) -> State:
+def oracle(node: int, second: int, layers: dict[str, Spans]) -> NodePowerState:
     def here(name: str) -> bool:
         return held(layers[name], node, second)
 
     if here("busy"):
-        return State.BUSY
+        return NodePowerState.BUSY
     if here("unread_events"):
-        return State.UNKNOWN if here("unread_jobs") else State.UNSEEN
+        return NodePowerState.UNKNOWN if here("unread_jobs") else NodePowerState.UNSEEN
     for name, state in (
-        ("asleep", State.ASLEEP),
-        ("falling", State.FALLING_ASLEEP),
-        ("waking", State.WAKING),
-        ("out", State.OUT),
-        ("unread_jobs", State.UNKNOWN),
+        ("asleep", NodePowerState.ASLEEP),
+        ("falling", NodePowerState.FALLING_ASLEEP),
+        ("waking", NodePowerState.WAKING),
+        ("out", NodePowerState.OUT),
+        ("unread_jobs", NodePowerState.UNKNOWN),
     ):
         if here(name):
             return state
-    return State.IDLE
+    return NodePowerState.IDLE
 
 
 LAYERS = ("busy", "asleep", "falling", "waking", "out", "unread_jobs", "unread_events")
@@ -145,21 +145,21 @@ def test_an_idle_timer_does_what_a_clock_on_each_node_would(
     for node in range(NODES_N):
         idle_for = 0
         for second in range(END_S):
-            idle_for = idle_for + 1 if now[node, second] == State.IDLE else 0
+            idle_for = idle_for + 1 if now[node, second] == NodePowerState.IDLE else 0
             if not idle_for:
                 assert would[node, second] == now[node, second]
                 continue
             ahead = now[node, second:]
-            gap_left = int(np.argmax(ahead != State.IDLE)) if (ahead != State.IDLE).any() else None
-            ends_busy = gap_left is not None and ahead[gap_left] == State.BUSY
+            gap_left = int(np.argmax(ahead != NodePowerState.IDLE)) if (ahead != NodePowerState.IDLE).any() else None
+            ends_busy = gap_left is not None and ahead[gap_left] == NodePowerState.BUSY
             expected = (
-                State.IDLE
+                NodePowerState.IDLE
                 if idle_for <= timer_s
-                else State.FALLING_ASLEEP
+                else NodePowerState.FALLING_ASLEEP
                 if idle_for <= timer_s + shutdown_s
-                else State.WAKING
+                else NodePowerState.WAKING
                 if ends_busy and gap_left is not None and gap_left <= boot_s
-                else State.ASLEEP
+                else NodePowerState.ASLEEP
             )
             assert would[node, second] == expected
 
@@ -168,10 +168,12 @@ def test_a_node_that_stays_on_is_idle_whenever_it_holds_no_job() -> None:
     times = times_of(busy=spans((0, 10, 20)), asleep=spans((1, 0, 50)), waking=spans((1, 50, 55)))
     always = under_timer(gaps_of(times), timer_s=np.inf, boot_s=5, shutdown_s=5)
     idle_s = binned(
-        always[State.IDLE], edges_s=np.array([0, END_S]), group=np.zeros(NODES_N, dtype=np.int64), n_groups=1
+        always[NodePowerState.IDLE], edges_s=np.array([0, END_S]), group=np.zeros(NODES_N, dtype=np.int64), n_groups=1
     )
     assert idle_s[0, 0] == NODES_N * END_S - 10
-    assert all((layer.start_s == layer.end_s).all() for state, layer in always.items() if state is not State.IDLE)
+    assert all(
+        (layer.start_s == layer.end_s).all() for state, layer in always.items() if state is not NodePowerState.IDLE
+    )
 
 
 def test_only_a_node_that_came_back_was_woken() -> None:

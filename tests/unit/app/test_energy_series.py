@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from helios.app.energy.whatif_series import SeriesQuestion, energy_on_series
+from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
@@ -23,12 +23,12 @@ DAYS = 12
 POLICIES = ["always_on", "idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "ces_published", "ces", "oracle"]
 
 
-def a_question(**overrides: object) -> SeriesQuestion:
+def a_question(**overrides: object) -> EnergySeriesRequest:
     """Return a question about two days of a made-up series of minutes: a working day, noise, a quiet weekend."""
     minute = np.arange(DAYS * 1_440)
     day = 8 * np.sin(2 * np.pi * (minute % 1_440) / 1_440) * ((minute // 1_440) % 7 < 5)
     noise = np.repeat(np.random.default_rng(5).integers(0, 4, size=DAYS * 48), 30)
-    asked = SeriesQuestion(
+    asked = EnergySeriesRequest(
         name="made up",
         start_s=int(START.timestamp()),
         step_s=60,
@@ -115,7 +115,7 @@ def test_steps_that_do_not_divide_ten_minutes_are_refused() -> None:
 @needs_traces
 def test_on_philly_ces_beats_the_published_rule_on_sleep_at_about_as_many_wake_ups() -> None:
     series = read_series(TRACES / "philly_nodes_oct-nov2017.csv.gz", timezone="America/Los_Angeles")
-    question = SeriesQuestion(
+    question = EnergySeriesRequest(
         name=series.name,
         start_s=series.start_s,
         step_s=series.step_s,

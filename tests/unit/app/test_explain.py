@@ -10,7 +10,7 @@ import pytest
 
 from helios.app.explain_job import JobUnknown
 from helios.app.explain_prediction import explain, kept_model, model_of_that_day
-from helios.app.history import History, recall
+from helios.app.history import LoadedHistory, recall
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
 from helios.predict import DurationModel, to_record, train
@@ -35,8 +35,8 @@ def told(town: Town, job: str, **options: Any) -> Explanation:
     return explain(history, job, **({"choose": no_model, "look": town.cluster.snapshot} | options))
 
 
-def a_history(*jobs: dict[str, Any]) -> History:
-    return History(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
+def a_history(*jobs: dict[str, Any]) -> LoadedHistory:
+    return LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
 
 
 def test_a_job_of_the_past_is_explained_as_it_was_known_at_its_submission(town: Town) -> None:
@@ -139,7 +139,7 @@ def test_a_model_that_is_named_and_not_there_is_an_error(town: Town) -> None:
 
 
 @pytest.fixture
-def busy(tmp_path: Path) -> tuple[Town, History, DurationModel, DurationModel]:
+def busy(tmp_path: Path) -> tuple[Town, LoadedHistory, DurationModel, DurationModel]:
     """Return a town with enough history for two models, one of before the last days and one of all."""
     town = Town(tmp_path)
     town.learn(jobs=200)
@@ -153,7 +153,7 @@ def busy(tmp_path: Path) -> tuple[Town, History, DurationModel, DurationModel]:
 
 
 def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
-    busy: tuple[Town, History, DurationModel, DurationModel],
+    busy: tuple[Town, LoadedHistory, DurationModel, DurationModel],
 ) -> None:
     town, history, early, late = busy
     choose = kept_model(history, url=town.url, model_id=None)

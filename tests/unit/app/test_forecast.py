@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.app.demand_history import (
-    ClusterShapeAsked,
-    ForecastQuestion,
-    Watched,
+    DemandHistory,
+    ForecastRequest,
+    RequestedClusterShape,
     evaluate_forecasts,
     most_held,
     watch_cluster,
     watch_files,
 )
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.errors import NotEnoughHistory
 from helios.model import NodeSeries
 from helios.predict.demand import DAY, Calendar
@@ -36,9 +36,9 @@ def at(minute: float, *, run_min: float = 30, **job: Any) -> dict[str, Any]:
     return a_job(**{"submitted_at": submitted_at, "run_time_s": 60 * run_min, **times, **job})
 
 
-def watched(*jobs: dict[str, Any], **asked: Any) -> Watched:
-    history = History(cluster="venus", jobs=jobs_frame(*jobs), timezone="UTC")
-    return watch_cluster(history, ClusterShapeAsked(**asked))
+def watched(*jobs: dict[str, Any], **asked: Any) -> DemandHistory:
+    history = LoadedHistory(cluster="venus", jobs=jobs_frame(*jobs), timezone="UTC")
+    return watch_cluster(history, RequestedClusterShape(**asked))
 
 
 def test_nodes_are_counted_one_by_one_where_jobs_say_where_they_ran() -> None:
@@ -111,12 +111,12 @@ def a_series(days: int, *, gaps: slice = slice(0)) -> NodeSeries:
     )
 
 
-def question(since: datetime | None = None, until: datetime | None = None) -> ForecastQuestion:
-    return ForecastQuestion(since=since, until=until, calendar=CALENDAR, history_days=180)
+def question(since: datetime | None = None, until: datetime | None = None) -> ForecastRequest:
+    return ForecastRequest(since=since, until=until, calendar=CALENDAR, history_days=180)
 
 
 def test_the_answer_has_every_method_at_every_horizon_and_a_verdict() -> None:
-    series = Watched(series=a_series(14), state=None, kind="series")
+    series = DemandHistory(series=a_series(14), state=None, kind="series")
     since, until = datetime(2020, 1, 9, tzinfo=UTC), datetime(2020, 1, 14, tzinfo=UTC)
     answer = evaluate_forecasts(series, question(since, until)).to_json()
     assert list(answer)[:4] == ["series", "from", "to", "step_s"]
@@ -134,15 +134,15 @@ def test_the_answer_has_every_method_at_every_horizon_and_a_verdict() -> None:
 def test_nothing_after_the_window_has_a_part_in_the_answer() -> None:
     until = datetime(2020, 1, 12, tzinfo=UTC)
     series = a_series(14)
-    whole = evaluate_forecasts(Watched(series=series, state=None, kind="series"), question(None, until))
+    whole = evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), question(None, until))
     series.active[11 * DAY :] = 0
-    assert evaluate_forecasts(Watched(series=series, state=None, kind="series"), question(None, until)) == whole
+    assert evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), question(None, until)) == whole
 
 
 def test_a_window_outside_of_the_series_is_refused_with_what_there_is() -> None:
     with pytest.raises(NotEnoughHistory, match="2020-01-01 00:00 to 2020-01-03 00:00"):
         evaluate_forecasts(
-            Watched(series=a_series(2), state=None, kind="series"), question(datetime(2021, 1, 1, tzinfo=UTC))
+            DemandHistory(series=a_series(2), state=None, kind="series"), question(datetime(2021, 1, 1, tzinfo=UTC))
         )
 
 

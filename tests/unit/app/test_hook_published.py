@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helios.app.modes import PAUSE_FILE, set_mode
-from helios.app.operations import Desk
+from helios.app.operations import Operations
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE, read_table
 from tests.unit.app.sites import Town
@@ -21,7 +21,9 @@ class Published:
         self.town = Town(folder, hook={"publish": True})
         self.town.learn()
         self.town.cluster.submit(user="alice")
-        self.desk = Desk(self.town.settings, opens=lambda _: self.town.site(), clock=lambda: self.town.cluster.now)
+        self.desk = Operations(
+            self.town.settings, opens=lambda _: self.town.site(), clock=lambda: self.town.cluster.now
+        )
         self.set(Mode.ACTIVE)
         assert self.desk.turn().still == ()
         self.desk.publish_hook()
@@ -95,7 +97,7 @@ def test_a_service_that_is_a_shadow_again_leaves_no_rows(site: Published) -> Non
 
 def test_without_a_table_the_log_says_that_new_jobs_have_no_place(site: Published) -> None:
     unpublished = site.town.another(hook={"publish": False}).settings
-    desk = Desk(unpublished, opens=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
+    desk = Operations(unpublished, opens=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
     assert desk.publish_hook() == "the hook's table was removed"
     assert "new jobs have no place until the next turn" in desk.publish_hook()
     site.set(Mode.SHADOW)

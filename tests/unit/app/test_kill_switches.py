@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.actions import Action, Outcome
-from helios.app.controller_state import TurnUnderWay, alone
+from helios.app.controller_state import CycleUnderWay, alone
 from helios.app.modes import PAUSE_FILE, RELEASED_FILE, resume, set_mode
-from helios.app.operations import Desk
+from helios.app.operations import Operations
 from helios.cli.main import application
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
@@ -35,9 +35,9 @@ def town(tmp_path: Path) -> Town:
     return town
 
 
-def desk(town: Town, **sections: object) -> Desk:
+def desk(town: Town, **sections: object) -> Operations:
     settings = town.settings.model_validate(town.settings.model_dump() | sections)
-    return Desk(settings, opens=lambda _: town.site(), clock=lambda: town.cluster.now)
+    return Operations(settings, opens=lambda _: town.site(), clock=lambda: town.cluster.now)
 
 
 def jobs_set(town: Town) -> int:
@@ -115,7 +115,7 @@ def test_no_turn_of_this_machine_runs_beside_a_release(town: Town) -> None:
     apply, refused = town.cluster.apply, []
 
     def apply_and_try(actions: Sequence[Action]) -> list[Outcome]:
-        with pytest.raises(TurnUnderWay), alone(town.folder / "state"):
+        with pytest.raises(CycleUnderWay), alone(town.folder / "state"):
             pass
         refused.append(True)
         return apply(actions)
@@ -203,7 +203,7 @@ def pause_command(monkeypatch: pytest.MonkeyPatch, state: Path, url: str) -> str
 
     monkeypatch.setenv("HELIOS_DATABASE_URL", url)
     monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", str(state))
-    monkeypatch.setattr(Desk.__init__, "__kwdefaults__", Desk.__init__.__kwdefaults__ | {"opens": away})
+    monkeypatch.setattr(Operations.__init__, "__kwdefaults__", Operations.__init__.__kwdefaults__ | {"opens": away})
     result = CliRunner().invoke(application, ["pause", "--reason", "enough"])
     assert result.exit_code != 0
     return f"{result.output} {result.exception}"

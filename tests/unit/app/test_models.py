@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.app.model_registry import (
     RIVAL,
     SHRINKAGE,
-    Outcome,
+    TrainingOutcome,
     _against_the_rival,
     _weeks,
     against_the_controls,
@@ -34,11 +34,11 @@ from helios.app.model_registry import (
 from helios.app.nightly import _learn
 from helios.app.training import study
 from helios.config import Settings
-from helios.errors import Misuse, ModelUnreadable, NoSuchCluster, NotEnoughHistory
-from helios.model import JOBS, ModelRecord, Step
+from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory, UsageError
+from helios.model import JOBS, AuditStep, ModelRecord
 from helios.ports import in_silence
 from helios.predict import from_record, to_record
-from helios.predict.comparison import Against, Contest, Difference, Score, score_of
+from helios.predict.comparison import Comparison, PairedDifference, PredictorScore, Versus, score_of
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -86,21 +86,21 @@ def url(template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def history(template: Path) -> History:
+def history(template: Path) -> LoadedHistory:
     return training_history(f"sqlite:///{template}", "lab")
 
 
 @pytest.fixture(scope="module")
-def of_day_6(history: History) -> ModelRecord:
+def of_day_6(history: LoadedHistory) -> ModelRecord:
     return trained(history, 6)
 
 
 @pytest.fixture(scope="module")
-def of_day_14(history: History) -> ModelRecord:
+def of_day_14(history: LoadedHistory) -> ModelRecord:
     return trained(history, 14)
 
 
-def trained(history: History, day: float) -> ModelRecord:
+def trained(history: LoadedHistory, day: float) -> ModelRecord:
     studied = study(history)
     return studied.record(studied.train(until=START + day * DAY, seed=0), seed=0, made_at=START + day * DAY)
 
@@ -119,7 +119,7 @@ def in_charge(url: str) -> str:
             return SHRINKAGE
 
 
-def a_night(url: str, history: History, *, day: float, days: float = 7, dry_run: bool = False) -> Outcome:
+def a_night(url: str, history: LoadedHistory, *, day: float, days: float = 7, dry_run: bool = False) -> TrainingOutcome:
     now = START + day * DAY
     return nightly(url=url, history=until(history, now), seed=0, days=days, now=now, keep=30, dry_run=dry_run)[0]
 
@@ -127,24 +127,24 @@ def a_night(url: str, history: History, *, day: float, days: float = 7, dry_run:
 # Decisions, from figures.
 
 
-def a_contest(**against: tuple[float, float]) -> Contest:
+def a_contest(**against: tuple[float, float]) -> Comparison:
     """Make a contest from the challenger's (error, rank) less each other's, certain to a hundredth."""
 
-    def sure(value: float) -> Difference:
-        return Difference(value=value, low=value - 0.01, high=value + 0.01)
+    def sure(value: float) -> PairedDifference:
+        return PairedDifference(value=value, low=value - 0.01, high=value + 0.01)
 
-    score = Score(spearman=0.5, median_abs_log_error=0.5, bias_log=0.0, coverage_p10_p90=None)
-    return Contest(
+    score = PredictorScore(spearman=0.5, median_abs_log_error=0.5, bias_log=0.0, coverage_p10_p90=None)
+    return Comparison(
         challenger="model",
         jobs=500,
         clusters=20,
         drawn="users",
         scores=dict.fromkeys(["model", *against], score),
-        against={name: Against(error=sure(error), rank=sure(rank)) for name, (error, rank) in against.items()},
+        against={name: Versus(error=sure(error), rank=sure(rank)) for name, (error, rank) in against.items()},
     )
 
 
-NEW = Outcome(step=Step.KEPT, model_id="new", in_charge="old", previous="old", why="")
+NEW = TrainingOutcome(step=AuditStep.KEPT, model_id="new", in_charge="old", previous="old", why="")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_new_model_takes_charge_if_it_is_worse_in_nothing(
 ) -> None:
     contest = a_contest(**{RIVAL: rival, "shrinkage": shrinkage, "user_last": (0.3, -0.3)})
     outcome = _against_the_rival(NEW, contest)
-    assert (outcome.step is Step.PROMOTED) == promoted
+    assert (outcome.step is AuditStep.PROMOTED) == promoted
     assert outcome.in_charge == ("new" if promoted else "old")
     assert "500 jobs" in outcome.why
     assert ("is worse than" in outcome.why) != promoted
@@ -188,7 +188,7 @@ def test_against_shrinkage_alone_it_must_be_ahead_of_every_control(
 
 def test_what_could_not_be_judged_does_not_take_charge() -> None:
     outcome = against_the_controls(replace(NEW, in_charge=SHRINKAGE), None)
-    assert (outcome.step, outcome.in_charge) == (Step.KEPT, SHRINKAGE)
+    assert (outcome.step, outcome.in_charge) == (AuditStep.KEPT, SHRINKAGE)
     assert "too short" in outcome.why
 
 
@@ -247,7 +247,7 @@ def test_rolling_back_ends_at_what_was_in_charge_first(url: str, of_day_6: Model
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="try", now=START)
     assert roll_back(url, "lab", by="ann", why="no", now=START).in_charge == SHRINKAGE
-    with pytest.raises(Misuse, match="Nothing else"):
+    with pytest.raises(UsageError, match="Nothing else"):
         roll_back(url, "lab", by="ann", why="no", now=START)
 
 
@@ -277,7 +277,7 @@ def test_training_by_hand_says_that_the_model_in_charge_cannot_be_read(
 # By night.
 
 
-def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url: str, history: History) -> None:
+def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url: str, history: LoadedHistory) -> None:
     outcome = a_night(url, history, day=6, days=2)
     assert outcome.contest is not None
     assert outcome.contest.against["shrinkage"].better_in
@@ -287,17 +287,17 @@ def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url
 
 
 def test_a_night_s_model_that_is_worse_than_the_one_in_charge_is_kept_and_said_to_be(
-    url: str, history: History, of_day_6: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     outcome = a_night(url, history, day=16, days=2)
-    assert (outcome.step, in_charge(url)) == (Step.KEPT, of_day_6.model_id)
+    assert (outcome.step, in_charge(url)) == (AuditStep.KEPT, of_day_6.model_id)
     assert "worse than the model in charge" in outcome.why
     assert outcome.model_id in {row["model_id"] for row in listing(url, "lab")}
 
 
-def test_a_dry_night_writes_nothing(url: str, history: History) -> None:
+def test_a_dry_night_writes_nothing(url: str, history: LoadedHistory) -> None:
     outcome = a_night(url, history, day=6, days=2, dry_run=True)
     assert not outcome.written
     assert listing(url, "lab") == []
@@ -306,7 +306,7 @@ def test_a_dry_night_writes_nothing(url: str, history: History) -> None:
 
 
 def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
-    url: str, history: History, of_day_14: ModelRecord
+    url: str, history: LoadedHistory, of_day_14: ModelRecord
 ) -> None:
     # What ended from day 18 on is changed beyond recognition; models stopped before it, and only the figures change.
     jobs = history.jobs.copy()
@@ -324,7 +324,7 @@ def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
 
 
 def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_in_charge(
-    url: str, history: History, of_day_6: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
@@ -336,7 +336,7 @@ def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_in_
 
 
 def test_a_model_that_cannot_be_read_leaves_the_field_to_shrinkage(
-    url: str, history: History, of_day_6: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, replace(of_day_6, model_id="lab-old", artifact='{"format":"helios-duration-1"}'))
     outcome = a_night(url, history, day=6, days=2)
@@ -345,7 +345,7 @@ def test_a_model_that_cannot_be_read_leaves_the_field_to_shrinkage(
 
 
 def test_a_damaged_model_in_charge_is_made_good_by_training_it_again(
-    url: str, history: History, of_day_6: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, replace(of_day_6, artifact="{}"))
     outcome = a_night(url, history, day=6, days=2)
@@ -355,7 +355,7 @@ def test_a_damaged_model_in_charge_is_made_good_by_training_it_again(
         assert from_record(warehouse.model("lab")).model_id == of_day_6.model_id
 
 
-def test_a_night_that_learned_nothing_new_changes_nothing(url: str, history: History) -> None:
+def test_a_night_that_learned_nothing_new_changes_nothing(url: str, history: LoadedHistory) -> None:
     first = a_night(url, history, day=6, days=2)
     again = a_night(url, history, day=6, days=2)
     assert again.in_charge == first.in_charge
@@ -366,7 +366,7 @@ def test_a_night_that_learned_nothing_new_changes_nothing(url: str, history: His
 
 
 def test_two_models_are_compared_on_jobs_submitted_after_both_had_stopped(
-    url: str, history: History, of_day_6: ModelRecord, of_day_14: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, of_day_6, of_day_14)
     contest, notes = compare(history, url=url, first=of_day_14.model_id, second=of_day_6.model_id, now=START + 21 * DAY)
@@ -376,7 +376,7 @@ def test_two_models_are_compared_on_jobs_submitted_after_both_had_stopped(
 
 
 def test_two_models_that_have_seen_everything_are_compared_by_their_backtests(
-    url: str, history: History, of_day_6: ModelRecord, of_day_14: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     late, later = (trained(history, day) for day in (20.5, 21))
     with_backtest = [
@@ -397,7 +397,7 @@ def stopped(record: ModelRecord) -> Any:
     return Backtest(until=record.trained_until, jobs=record.jobs, texts=from_record(record).texts)
 
 
-def test_models_without_a_backtest_and_jobs_since_cannot_be_compared(url: str, history: History) -> None:
+def test_models_without_a_backtest_and_jobs_since_cannot_be_compared(url: str, history: LoadedHistory) -> None:
     seen = [
         to_record(replace(from_record(trained(history, day)), backtest=None), trained_at=START) for day in (20.8, 21)
     ]
@@ -417,7 +417,7 @@ def test_the_history_for_training_is_the_same_whether_its_cluster_is_named_or_th
 # Drift.
 
 
-def test_drift_is_measured_against_the_model_in_charge(url: str, history: History, of_day_6: ModelRecord) -> None:
+def test_drift_is_measured_against_the_model_in_charge(url: str, history: LoadedHistory, of_day_6: ModelRecord) -> None:
     keep(url, of_day_6)
     told = drift(until(history, START + 13 * DAY), url=url, model_id=None, days=6, now=START + 13 * DAY)
     assert told["model_id"] == of_day_6.model_id
@@ -429,7 +429,7 @@ def test_drift_is_measured_against_the_model_in_charge(url: str, history: Histor
     assert told["weeks"][-1]["model"]["median_abs_log_error"] > told["weeks"][-1]["shrinkage"]["median_abs_log_error"]
 
 
-def test_a_night_remembers_its_line_about_drift(url: str, history: History) -> None:
+def test_a_night_remembers_its_line_about_drift(url: str, history: LoadedHistory) -> None:
     a_night(url, history, day=6, days=2)
     assert "inputs" in str(remembered_drift(url, "lab"))
 
@@ -452,7 +452,7 @@ def test_a_night_before_there_is_enough_history_says_so(tmp_path: Path) -> None:
     assert "shrinkage predicts" in _learn(url, "lab", Settings(), START + DAY, in_silence)
 
 
-def test_only_jobs_that_had_ended_by_then_are_judged(history: History) -> None:
+def test_only_jobs_that_had_ended_by_then_are_judged(history: LoadedHistory) -> None:
     studied = study(history)
     rows = studied.judged(START + 2 * DAY, START + 3 * DAY)
     ends = history.jobs["ended_at"].iloc[rows]
@@ -462,7 +462,7 @@ def test_only_jobs_that_had_ended_by_then_are_judged(history: History) -> None:
 
 
 def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
-    history: History, of_day_6: ModelRecord, of_day_14: ModelRecord
+    history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     studied = study(history)
     model = replace(from_record(of_day_14), backtest=stopped(of_day_6), trust=1.0)
@@ -470,7 +470,7 @@ def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
     assert judged is not None
     before, since = _weeks(studied, model, at=START + 20 * DAY)
 
-    def score(predictor: Any, first: float, end: float) -> Score:
+    def score(predictor: Any, first: float, end: float) -> PredictorScore:
         rows = np.intersect1d(
             studied.judged(START, START + 20 * DAY), studied.submitted(START + first * DAY, START + end * DAY)
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helios.app.modes import PAUSE_FILE, modes_in_force, pause, pause_here, paused, resume, set_mode
-from helios.errors import HeliosError, Misuse
+from helios.errors import HeliosError, UsageError
 from helios.model import Mode
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -34,21 +34,21 @@ def test_the_last_word_counts(url: str) -> None:
 
 
 def test_a_canary_must_be_narrowed(url: str) -> None:
-    with pytest.raises(Misuse, match="canary"):
+    with pytest.raises(UsageError, match="canary"):
         change(url, Mode.CANARY)
-    with pytest.raises(Misuse, match="percent"):
+    with pytest.raises(UsageError, match="percent"):
         change(url, Mode.CANARY, percent=0)
     assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 
 
 def test_only_a_canary_is_narrowed(url: str) -> None:
-    with pytest.raises(Misuse, match="canary"):
+    with pytest.raises(UsageError, match="canary"):
         change(url, Mode.ACTIVE, partitions=("gpu",))
 
 
 @pytest.mark.parametrize("partition", ["", " ", "gpu,debug"])
 def test_a_partition_without_a_name_does_not_become_all_partitions(url: str, partition: str) -> None:
-    with pytest.raises(Misuse, match="no partition"):
+    with pytest.raises(UsageError, match="no partition"):
         change(url, Mode.CANARY, partitions=(partition,), percent=10)
     assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.nightly import Night, forget_what_is_old, night, nightly_pages
-from helios.app.sync import Accounting, Reading, read_history
+from helios.app.nightly import NightlyRun, forget_what_is_old, night, nightly_pages
+from helios.app.sync import AccountingSource, SyncResult, read_history
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError
@@ -14,8 +14,8 @@ from helios.model import NODE_EVENTS, Mode, Snapshot
 from tests.unit.app.sites import Town
 
 
-def a_night(town: Town, **model: object) -> Night:
-    def nothing_read(_: timedelta) -> Reading:
+def a_night(town: Town, **model: object) -> NightlyRun:
+    def nothing_read(_: timedelta) -> SyncResult:
         raise HeliosError("slurmdbd is away")
 
     def nothing_seen() -> Snapshot:
@@ -69,7 +69,7 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
             f"{columns}\n{start:%d}|ann|a|gpu|COMPLETED|{start:%FT%T}|{start:%FT%T}|{start:%FT%T}|cpu=1|x\n"
         )
 
-    accounting = Accounting(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
+    accounting = AccountingSource(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
     step = {"start": town.cluster.now - timedelta(days=3), "window": timedelta(days=1), "overlap": timedelta(0)}
     read_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
     with town.warehouse() as warehouse:

@@ -10,13 +10,13 @@ import pytest
 from helios.actions import FillFirst, NodeAction, NodeOutcome
 from helios.app.explain_node import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
-from helios.app.node_controller import RELEASED_FILE, NodeTurns, forget_what_is_damaged
+from helios.app.node_controller import RELEASED_FILE, NodeController, forget_what_is_damaged
 from helios.app.node_demand import NodeDemand
 from helios.app.operations import released_nodes
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import Mode, NodePower, Snapshot
-from helios.ports import Office
+from helios.ports import Domain
 from helios.slurm.undo_file import UNDO_FILE, read_undo
 from tests.unit.app.node_sites import ACTIVE, NodeTown, down
 
@@ -34,7 +34,7 @@ def test_a_node_put_to_sleep_is_in_the_book_the_undo_file_the_audit_and_the_tall
     assert town.nodes.power_of("n1") in {FALLING, ASLEEP}
     assert read_undo(town.state / UNDO_FILE).asleep == ("n1",)
     with town.warehouse() as warehouse:
-        assert list(warehouse.ledger("dev", office=Office.NODES).standings()["node"]) == ["n1"]
+        assert list(warehouse.ledger("dev", office=Domain.NODES).standings()["node"]) == ["n1"]
         made = warehouse.decisions("dev", since=town.nodes.now - timedelta(hours=1))
         tallies = warehouse.node_tallies(
             "dev", town.nodes.now - timedelta(hours=1), town.nodes.now + timedelta(hours=1)
@@ -45,7 +45,7 @@ def test_a_node_put_to_sleep_is_in_the_book_the_undo_file_the_audit_and_the_tall
 
 def test_the_two_offices_have_a_lease_each(town: NodeTown) -> None:
     with town.warehouse() as warehouse:
-        ledger = warehouse.ledger("dev", office=Office.JOBS)
+        ledger = warehouse.ledger("dev", office=Domain.JOBS)
         assert ledger.acquire(holder="another", now=town.nodes.now, lasts=timedelta(hours=1)) is not None
     assert town.turn(*down("n1")).slept == ("n1",)
 
@@ -200,7 +200,7 @@ def test_a_forecast_that_fails_neither_stops_turns_nor_deafens_them_to_a_pause(
 
     town.turn(*down("n1"))
     town.nodes.tick(timedelta(hours=2))
-    town.turns = NodeTurns(town.site(), town.settings, clock=lambda: town.nodes.now)
+    town.turns = NodeController(town.site(), town.settings, clock=lambda: town.nodes.now)
     town.turns.services = {"says": town.says}
     monkeypatch.setattr(NodeDemand, "__call__", breaks)
     report = town.turn(*down("n2"))
@@ -216,7 +216,7 @@ def test_a_pause_beside_another_state_folder_leaves_the_leaders_memory_and_no_fi
     settings = town.settings.model_copy(
         update={"control": town.settings.control.model_copy(update={"state_folder": str(town.folder / "alice")})}
     )
-    alice = NodeTurns(town.site(), settings, clock=lambda: town.nodes.now)
+    alice = NodeController(town.site(), settings, clock=lambda: town.nodes.now)
     protected = replace(town.turns.remembered(), protected_at=town.nodes.now)
     steer = town.nodes.steer
 
@@ -239,7 +239,7 @@ def test_without_database_and_undo_file_a_release_says_that_it_knows_nothing(tow
     settings = town.settings.model_copy(
         update={"control": town.settings.control.model_copy(update={"state_folder": str(town.folder / "alice")})}
     )
-    report = NodeTurns(town.site(), settings, clock=lambda: town.nodes.now).release("paused by alice")
+    report = NodeController(town.site(), settings, clock=lambda: town.nodes.now).release("paused by alice")
     assert report.remaining is None
     with pytest.raises(HeliosError, match="not known"):
         released_nodes(report)
@@ -248,7 +248,7 @@ def test_without_database_and_undo_file_a_release_says_that_it_knows_nothing(tow
 def test_a_standby_keeps_no_undo_file_from_the_time_when_it_led(town: NodeTown) -> None:
     town.turn(*down("n1"))
     with town.warehouse() as warehouse:
-        ledger, later = warehouse.ledger("dev", office=Office.NODES), town.nodes.now + timedelta(hours=1)
+        ledger, later = warehouse.ledger("dev", office=Domain.NODES), town.nodes.now + timedelta(hours=1)
         assert ledger.acquire(holder="another", now=later, lasts=timedelta(hours=2)) is not None
     town.nodes.tick(timedelta(hours=1))
     assert not town.turn().leads

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.predictions import Outlook, job_keys, worth_storing
+from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.model import QUEUE
 from helios.predict import to_record, train
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
@@ -30,8 +30,8 @@ def load(url: str, *, run_time_s: float, first: int = 0, jobs: int = 30, since: 
         warehouse.load([a_batch(*rows)], cluster="venus", path="x", sha256=f"{first}", format="sacct", timezone="UTC")
 
 
-def outlook(url: str) -> Outlook:
-    return Outlook(url=url, cluster="venus", last_jobs=1000)
+def outlook(url: str) -> LivePredictions:
+    return LivePredictions(url=url, cluster="venus", last_jobs=1000)
 
 
 def test_a_cluster_never_heard_of_still_gets_predictions(url: str) -> None:
@@ -95,7 +95,7 @@ def test_a_history_loaded_late_is_found_though_its_jobs_ended_long_ago(url: str)
 
 def test_what_is_kept_does_not_grow_for_ever(url: str) -> None:
     load(url, run_time_s=60.0)
-    look = Outlook(url=url, cluster="venus", last_jobs=40)
+    look = LivePredictions(url=url, cluster="venus", last_jobs=40)
     assert len(look.knowledge.history) == 30
     load(url, run_time_s=60.0, first=100, since=timedelta(days=1))
     assert len(look.knowledge.history) == 60

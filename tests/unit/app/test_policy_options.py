@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from helios.app.scenarios import bound_of, read_options
-from helios.errors import Misuse
-from helios.simulate import Backlog, Guard
+from helios.errors import UsageError
+from helios.simulate import Backlog, WaitBound
 
 
 def test_lengths_and_shares_are_kept_by_the_names_that_the_bound_takes() -> None:
@@ -24,7 +24,7 @@ def test_without_options_only_balanced_has_a_bound() -> None:
 @pytest.mark.parametrize("policy", ["balanced", "qssf", "fifo"])
 def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
     bound = bound_of(policy, read_options(policy, {"patience": "12h"}))
-    assert isinstance(bound, Guard)
+    assert isinstance(bound, WaitBound)
     assert bound.patience_s.tolist() == [43_200]
     assert bound_of(policy, read_options(policy, {"patience": "never"})) is None
 
@@ -45,6 +45,6 @@ def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
     ],
 )
 def test_what_is_not_understood_is_refused_with_what_there_is(policy: str, written: dict[str, Any], said: str) -> None:
-    with pytest.raises(Misuse) as refused:
+    with pytest.raises(UsageError) as refused:
         read_options(policy, written)
     assert said in str(refused.value)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.history import History
+from helios.app.history import LoadedHistory
 from helios.app.published import PublishedAnswer, PublishedQuestion, as_published, drawn_errors
 from helios.app.published_table import ALL, PHILLY
 from helios.app.scenarios import Policy
@@ -22,7 +22,7 @@ def at(second: float, **job: object) -> dict[str, object]:
 
 
 def asked(*jobs: dict[str, object], **options: object) -> PublishedAnswer:
-    history = History(cluster="site", jobs=jobs_frame(*jobs), timezone="UTC")
+    history = LoadedHistory(cluster="site", jobs=jobs_frame(*jobs), timezone="UTC")
     return as_published(history, PublishedQuestion(**{"nodes": {"gpu": 1}, "draws": 2, **options}))
 
 

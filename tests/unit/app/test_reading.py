@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.app.history import ingest
-from helios.app.sync import Accounting, Reading, missing, read_history, read_until
+from helios.app.sync import AccountingSource, SyncResult, missing, read_history, read_until
 from helios.errors import ClusterUnavailable
 from helios.model import NODE_EVENTS
 from helios.warehouse import Warehouse
@@ -47,8 +47,8 @@ class Site:
     def events(self, start: datetime, end: datetime) -> pd.DataFrame:
         return NODE_EVENTS.empty()
 
-    def accounting(self) -> Accounting:
-        return Accounting(jobs=self.write, node_events=self.events)
+    def accounting(self) -> AccountingSource:
+        return AccountingSource(jobs=self.write, node_events=self.events)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'helios.db'}"
 
 
-def read(site: Site, url: str, now: datetime, **overrides: object) -> Reading:
+def read(site: Site, url: str, now: datetime, **overrides: object) -> SyncResult:
     options: dict[str, object] = {"start": MIDNIGHT, "window": DAY, "overlap": HOUR}
     return read_history(site.accounting(), url=url, cluster="dev", now=now, **(options | overrides))  # type: ignore[arg-type]  # because the options are named
 

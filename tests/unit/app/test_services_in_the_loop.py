@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, SoftLimit
-from helios.app.history import History, read_file
+from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import Seat, play, reckoning_of
-from helios.app.whatif import Question, set_the_stage
+from helios.app.service_replay import ReplayedService, play, reckoning_of
+from helios.app.whatif import WhatIfRequest, set_the_stage
 from helios.model import Snapshot
-from helios.ports import Columns, JobwiseService, Wishes
+from helios.ports import ChangeRequests, Columns, JobwiseService
 from helios.services.qssf import Qssf
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Replay, SimCluster, Workload, replay
@@ -70,8 +70,8 @@ class Noisy:
         return np.stack([median_s / 2, median_s, median_s * 2], axis=1)
 
 
-def seat(service: Any, *, every: timedelta = AT_ONCE) -> Seat:
-    return Seat(name="it", service=service, every=every)
+def seat(service: Any, *, every: timedelta = AT_ONCE) -> ReplayedService:
+    return ReplayedService(name="it", service=service, every=every)
 
 
 def a_cluster(workload: Workload, shape: Any = SHAPE, *, jobs: Any = None, limit_s: Any = None, **options: Any) -> Any:
@@ -132,7 +132,7 @@ class Beside:
 
 def both_ways(
     workload: Workload,
-    services: Callable[[], list[Seat]],
+    services: Callable[[], list[ReplayedService]],
     *,
     again_s: int | None = None,
     reckons: bool = False,
@@ -207,7 +207,7 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
     first: bool,
     resolution: int | None,
 ) -> None:
-    def services() -> list[Seat]:
+    def services() -> list[ReplayedService]:
         qssf = Qssf(Qssf.Options(levels=levels, promote_after_s=after_s, promote_factor=factor))
         seats = [seat(qssf, every=timedelta(seconds=every_s))]
         if beside_s is not None:
@@ -224,7 +224,7 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
 def test_that_holds_where_jobs_are_predicted_again_and_urgencies_lie_on_no_grid(
     rows: list[tuple[int, ...]], again_s: int, every_s: int, after_s: float
 ) -> None:
-    def services() -> list[Seat]:
+    def services() -> list[ReplayedService]:
         qssf = Qssf(Qssf.Options(levels=0, promote_after_s=after_s))
         return [seat(qssf, every=timedelta(seconds=every_s))]
 
@@ -251,7 +251,7 @@ def test_that_holds_where_the_bound_follows_the_backlog(  # noqa: PLR0917 - draw
     fades: bool,
     every_s: int,
 ) -> None:
-    def services() -> list[Seat]:
+    def services() -> list[ReplayedService]:
         options = Qssf.Options(levels=levels, least_s=least_s, promote_factor=factor, fades=fades)
         return [seat(Qssf(options), every=timedelta(seconds=every_s))]
 
@@ -319,13 +319,13 @@ class Lifo:
     def __init__(self, *, fails_at: tuple[int, ...] = (), wrong: bool = False) -> None:
         self.fails_at, self.wrong, self.asked_about = fails_at, wrong, []
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def wishes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         submitted = jobs("submitted_at").astype("datetime64[s]").astype(np.int64)
         self.asked_about.append(jobs("job_id").tolist())
         if len(self.asked_about) in self.fails_at:
             raise ZeroDivisionError
         urgency = submitted / (100.0 if not self.wrong else 0.1)
-        return Wishes(urgency=urgency, until=np.full(len(urgency), np.datetime64("NaT", "us")))
+        return ChangeRequests(urgency=urgency, until=np.full(len(urgency), np.datetime64("NaT", "us")))
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
         raise AssertionError("it is jobwise")
@@ -378,7 +378,7 @@ def test_what_waits_is_predicted_again_and_shown() -> None:
     assert seen[0] == [predictor.guess_s[job] * (1 + (0 + 1 + job) % 4) for job in (1, 2)]
 
 
-def the_trace(name: str, jobs: int) -> tuple[History, Question]:
+def the_trace(name: str, jobs: int) -> tuple[LoadedHistory, WhatIfRequest]:
     """Return the busiest stretch of so many jobs of a real trace, and a machine on which they queue."""
     if name == "kth":
         history = read_file(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")
@@ -390,7 +390,7 @@ def the_trace(name: str, jobs: int) -> tuple[History, Question]:
         )
         machine = {"nodes": parse_nodes(nodes), "gpus_per_node": 8, "skip_oversized": True}
     submitted = history.jobs["submitted_at"]
-    return history, Question(
+    return history, WhatIfRequest(
         plans=(), since=submitted.iloc[len(submitted) // 2], until=submitted.iloc[len(submitted) // 2 + jobs], **machine
     )
 

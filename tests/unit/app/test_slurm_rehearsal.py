@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from helios.actions import Action, Place, Reorder, Result
-from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif
-from helios.app.slurm_workload import SlurmJobs, SlurmRehearsal, rehearse_on_slurm, slurm_jobs
+from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif
+from helios.app.slurm_workload import SlurmJobs, SlurmServiceReplay, rehearse_on_slurm, slurm_jobs
 from helios.model import Snapshot
 from helios.ownership import site_factor
 from helios.ports import Service
@@ -31,7 +31,7 @@ def jobs() -> SlurmJobs:
     return slurm_jobs(a_history(150, days=1).jobs, SITE)
 
 
-def rehearsed(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmRehearsal:
+def rehearsed(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmServiceReplay:
     return rehearse_on_slurm(
         jobs, SITE, services, before=jobs.jobs.iloc[:0], cluster="frost", timezone="UTC", **options
     )
@@ -156,7 +156,7 @@ def test_a_third_partys_service_runs_unchanged(jobs: SlurmJobs, monkeypatch: pyt
 
 
 def test_services_have_a_replay_of_their_own_in_the_answer() -> None:
-    answer = slurm_whatif(a_history(150, days=1), SlurmQuestion(site=SITE), services={"owl": AllAlike()})
+    answer = slurm_whatif(a_history(150, days=1), SlurmWhatIfRequest(site=SITE), services={"owl": AllAlike()})
     today, _, alike, _ = answer.whatif.runs
     assert alike.policy == "owl, in turns"
     assert alike.summary == today.summary

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from helios.app.explain_job import JobUnknown
 from helios.app.explain_wait import TODAY, tell
-from helios.app.history import History
-from helios.app.scenarios import ORDERS, Plan, Policy, RunTimes
-from helios.app.whatif import Question
-from helios.errors import Misuse
-from helios.report.job_wait import Cause, Story
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
+from helios.app.whatif import WhatIfRequest
+from helios.errors import UsageError
+from helios.report.job_wait import Cause, WaitExplanation
 from helios.simulate import RESERVING, Backfill
 from tests.builders import a_job, jobs_frame
 from tests.unit.simulate.builders import a_shape, a_workload
@@ -30,7 +30,7 @@ def second(moment: datetime) -> int:
     return int((moment - EPOCH).total_seconds())
 
 
-def a_history(rows: list[tuple[int, int, int, int]], **overrides: Any) -> History:
+def a_history(rows: list[tuple[int, int, int, int]], **overrides: Any) -> LoadedHistory:
     """Jobs 0, 1, ... of (submitted, run time, GPUs, limit), s, as user u0, u1, ..."""
     jobs = [
         a_job(
@@ -44,11 +44,11 @@ def a_history(rows: list[tuple[int, int, int, int]], **overrides: Any) -> Histor
         )
         for place, (submitted, run_time, gpus, limit) in enumerate(rows)
     ]
-    return History(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
+    return LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
 
 
-def a_plan(policy: Policy = Policy.FIFO, backfill: Backfill = Backfill.EASY) -> Plan:
-    return Plan(
+def a_plan(policy: Policy = Policy.FIFO, backfill: Backfill = Backfill.EASY) -> Scenario:
+    return Scenario(
         policy=policy,
         backfill=backfill,
         run_times=RunTimes.TRUE if policy is Policy.SJF else None,
@@ -62,14 +62,14 @@ def a_story(
     *,
     nodes: int = 1,
     gpus_per_node: int = 8,
-    plans: tuple[Plan, ...] = (TODAY,),
+    plans: tuple[Scenario, ...] = (TODAY,),
     **overrides: Any,
-) -> Story:
-    question = Question(plans=plans, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
+) -> WaitExplanation:
+    question = WhatIfRequest(plans=plans, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
     return tell(a_history(rows, **overrides), question, job)
 
 
-def in_reference(rows: list[tuple[int, int, int, int]], plan: Plan, *, nodes: int, gpus_per_node: int) -> Any:
+def in_reference(rows: list[tuple[int, int, int, int]], plan: Scenario, *, nodes: int, gpus_per_node: int) -> Any:
     workload = a_workload([row[:3] for row in rows])
     keys = ORDERS[plan.policy](
         submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=workload.run_time_s.astype(np.float64)
@@ -94,7 +94,7 @@ def crowds(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int]], int, int]:
     return units, nodes, gpus_per_node
 
 
-def assert_held(story: Story, simulator: Any) -> None:
+def assert_held(story: WaitExplanation, simulator: Any) -> None:
     """Check each stretch against what the plain simulator was left with by the passes in it."""
     me = simulator.jobs[int(story.job.job_id)]
     passes = {now: row for now, row in simulator.seen.get(me.position, {}).items() if now < me.first_start}
@@ -202,8 +202,8 @@ def test_a_wait_that_is_recorded_is_told_beside() -> None:
 
 
 def test_what_preempts_is_refused() -> None:
-    srtf = Plan(policy=Policy.SRTF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
-    with pytest.raises(Misuse, match="SRTF stops and resumes"):
+    srtf = Scenario(policy=Policy.SRTF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
+    with pytest.raises(UsageError, match="SRTF stops and resumes"):
         a_story([(0, 60, 8, 60)], "0", plans=(srtf,))
 
 
@@ -214,7 +214,7 @@ def test_an_unknown_job_is_named_with_its_neighbours() -> None:
 
 def test_a_job_that_was_not_replayed_is_not_called_unknown() -> None:
     history = a_history([(0, 60, 1, 60), (60, 60, 1, 60)])
-    question = Question(plans=(TODAY,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
+    question = WhatIfRequest(plans=(TODAY,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
     with pytest.raises(JobUnknown, match=r"submitted .* UTC.*was not replayed"):
         tell(history, question, "0")
 
@@ -225,8 +225,8 @@ def test_an_array_s_task_and_the_runs_of_a_requeued_job_are_found() -> None:
         a_job(job_id="7", submitted_at=EPOCH + timedelta(seconds=60), restart=1, gpus=8),
         a_job(job_id="9", submitted_at=EPOCH + timedelta(seconds=120), array_job_id="8", array_task_id="3"),
     ]
-    history = History(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
-    question = Question(plans=(TODAY,), nodes={"gpu": 1})
+    history = LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
+    question = WhatIfRequest(plans=(TODAY,), nodes={"gpu": 1})
     second_run = tell(history, question, "7-2")
     assert (second_run.job.job_id, second_run.wait_s) == ("7-2", 540)
     assert any("used 2 times" in note for note in second_run.notes)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helios.app import controller_state
-from helios.app.controller_state import LOCK, LOCK_OF_NODES, DaemonRuns, TurnUnderWay, alone, identity_of, only_daemon
-from helios.ports import Office
+from helios.app.controller_state import LOCK, LOCK_OF_NODES, CycleUnderWay, DaemonRuns, alone, identity_of, only_daemon
+from helios.ports import Domain
 
 
 def test_a_lock_is_its_owner_s_alone_also_one_that_an_older_helios_left(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_lock_is_its_owner_s_alone_also_one_that_an_older_helios_left(tmp_path
 
 
 def test_who_holds_a_lock_is_named_by_its_process(tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(TurnUnderWay, match=rf"\(process {os.getpid()}\)"), alone(tmp_path):
+    with alone(tmp_path), pytest.raises(CycleUnderWay, match=rf"\(process {os.getpid()}\)"), alone(tmp_path):
         pass
 
 
@@ -45,7 +45,7 @@ def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_daemon_for_each_office_of_a_state_folder(tmp_path: Path) -> None:
-    jobs, nodes, both = ([Office.JOBS], [Office.NODES], list(Office))
+    jobs, nodes, both = ([Domain.JOBS], [Domain.NODES], list(Domain))
     with only_daemon(tmp_path, offices=jobs):
         with pytest.raises(DaemonRuns, match="acts on jobs with the state folder"), only_daemon(tmp_path, offices=both):
             pass
@@ -54,7 +54,7 @@ def test_one_daemon_for_each_office_of_a_state_folder(tmp_path: Path) -> None:
 
 
 def test_a_daemon_s_lock_keeps_no_turn_away(tmp_path: Path) -> None:
-    with only_daemon(tmp_path, offices=list(Office)), alone(tmp_path):
+    with only_daemon(tmp_path, offices=list(Domain)), alone(tmp_path):
         pass
 
 
@@ -103,5 +103,5 @@ def test_the_process_that_came_second_takes_the_first_one_s_number(
 def test_a_lock_that_a_stranger_took_before_it_was_closed_is_still_a_lock(tmp_path: Path) -> None:
     with (tmp_path / LOCK).open("a") as stranger:
         fcntl.flock(stranger, fcntl.LOCK_EX)
-        with pytest.raises(TurnUnderWay), alone(tmp_path):
+        with pytest.raises(CycleUnderWay), alone(tmp_path):
             pass

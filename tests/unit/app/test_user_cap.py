@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Lever, Place, Reorder
-from helios.app.replay_guards import Claims
-from helios.app.service_replay import Seat, play
-from helios.changes import Wish
+from helios.actions import JobSetting, Place, Reorder
+from helios.app.replay_guards import ReplayGuards
+from helios.app.service_replay import ReplayedService, play
+from helios.changes import JobChange
 from helios.control.guards import capped
 from helios.control.observed import pending_jobs
 from helios.services.qssf import Qssf
@@ -56,7 +56,9 @@ def orders(queue: list[tuple[Any, ...]]) -> list[Reorder]:
 
 def by_the_guard(cluster: SimCluster, queue: list[tuple[Any, ...]], share: float) -> dict[str, float]:
     wishes = [
-        Wish(lever=Lever.ORDER, job_id=place.job_id, value=place.urgency, reason="so", partition=order.partition)
+        JobChange(
+            lever=JobSetting.ORDER, job_id=place.job_id, value=place.urgency, reason="so", partition=order.partition
+        )
         for order in orders(queue)
         for place in order.order
     ]
@@ -74,7 +76,7 @@ def stands(cluster: SimCluster) -> dict[str, float]:
 def test_what_stands_is_what_the_guard_of_a_live_turn_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
-    Claims(cluster, 1, share).act(0, orders(queue))
+    ReplayGuards(cluster, 1, share).act(0, orders(queue))
     assert stands(cluster) == expected
 
 
@@ -83,7 +85,7 @@ def test_what_stands_is_what_the_guard_of_a_live_turn_lets_pass(queue: list[tupl
 def test_wishes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any, ...]], share: float, cut: int) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
-    claims = Claims(cluster, 1, share)
+    claims = ReplayGuards(cluster, 1, share)
     jobs, urgency = np.arange(len(queue)) + 2, np.array([row[-1] for row in queue])
     for part in (slice(None, cut), slice(cut, None)):
         claims.wish(0, jobs[part], urgency[part])
@@ -107,7 +109,7 @@ def test_a_jobwise_service_is_capped_as_one_that_looks_at_the_whole_queue(
     started = []
     for jobwise in (True, False):
         cluster = a_cluster(workload, jobs=jobs)
-        seat = Seat(name="qssf", service=Qssf(Qssf.Options()), every=timedelta(seconds=every_s))
+        seat = ReplayedService(name="qssf", service=Qssf(Qssf.Options()), every=timedelta(seconds=every_s))
         play(cluster, [seat], predictor=Noisy(workload), jobwise=jobwise, most_of_one_user=share)
         assert not seat.troubles
         started.append(cluster.started_s.tolist())
@@ -118,4 +120,4 @@ def test_a_jobwise_service_is_capped_as_one_that_looks_at_the_whole_queue(
 def test_where_nothing_can_be_capped_nothing_is_looked_at(share: float, users: str, binds: bool) -> None:
     workload = a_workload([(0, 10, 1, 0), (0, 10, 1, 0)])
     cluster = a_cluster(workload, jobs=jobs_of(workload, SHAPE, user=list(users)))
-    assert Claims(cluster, 1, share).follows_the_queue is binds
+    assert ReplayGuards(cluster, 1, share).follows_the_queue is binds

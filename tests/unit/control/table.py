@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from helios.actions import Action, Place, Reorder, SoftLimit
-from helios.config import Control, Settings, Slurm
-from helios.control import Conditions, Seat, ServiceMode, TurnMemory, TurnReport, take_turn
+from helios.config import Control, Settings, SlurmSettings
+from helios.control import ActiveService, ControllerState, CycleReport, Preconditions, ServiceMode, take_turn
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, FakeLedger
 
@@ -63,11 +63,11 @@ def with_predictions(snapshot: Snapshot) -> Snapshot:
 
 
 def settings(*, slurm: dict[str, Any] | None = None, **control: Any) -> Settings:
-    return Settings(control=Control(**control), slurm=Slurm(**(slurm or {})))
+    return Settings(control=Control(**control), slurm=SlurmSettings(**(slurm or {})))
 
 
-def all_is_well(now: datetime) -> Conditions:
-    return Conditions(controller="ctl1", history_read_at=now, model_trained_at=now, clock_skew_s=0.0)
+def all_is_well(now: datetime) -> Preconditions:
+    return Preconditions(controller="ctl1", history_read_at=now, model_trained_at=now, clock_skew_s=0.0)
 
 
 @dataclass(kw_only=True)
@@ -77,9 +77,9 @@ class Table:
     cluster: FakeCluster = field(default_factory=FakeCluster)
     ledger: FakeLedger = field(default_factory=FakeLedger)
     settings: Settings = field(default_factory=settings)
-    memory: TurnMemory = field(default_factory=TurnMemory)
+    memory: ControllerState = field(default_factory=ControllerState)
     holder: str = "helios-1"
-    world: Callable[[datetime], Conditions] = all_is_well
+    world: Callable[[datetime], Preconditions] = all_is_well
     expectation: Callable[[Snapshot], Snapshot] = with_predictions
     pause_asked: Callable[[], str] = lambda: ""
 
@@ -87,7 +87,7 @@ class Table:
         for job_id in job_ids:
             self.cluster.submit(job_id=job_id, **columns)
 
-    def turn(self, *seats: Seat, after: timedelta = MINUTE) -> TurnReport:
+    def turn(self, *seats: ActiveService, after: timedelta = MINUTE) -> CycleReport:
         """Let time pass and take a turn; the memory goes through its text, as in life."""
         self.cluster.tick(after)
         report = take_turn(
@@ -99,7 +99,7 @@ class Table:
             settings=self.settings,
             now=self.cluster.now,
             holder=self.holder,
-            memory=TurnMemory.from_json(self.memory.to_json()),
+            memory=ControllerState.from_json(self.memory.to_json()),
             paused=self.pause_asked,
         )
         self.memory = report.memory
@@ -117,5 +117,5 @@ class Table:
         return dict(zip(chosen["job_id"], chosen["value"], strict=True))
 
 
-def seat(service: Any, *, name: str = "qssf", mode: ServiceMode = ACTIVE) -> Seat:
-    return Seat(name=name, service=service, mode=mode)
+def seat(service: Any, *, name: str = "qssf", mode: ServiceMode = ACTIVE) -> ActiveService:
+    return ActiveService(name=name, service=service, mode=mode)

@@ -4,21 +4,21 @@ import json
 from datetime import timedelta
 
 from helios.actions import Result
-from helios.control import Bench
+from helios.control import ServiceSuspension
 from helios.testing import NOON
 from tests.unit.control.table import Says, Table, order, seat, settings
 
 DAY = timedelta(days=1)
 
 
-def after_failures(number: int) -> Bench:
-    bench = Bench()
+def after_failures(number: int) -> ServiceSuspension:
+    bench = ServiceSuspension()
     for _ in range(number):
         bench = bench.after_a_failure("qssf", what="KeyError: 'x'", now=NOON)
     return bench
 
 
-def why_not(bench: Bench, after: timedelta = timedelta(0)) -> str:
+def why_not(bench: ServiceSuspension, after: timedelta = timedelta(0)) -> str:
     return bench.why_not("qssf", now=NOON + after, failures=3)
 
 
@@ -45,7 +45,7 @@ def test_a_person_can_send_it_back_at_once() -> None:
 
 
 def test_a_restart_does_not_free_it() -> None:
-    assert Bench.from_json(json.loads(json.dumps(after_failures(3).to_json()))) == after_failures(3)
+    assert ServiceSuspension.from_json(json.loads(json.dumps(after_failures(3).to_json()))) == after_failures(3)
 
 
 def test_a_service_that_raises_is_written_down_and_the_others_are_asked() -> None:
@@ -88,9 +88,9 @@ def test_a_service_that_answers_again_is_forgiven() -> None:
     service.raises = RuntimeError("once")
     table.turn(seat(service))
     service.raises = None
-    assert table.turn(seat(service)).memory.bench == Bench()
+    assert table.turn(seat(service)).memory.bench == ServiceSuspension()
 
 
 def test_a_failure_of_one_service_does_not_forget_that_of_another() -> None:
-    bench = Bench().after_a_failure("a", what="x", now=NOON).after_a_failure("b", what="y", now=NOON)
+    bench = ServiceSuspension().after_a_failure("a", what="x", now=NOON).after_a_failure("b", what="y", now=NOON)
     assert bench.why_not("a", now=NOON, failures=1) and bench.why_not("b", now=NOON, failures=1)

@@ -6,21 +6,21 @@ from datetime import timedelta
 import pytest
 
 from helios.config import Control
-from helios.control import Breaker, BreakerState
+from helios.control import BreakerState, CircuitBreaker
 from helios.testing import NOON
 
 RULES = Control(mismatches_to_open=3, breaker_s=900)
 WAIT = timedelta(seconds=900)
 
 
-def after_bad_turns(number: int) -> Breaker:
-    breaker = Breaker()
+def after_bad_turns(number: int) -> CircuitBreaker:
+    breaker = CircuitBreaker()
     for _ in range(number):
         breaker = breaker.after_a_bad_turn(now=NOON, settings=RULES)
     return breaker
 
 
-def state(breaker: Breaker, after: timedelta = timedelta(0)) -> BreakerState:
+def state(breaker: CircuitBreaker, after: timedelta = timedelta(0)) -> BreakerState:
     return breaker.state(now=NOON + after, settings=RULES)
 
 
@@ -46,17 +46,17 @@ def test_the_turn_that_tries_decides() -> None:
 
 
 def test_a_restart_does_not_shorten_the_wait() -> None:
-    restarted = Breaker.from_json(json.loads(json.dumps(after_bad_turns(3).to_json())))
+    restarted = CircuitBreaker.from_json(json.loads(json.dumps(after_bad_turns(3).to_json())))
     assert restarted == after_bad_turns(3)
     assert state(restarted, WAIT - timedelta(seconds=1)) is BreakerState.OPEN
 
 
 def test_a_closed_breaker_has_no_end() -> None:
     with pytest.raises(ValueError, match="closed"):
-        Breaker().closes_at(RULES)
+        CircuitBreaker().closes_at(RULES)
 
 
 def test_one_that_opened_opens_again_at_once_though_the_site_has_become_more_patient() -> None:
     strict, patient = Control(mismatches_to_open=1), Control(mismatches_to_open=9)
-    again = Breaker().after_a_bad_turn(now=NOON, settings=strict).after_a_bad_turn(now=NOON, settings=patient)
+    again = CircuitBreaker().after_a_bad_turn(now=NOON, settings=strict).after_a_bad_turn(now=NOON, settings=patient)
     assert again.opened_at == NOON

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helios.config import Control
-from helios.control import Breaker, Conditions, TurnMemory, reasons_to_be_still
+from helios.control import CircuitBreaker, ControllerState, Preconditions, reasons_to_be_still
 from helios.control.observed import pending_jobs
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
@@ -22,17 +22,17 @@ SECOND = timedelta(seconds=1)
 
 
 def reasons(
-    world: Conditions = WELL,
+    world: Preconditions = WELL,
     *,
     pending: list[dict[str, Any]] | None = None,
     nodes: list[dict[str, Any]] | None = None,
     taken_at: datetime = NOON,
-    memory: TurnMemory | None = None,
+    memory: ControllerState | None = None,
 ) -> list[str]:
     rows = [a_pending_job(p50_s=60.0)] if pending is None else pending
     snapshot = a_snapshot(pending=rows, nodes=nodes, taken_at=taken_at)
     return reasons_to_be_still(
-        world, RULES, snapshot=snapshot, jobs=pending_jobs(snapshot), memory=memory or TurnMemory(), now=NOON
+        world, RULES, snapshot=snapshot, jobs=pending_jobs(snapshot), memory=memory or ControllerState(), now=NOON
     )
 
 
@@ -97,35 +97,35 @@ def test_an_answer_without_nodes_is_a_reason() -> None:
 
 
 def test_jobs_and_nodes_that_vanish_together_are_a_reason() -> None:
-    before = TurnMemory(pending=10, nodes=2)
+    before = ControllerState(pending=10, nodes=2)
     assert reasons(pending=[], memory=before) == ["all 10 pending jobs and some of 2 nodes vanished at once"]
     assert reasons(pending=[], nodes=[a_node(), a_node(name="node2")], memory=before) == []
-    assert reasons(pending=[], memory=TurnMemory(pending=9, nodes=2)) == []
+    assert reasons(pending=[], memory=ControllerState(pending=9, nodes=2)) == []
     assert reasons(memory=before) == []
 
 
 def test_another_controller_is_a_reason() -> None:
-    memory = TurnMemory(controller="ctl0")
+    memory = ControllerState(controller="ctl0")
     assert reasons(memory=memory) == ["the controller changed from ctl0 to ctl1: one turn to settle"]
     assert reasons(replace(WELL, controller=None), memory=memory) == []
-    assert reasons(memory=TurnMemory(controller="ctl1")) == []
+    assert reasons(memory=ControllerState(controller="ctl1")) == []
 
 
 def test_an_open_breaker_is_a_reason_until_its_time_is_over() -> None:
-    opened = Breaker().after_a_bad_turn(now=NOON - 899 * SECOND, settings=RULES)
-    assert reasons(memory=TurnMemory(breaker=opened)) == [
+    opened = CircuitBreaker().after_a_bad_turn(now=NOON - 899 * SECOND, settings=RULES)
+    assert reasons(memory=ControllerState(breaker=opened)) == [
         "the breaker is open until 2026-01-05 12:00:01 UTC: 1 bad turns in a row"
     ]
-    opened = Breaker().after_a_bad_turn(now=NOON - 900 * SECOND, settings=RULES)
-    assert reasons(memory=TurnMemory(breaker=opened)) == []
+    opened = CircuitBreaker().after_a_bad_turn(now=NOON - 900 * SECOND, settings=RULES)
+    assert reasons(memory=ControllerState(breaker=opened)) == []
 
 
 def test_every_reason_is_said_not_only_the_first() -> None:
-    assert len(reasons(Conditions(drift="since Monday"), nodes=[], pending=[a_pending_job()])) == 5
+    assert len(reasons(Preconditions(drift="since Monday"), nodes=[], pending=[a_pending_job()])) == 5
 
 
 def test_of_a_pause_nothing_else_is_said() -> None:
-    assert reasons(Conditions(paused="by bob", drift="since Monday"), nodes=[]) == ["paused: by bob"]
+    assert reasons(Preconditions(paused="by bob", drift="since Monday"), nodes=[]) == ["paused: by bob"]
 
 
 def unavailable(snapshot: object) -> Any:

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.actions import Lever, Outcome, Result
-from helios.changes import Wish
-from helios.control.guards import Verdict, capped, guarded, one_owner_each
+from helios.actions import JobSetting, Outcome, Result
+from helios.changes import JobChange
+from helios.control.guards import GuardResult, capped, guarded, one_owner_each
 from helios.control.modes import ServiceMode
 from helios.control.observed import Key, PendingJob, pending_jobs
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.unit.control.table import ACTIVE, canary
 
 
-def wish(job_id: str = "j1", value: float = 0.5, *, partition: str = "gpu") -> Wish:
-    return Wish(lever=Lever.ORDER, job_id=job_id, value=value, reason="short", partition=partition)
+def wish(job_id: str = "j1", value: float = 0.5, *, partition: str = "gpu") -> JobChange:
+    return JobChange(lever=JobSetting.ORDER, job_id=job_id, value=value, reason="short", partition=partition)
 
 
-def limit(minutes: float = 20) -> Wish:
-    return Wish(lever=Lever.SOFT_LIMIT, job_id="j1", value=minutes * 60, reason="short")
+def limit(minutes: float = 20) -> JobChange:
+    return JobChange(lever=JobSetting.SOFT_LIMIT, job_id="j1", value=minutes * 60, reason="short")
 
 
 def jobs_of(*rows: dict[str, Any]) -> dict[str, PendingJob]:
@@ -34,16 +34,16 @@ def jobs_of(*rows: dict[str, Any]) -> dict[str, PendingJob]:
 
 
 def verdict(
-    *wishes: Wish,
+    *wishes: JobChange,
     job: dict[str, Any] | None = None,
     mode: ServiceMode = ACTIVE,
     theirs: frozenset[Key] = frozenset(),
-) -> Verdict:
+) -> GuardResult:
     jobs = jobs_of({"job_id": "j1"} | (job or {}))
     return guarded(wishes, jobs=jobs, mode=mode, of_the_admins=theirs, most_of_one_user=1.0)
 
 
-def refusal(*wishes: Wish, **situation: Any) -> Outcome:
+def refusal(*wishes: JobChange, **situation: Any) -> Outcome:
     judged = verdict(*wishes, **situation)
     (outcome,) = judged.refused
     assert outcome.lever is wishes[-1].lever
@@ -51,7 +51,7 @@ def refusal(*wishes: Wish, **situation: Any) -> Outcome:
 
 
 def test_an_ordinary_wish_passes() -> None:
-    assert verdict(wish(), limit()) == Verdict(allowed=(wish(), limit()), refused=())
+    assert verdict(wish(), limit()) == GuardResult(allowed=(wish(), limit()), refused=())
 
 
 def test_a_job_that_is_not_pending_is_refused() -> None:
@@ -65,7 +65,7 @@ def test_a_job_to_be_left_alone_is_refused_with_the_reason() -> None:
 
 
 def test_what_somebody_else_changed_is_theirs_lever_by_lever() -> None:
-    judged = verdict(wish(), limit(), theirs=frozenset({(Lever.ORDER, "j1")}))
+    judged = verdict(wish(), limit(), theirs=frozenset({(JobSetting.ORDER, "j1")}))
     assert judged.allowed == (limit(),)
     assert judged.refused[0].remark == "somebody changed it after Helios did: it is theirs"
 
@@ -130,7 +130,7 @@ def test_a_job_named_twice_is_believed_once() -> None:
     assert judged.refused[0].remark == "the service named this job twice"
 
 
-def owners(held: dict[Key, str] | None = None, **wishes: tuple[Wish, ...]) -> dict[str, list[str]]:
+def owners(held: dict[Key, str] | None = None, **wishes: tuple[JobChange, ...]) -> dict[str, list[str]]:
     allowed, refused = one_owner_each(wishes, held=held or {})
     assert all(outcome.result is Result.REFUSED for outcomes in refused.values() for outcome in outcomes)
     return {name: [wish.job_id for wish in kept] for name, kept in allowed.items()}
@@ -145,17 +145,17 @@ def test_two_levers_of_one_job_may_have_two_services() -> None:
 
 
 def test_a_service_that_was_not_asked_keeps_its_lever_from_those_after_it() -> None:
-    held = {(Lever.ORDER, "j1"): "first"}
+    held = {(JobSetting.ORDER, "j1"): "first"}
     assert owners(held, first=(), second=(wish(),)) == {"first": [], "second": []}
 
 
 def test_a_service_configured_first_takes_a_lever_over() -> None:
-    held = {(Lever.ORDER, "j1"): "second"}
+    held = {(JobSetting.ORDER, "j1"): "second"}
     assert owners(held, first=(wish(),), second=()) == {"first": ["j1"], "second": []}
 
 
 def test_what_a_service_holds_that_is_gone_is_free() -> None:
-    assert owners({(Lever.ORDER, "j1"): "gone"}, first=(wish(),)) == {"first": ["j1"]}
+    assert owners({(JobSetting.ORDER, "j1"): "gone"}, first=(wish(),)) == {"first": ["j1"]}
 
 
 @cache
@@ -176,7 +176,7 @@ def behind(jobs: dict[str, PendingJob], *, user: str = "olga") -> dict[str, Pend
     return {oldest.job_id: oldest} | jobs
 
 
-def preferred(wishes: list[Wish], jobs: dict[str, PendingJob]) -> dict[str, list[str]]:
+def preferred(wishes: list[JobChange], jobs: dict[str, PendingJob]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for item in wishes:
         if item.value > 0:

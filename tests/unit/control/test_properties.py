@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, Place, Reorder, Restore, SoftLimit
-from helios.control import Seat, release
+from helios.actions import Action, Place, Reorder, RevertJobs, SoftLimit
+from helios.control import ActiveService, release
 from helios.control.observed import carried, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, all_is_well, canary, order, seat, soft_limit
@@ -40,7 +40,7 @@ limits = st.builds(
     SoftLimit, job_id=job_ids, run_time=st.timedeltas(timedelta(seconds=1), timedelta(hours=3)), reason=st.just("so")
 )
 restores = st.builds(
-    Restore, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer")
+    RevertJobs, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer")
 )
 proposals = st.lists(orders() | limits | restores, max_size=4)
 modes = st.sampled_from([ACTIVE, SHADOW, OFF, canary("gpu"), canary(percent=50)])
@@ -195,7 +195,7 @@ def is_clean(table: Table) -> bool:
     return not carried(list(pending_jobs(table.cluster.snapshot()).values()))
 
 
-SEATS: list[list[Seat]] = [
+SEATS: list[list[ActiveService]] = [
     [seat(Says(order(j1=0.5, j2=-0.5)), name="a"), seat(Says(soft_limit("j3", minutes=20)), name="b")],
     [seat(Says(order(j1=-0.9, j3=0.4)), name="a"), seat(Says(soft_limit("j2", minutes=30)), name="b")],
 ]

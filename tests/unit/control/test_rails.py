@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from helios.actions import Result
-from helios.control import TurnMemory
+from helios.control import ControllerState
 from helios.errors import LeaseLost
 from helios.testing import FakeCluster, FakeLedger
 from tests.unit.control.table import ACTIVE, MINUTE, OFF, SHADOW, Says, Table, canary, order, seat, settings, soft_limit
@@ -165,7 +165,7 @@ def test_rail_one_writer_the_second_stands_by() -> None:
     assert not report.leads
     assert report.recorded  # there was nothing to write down
     assert report.notes == ()
-    assert report.memory == TurnMemory()  # what it remembers is not what counts
+    assert report.memory == ControllerState()  # what it remembers is not what counts
     assert table.cluster.urgency_of("j1") > 0
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from helios.actions import Action, Outcome, Result
-from helios.control import TurnReport, release
+from helios.control import CycleReport, release
 from helios.testing import FakeCluster
 from tests.unit.control.table import SHADOW, Says, Table, all_is_well, order, seat, soft_limit
 
@@ -19,7 +19,7 @@ def a_table_where_much_stands(cluster: FakeCluster | None = None) -> Table:
     return table
 
 
-def let_go(table: Table, *, holder: str = "helios-1") -> TurnReport:
+def let_go(table: Table, *, holder: str = "helios-1") -> CycleReport:
     return release(
         cluster=table.cluster, ledger=table.ledger, now=table.cluster.now, holder=holder, reason="alice said so"
     )

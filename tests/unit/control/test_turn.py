@@ -7,7 +7,7 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from helios.actions import Action, Outcome, Restore, Result
+from helios.actions import Action, Outcome, Result, RevertJobs
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     MINUTE,
@@ -120,7 +120,7 @@ def test_switching_a_service_back_takes_back_exactly_its_changes(mode: object) -
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.time_min_of("j2") == 27
     assert table.standing() == {"j2": 1200.0}
-    (line,) = table.lines(action="Restore")
+    (line,) = table.lines(action="RevertJobs")
     assert (line["target"], line["service"], line["reason"]) == ("j1", "helios", "service qssf may not write now")
 
 
@@ -149,7 +149,7 @@ def test_a_service_may_ask_to_restore_its_own_jobs_and_no_others() -> None:
     table.submit("j1", "j2")
     table.turn(seat(Says(order(j1=0.5))), seat(Says(soft_limit("j2", minutes=20)), name="other"))
     silent = Says(soft_limit("j2", minutes=20), every=timedelta(hours=1))
-    restoring = Says(order(j1=0.5), Restore(reason="not now"))
+    restoring = Says(order(j1=0.5), RevertJobs(reason="not now"))
     table.turn(seat(restoring), seat(silent, name="other"))
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.time_min_of("j2") == 27

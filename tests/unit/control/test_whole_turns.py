@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.actions import Lever, Result
-from helios.control import TurnReport, release
-from helios.control.applied import Resolution
+from helios.actions import JobSetting, Result
+from helios.control import CycleReport, release
+from helios.control.applied import Tolerance
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     SHADOW,
@@ -32,7 +32,7 @@ from tests.unit.control.table import (
 Row = tuple[str | None, ...]
 
 
-def rows(report: TurnReport) -> list[Row]:
+def rows(report: CycleReport) -> list[Row]:
     """Service, mode, action, target, result, before, after and model of every line; each has a reason."""
     assert (report.decisions["reason"].str.len() > 3).all()
     assert (report.decisions["decided_at"].diff().dropna() == pd.Timedelta(0)).all()
@@ -63,7 +63,7 @@ class Day:
         self.canary = Says(order("debug", j5=0.5), order(j2=0.3))
         self.shadow = Says(soft_limit("j2", minutes=20))
 
-    def turn(self) -> TurnReport:
+    def turn(self) -> CycleReport:
         return self.table.turn(
             seat(self.active, name="qssf"),
             seat(self.canary, name="packing", mode=canary("debug")),
@@ -370,12 +370,12 @@ def test_a_release_reports_what_it_saw_and_did_in_the_mode_of_a_pause(day: Day) 
 
 @pytest.mark.parametrize("read", [0, 1])
 def test_a_soft_limit_is_the_same_up_to_a_step_of_minutes_above_and_never_below(read: int) -> None:
-    resolution = Resolution.of(settings().slurm)
+    resolution = Tolerance.of(settings().slurm)
     asked = 1200.0
     step = resolution.soft_limit_s
-    assert resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + read * (step - 1))
-    assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + step)
-    assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked - 1)
+    assert resolution.same(JobSetting.SOFT_LIMIT, asked=asked, read=asked + read * (step - 1))
+    assert not resolution.same(JobSetting.SOFT_LIMIT, asked=asked, read=asked + step)
+    assert not resolution.same(JobSetting.SOFT_LIMIT, asked=asked, read=asked - 1)
 
 
 @pytest.mark.parametrize("percent", [1, 100])

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from helios.control import Seat
+from helios.control import ActiveService
 from helios.model import Snapshot
 from helios.services.registry import build
 from tests.unit.control.table import ACTIVE, MINUTE, SHADOW, Table, seat, settings
@@ -28,7 +28,7 @@ def a_table() -> Table:
     return table
 
 
-def both(mode: object = ACTIVE) -> list[Seat]:
+def both(mode: object = ACTIVE) -> list[ActiveService]:
     return [seat(build(name, {}), name=name, mode=mode) for name in ("qssf", "soft_limits")]  # type: ignore[arg-type]
 
 

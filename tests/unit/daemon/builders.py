@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from helios.app.cycle_summary import Chores, TurnSummary
-from helios.daemon.health import Times
+from helios.app.cycle_summary import CycleSummary, DaemonOperations
+from helios.daemon.health import TaskTimes
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 PATIENCE_S = 30.0
 """How long a test waits for a thread that does its work in milliseconds."""
 
 
-def a_turn(**changes: Any) -> TurnSummary:
+def a_turn(**changes: Any) -> CycleSummary:
     facts: dict[str, Any] = {"pending": 3, "running": 2, "acted": 0, "seconds": 0.5}
-    return TurnSummary(**{**facts, **changes})
+    return CycleSummary(**{**facts, **changes})
 
 
 class HandSet:
@@ -29,8 +29,8 @@ class HandSet:
         self.passed_s += seconds
 
     @property
-    def times(self) -> Times:
-        return Times(now=lambda: NOON + timedelta(seconds=self.passed_s), monotonic_s=lambda: 1000 + self.passed_s)
+    def times(self) -> TaskTimes:
+        return TaskTimes(now=lambda: NOON + timedelta(seconds=self.passed_s), monotonic_s=lambda: 1000 + self.passed_s)
 
 
 @dataclass
@@ -40,10 +40,10 @@ class ToyChores:
     called: list[str] = field(default_factory=list)
     raises: dict[str, Exception] = field(default_factory=dict)
     does: dict[str, Callable[[], None]] = field(default_factory=dict)
-    turn: TurnSummary = field(default_factory=a_turn)
+    turn: CycleSummary = field(default_factory=a_turn)
 
-    def chores(self) -> Chores:
-        return Chores(
+    def chores(self) -> DaemonOperations:
+        return DaemonOperations(
             ingest=lambda: self._do("ingest"),
             turn=self._turn,
             hook=lambda: self._do("hook"),
@@ -54,7 +54,7 @@ class ToyChores:
     def count(self, name: str) -> int:
         return sum(call.split()[0] == name for call in self.called)
 
-    def _turn(self) -> TurnSummary:
+    def _turn(self) -> CycleSummary:
         self._do("turn")
         return self.turn
 

@@ -6,7 +6,7 @@ import pytest
 
 from helios.daemon.health import Health
 from helios.daemon.metrics import Metrics
-from helios.daemon.tasks import Chore, Door
+from helios.daemon.tasks import ExclusiveSection, Task
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet
 
@@ -20,7 +20,7 @@ class Bench:
         self,
         work: Callable[[], str] | None = None,
         *,
-        door: Door | None = None,
+        door: ExclusiveSection | None = None,
         rest_s: float = 0,
         repeats: bool = True,
     ) -> None:
@@ -29,13 +29,13 @@ class Bench:
         self.error: Exception | None = None
         self.health = Health(lately_s={"turn": 240}, times=self.hand.times)
         self.metrics = Metrics(times=self.hand.times)
-        self.chore = Chore(
+        self.chore = Task(
             name="turn",
             work=work or self._work,
             interval_s=INTERVAL_S,
             rest_s=rest_s,
             repeats=repeats,
-            door=door or Door(),
+            door=door or ExclusiveSection(),
             health=self.health,
             metrics=self.metrics,
             times=self.hand.times,
@@ -164,7 +164,7 @@ def test_a_chore_that_rests_is_not_done_twice_in_one_night() -> None:
 
 
 def test_two_chores_behind_one_door_never_work_at_the_same_time() -> None:
-    door, blocked = Door(), Blocked()
+    door, blocked = ExclusiveSection(), Blocked()
     second_ran: list[bool] = []
     first = Bench(entering(blocked), door=door)
     second = Bench(entering(lambda: second_ran.append(blocked.left.is_set())), door=door)
@@ -179,7 +179,7 @@ def test_two_chores_behind_one_door_never_work_at_the_same_time() -> None:
 
 
 def test_nobody_enters_a_door_that_was_shut_while_waiting() -> None:
-    door, blocked = Door(), Blocked()
+    door, blocked = ExclusiveSection(), Blocked()
     first, second = Bench(entering(blocked), door=door), Bench(door=door)
     threads = [threading.Thread(target=first.chore.tick), threading.Thread(target=second.chore.tick)]
     threads[0].start()

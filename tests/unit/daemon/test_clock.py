@@ -9,11 +9,11 @@ import pytest
 from apscheduler.executors.pool import ThreadPoolExecutor
 
 from helios.actions import Result
-from helios.app.controller_state import TurnUnderWay
-from helios.app.cycle_summary import Tally
-from helios.daemon.health import Health, Times
+from helios.app.controller_state import CycleUnderWay
+from helios.app.cycle_summary import CycleTally
+from helios.daemon.health import Health, TaskTimes
 from helios.daemon.metrics import Metrics
-from helios.daemon.tasks import Clock, Rhythm
+from helios.daemon.tasks import Schedule, TaskScheduler
 from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import Mode
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
@@ -24,20 +24,20 @@ OFTEN_S = 0.03
 class Ticking:
     """A clock over toy chores; not started."""
 
-    def __init__(self, toys: ToyChores, *, times: Times | None = None, **rhythm: Any) -> None:
-        self.times = times or Times()
+    def __init__(self, toys: ToyChores, *, times: TaskTimes | None = None, **rhythm: Any) -> None:
+        self.times = times or TaskTimes()
         facts: dict[str, Any] = {
             "turn_s": OFTEN_S,
             "ingest_s": OFTEN_S,
             "nightly": None,
             "heartbeat_s": OFTEN_S,
         }
-        self.rhythm = Rhythm(**{**facts, **rhythm})
+        self.rhythm = Schedule(**{**facts, **rhythm})
         self.metrics = Metrics(times=self.times)
         self.health = Health(lately_s=self.rhythm.lately_s(), times=self.times)
         self.beats = 0
         self.paused = False
-        self.clock = Clock(
+        self.clock = TaskScheduler(
             chores=toys.chores(),
             rhythm=self.rhythm,
             beat=self._beat,
@@ -240,10 +240,10 @@ def test_a_turn_that_could_not_look_counts_as_failed_and_is_shown_all_the_same()
 
 
 def test_a_turn_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogCaptureFixture) -> None:
-    def refused(jobs: int, *, unchanged: int = 0) -> tuple[Tally, ...]:
+    def refused(jobs: int, *, unchanged: int = 0) -> tuple[CycleTally, ...]:
         return (
-            Tally(service="qssf", mode="active", result=Result.REFUSED, jobs=jobs),
-            Tally(service="qssf", mode="active", result=Result.UNCHANGED, jobs=unchanged),
+            CycleTally(service="qssf", mode="active", result=Result.REFUSED, jobs=jobs),
+            CycleTally(service="qssf", mode="active", result=Result.UNCHANGED, jobs=unchanged),
         )
 
     toys = ToyChores()
@@ -272,16 +272,16 @@ def test_health_and_metrics_hear_of_a_turn() -> None:
 
 
 def test_the_health_rests_on_turns_and_readings() -> None:
-    rhythm = Rhythm(turn_s=60, ingest_s=300, nightly=None)
+    rhythm = Schedule(turn_s=60, ingest_s=300, nightly=None)
     assert rhythm.lately_s() == {"turn": 240, "ingest": 960}
 
 
 @pytest.mark.parametrize(("turn_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])
 def test_turns_are_stuck_only_after_several_of_them(turn_s: float, stuck_s: float) -> None:
-    assert Rhythm(turn_s=turn_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
+    assert Schedule(turn_s=turn_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
 
 
-HELD = TurnUnderWay("Another process (process 4711) is taking a turn on this machine just now.")
+HELD = CycleUnderWay("Another process (process 4711) is taking a turn on this machine just now.")
 
 
 def test_a_pause_by_file_takes_everything_back_though_another_process_keeps_turns_away() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from helios.actions import Result
-from helios.app.cycle_summary import Tally, TurnSummary
+from helios.app.cycle_summary import CycleSummary, CycleTally
 from tests.unit.daemon.builders import a_turn
 
 
@@ -13,8 +13,8 @@ from tests.unit.daemon.builders import a_turn
             a_turn(
                 acted=2,
                 tallies=(
-                    Tally(service="qssf", mode="active", result=Result.DONE, jobs=2),
-                    Tally(service="qssf", mode="active", result=Result.FAILED, jobs=0),
+                    CycleTally(service="qssf", mode="active", result=Result.DONE, jobs=2),
+                    CycleTally(service="qssf", mode="active", result=Result.FAILED, jobs=0),
                 ),
             ),
             "3 pending, 2 running, 0.5 s; qssf (active) done 2",
@@ -23,10 +23,10 @@ from tests.unit.daemon.builders import a_turn
         (a_turn(trouble="slurmctld is away"), "no turn: slurmctld is away"),
     ],
 )
-def test_a_turn_is_told_in_one_line(turn: TurnSummary, line: str) -> None:
+def test_a_turn_is_told_in_one_line(turn: CycleSummary, line: str) -> None:
     assert turn.line() == line
 
 
 def test_a_tally_does_not_count_below_zero() -> None:
     with pytest.raises(ValueError, match="counts -1 jobs"):
-        Tally(service="qssf", mode="active", result=Result.DONE, jobs=-1)
+        CycleTally(service="qssf", mode="active", result=Result.DONE, jobs=-1)

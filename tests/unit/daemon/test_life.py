@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from helios.app.controller_state import DaemonRuns
-from helios.config import Control, Daemon, Settings
+from helios.config import Control, DaemonSettings, Settings
 from helios.daemon import daemon as daemon_module
-from helios.daemon.health import Times
+from helios.daemon.health import TaskTimes
 from helios.daemon.http import MOST_CONNECTIONS
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
@@ -60,7 +60,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def settings(folder: Path, **daemon: Any) -> Settings:
-    return Settings(control=Control(state_folder=str(folder)), daemon=Daemon(**{"listen": "", **daemon}))
+    return Settings(control=Control(state_folder=str(folder)), daemon=DaemonSettings(**{"listen": "", **daemon}))
 
 
 def a_daemon(
@@ -68,7 +68,7 @@ def a_daemon(
     folder: Path,
     *,
     manager: Manager | None = None,
-    times: Times | None = None,
+    times: TaskTimes | None = None,
     **daemon: Any,
 ) -> daemon_module.Daemon:
     return daemon_module.Daemon(

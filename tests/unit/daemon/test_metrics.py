@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from helios.actions import Result
-from helios.app.cycle_summary import Tally
+from helios.app.cycle_summary import CycleTally
 from helios.daemon.metrics import Metrics
 from helios.model import Mode
 from tests.unit.daemon.builders import NOON, HandSet, a_turn
@@ -21,7 +21,7 @@ class Shown:
 
 def test_decisions_are_counted_by_service_mode_and_result() -> None:
     shown = Shown()
-    tally = Tally(service="qssf", mode=Mode.SHADOW, result=Result.WOULD, jobs=4)
+    tally = CycleTally(service="qssf", mode=Mode.SHADOW, result=Result.WOULD, jobs=4)
     for _ in range(2):
         shown.metrics.turned(a_turn(tallies=(tally,), predictions=7))
     assert shown("helios_decisions_total", service="qssf", mode="shadow", result="would") == 8

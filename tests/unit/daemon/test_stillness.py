@@ -2,13 +2,13 @@ import logging
 
 import pytest
 
-from helios.app.cycle_summary import TurnSummary
-from helios.daemon.tasks import Stillness
+from helios.app.cycle_summary import CycleSummary
+from helios.daemon.tasks import StateChangeLog
 from tests.unit.daemon.builders import a_turn
 
 
-def said(caplog: pytest.LogCaptureFixture, *turns: TurnSummary) -> list[str]:
-    stillness = Stillness()
+def said(caplog: pytest.LogCaptureFixture, *turns: CycleSummary) -> list[str]:
+    stillness = StateChangeLog()
     with caplog.at_level(logging.WARNING):
         for turn in turns:
             stillness.hear(turn)
@@ -26,7 +26,7 @@ def test_the_same_reason_is_said_once_though_its_figures_grow(caplog: pytest.Log
 
 def test_turns_on_nodes_are_told_from_turns_on_jobs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        for stillness in (Stillness(), Stillness("nodes")):
+        for stillness in (StateChangeLog(), StateChangeLog("nodes")):
             stillness.hear(a_turn(still=("paused: by root",)))
     assert [record.name for record in caplog.records] == ["helios.daemon.turn", "helios.daemon.nodes"]
 

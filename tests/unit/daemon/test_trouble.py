@@ -2,15 +2,15 @@ import errno
 
 import pytest
 
-from helios.app.controller_state import TurnUnderWay
-from helios.daemon.tasks import MOST_WAIT_S, Pace, Trouble, trouble_of
+from helios.app.controller_state import CycleUnderWay
+from helios.daemon.tasks import MOST_WAIT_S, Backoff, TaskError, trouble_of
 from helios.errors import ClusterUnavailable
 
 
 def waits_after(failures: int, *, interval_s: float) -> float:
-    pace = Pace(interval_s=interval_s)
+    pace = Backoff(interval_s=interval_s)
     for _ in range(failures):
-        pace = pace.failed(Trouble(fact="no"), began_s=0)
+        pace = pace.failed(TaskError(fact="no"), began_s=0)
     return pace.not_before_s
 
 
@@ -28,9 +28,9 @@ def test_the_wait_is_bounded_however_often_it_failed() -> None:
 
 
 def test_what_nothing_was_tried_for_does_not_wait_longer() -> None:
-    pace = Pace(interval_s=60)
+    pace = Backoff(interval_s=60)
     for _ in range(5):
-        pace = pace.failed(trouble_of(TurnUnderWay("the lock is held")), began_s=0)
+        pace = pace.failed(trouble_of(CycleUnderWay("the lock is held")), began_s=0)
     assert pace.not_before_s < 60
 
 
@@ -39,26 +39,26 @@ def test_a_chore_with_a_long_interval_never_loses_its_next_time() -> None:
 
 
 def test_a_success_forgets_the_failures() -> None:
-    pace = Pace(interval_s=60).failed(Trouble(fact="no"), began_s=0).succeeded(began_s=60)
+    pace = Backoff(interval_s=60).failed(TaskError(fact="no"), began_s=0).succeeded(began_s=60)
     assert (pace.failures, pace.trouble) == (0, None)
     assert pace.not_before_s <= 60
 
 
 def test_after_a_success_it_rests_as_long_as_it_should() -> None:
-    assert Pace(interval_s=60, rest_s=500).succeeded(began_s=100).not_before_s == 600
+    assert Backoff(interval_s=60, rest_s=500).succeeded(began_s=100).not_before_s == 600
 
 
 def test_failures_in_a_row_remember_when_the_first_was() -> None:
-    pace = Pace(interval_s=60)
+    pace = Backoff(interval_s=60)
     for began_s in (100.0, 160.0, 280.0):
-        pace = pace.failed(Trouble(fact="no"), began_s=began_s)
+        pace = pace.failed(TaskError(fact="no"), began_s=began_s)
     assert pace.failing_since_s == 100
 
 
 def test_the_same_trouble_with_other_figures_is_no_news() -> None:
-    pace = Pace(interval_s=60).failed(Trouble(fact="no answer in 30.1 s"), began_s=0)
-    assert not pace.is_news(Trouble(fact="no answer in 31 s"))
-    assert pace.is_news(Trouble(fact="refused"))
+    pace = Backoff(interval_s=60).failed(TaskError(fact="no answer in 30.1 s"), began_s=0)
+    assert not pace.is_news(TaskError(fact="no answer in 31 s"))
+    assert pace.is_news(TaskError(fact="refused"))
 
 
 def test_an_error_of_helios_keeps_its_fact_and_remedy() -> None:

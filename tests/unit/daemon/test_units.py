@@ -10,7 +10,7 @@ import pytest
 
 from helios.app.controller_state import DaemonRuns
 from helios.cli.main import imported
-from helios.config import Daemon
+from helios.config import DaemonSettings
 from helios.daemon import daemon
 
 UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
@@ -69,7 +69,7 @@ def test_the_watchdog_outlasts_the_stop_and_several_heartbeats() -> None:
 
 
 def test_the_timer_keeps_the_hour_that_the_settings_promise() -> None:
-    assert Unit("helios-nightly.timer")["Timer"]["OnCalendar"] == f"*-*-* {Daemon().nightly}:00"
+    assert Unit("helios-nightly.timer")["Timer"]["OnCalendar"] == f"*-*-* {DaemonSettings().nightly}:00"
 
 
 def test_jobs_and_nodes_have_an_identity_a_state_and_a_port_each() -> None:
@@ -78,7 +78,7 @@ def test_jobs_and_nodes_have_an_identity_a_state_and_a_port_each() -> None:
         assert jobs[key] != nodes[key]
     text = (UNITS / "helios-power.service").read_text()
     assert "HELIOS_CONTROL_STATE_FOLDER=/var/lib/helios-power\n" in text
-    assert f"HELIOS_DAEMON_LISTEN={Daemon().listen}" not in text
+    assert f"HELIOS_DAEMON_LISTEN={DaemonSettings().listen}" not in text
     assert "HELIOS_DAEMON_LISTEN=" in text
 
 

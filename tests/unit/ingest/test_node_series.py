@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.errors import FileUnreadable, FormatUnknown, Misuse, NothingUnderstood
+from helios.errors import FileUnreadable, FormatUnknown, NothingUnderstood, UsageError
 from helios.ingest.node_series import read_series, resampled, summed
 from helios.model import NodeSeries
 from tests.traces import TRACES, needs_traces
@@ -63,7 +63,7 @@ def test_times_without_a_zone_are_in_the_one_given(tmp_path):
 def test_the_total_is_told_where_the_file_does_not_tell_it(tmp_path):
     path = a_series_file(tmp_path, "2020-01-01 00:00:00,3", "2020-01-01 00:01:00,4", header="time,active")
     assert read(path, total=7).total.tolist() == [7, 7]
-    with pytest.raises(Misuse, match="--total N"):
+    with pytest.raises(UsageError, match="--total N"):
         read(path)
 
 
@@ -137,7 +137,7 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path):
 
 
 def test_one_wrong_century_does_not_fill_the_memory(tmp_path):
-    with pytest.raises(Misuse, match="wrong date"):
+    with pytest.raises(UsageError, match="wrong date"):
         read(a_series_file(tmp_path, *minutes(3, 4), "1971-01-01 00:00:00,3,9"))
 
 
@@ -158,7 +158,7 @@ def test_a_longer_step_is_a_gap_where_half_of_it_is():
 
 def test_steps_that_do_not_fit_are_refused():
     for series in (a_series(*[1] * 30, step_s=420), a_series(1, 2, 3)):
-        with pytest.raises(Misuse):
+        with pytest.raises(UsageError):
             resampled(series)
 
 
@@ -171,7 +171,7 @@ def test_series_are_added_up_where_all_have_something():
 
 
 def test_series_without_a_common_time_are_refused():
-    with pytest.raises(Misuse, match="no time in common"):
+    with pytest.raises(UsageError, match="no time in common"):
         summed([a_series(1, 2), a_series(1, 2, start_s=NEW_YEAR_S + 86_400)], name="both")
 
 

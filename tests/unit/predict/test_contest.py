@@ -12,9 +12,9 @@ from helios.predict import JobTable
 from helios.predict.comparison import (
     NEGLIGIBLE,
     TOO_MUCH,
-    Against,
-    Contest,
-    Difference,
+    Comparison,
+    PairedDifference,
+    Versus,
     _rank_correlations,
     _weighted_medians,
     clusters_of,
@@ -138,7 +138,7 @@ def test_jobs_alike_within_six_hours_are_one_burst():
 
 
 def difference(value, half=0.5):
-    return Difference(value=value, low=value - half, high=value + half)
+    return PairedDifference(value=value, low=value - half, high=value + half)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def difference(value, half=0.5):
     ],
 )
 def test_worse_is_beyond_chance_and_not_negligible_or_by_very_much(error, rank, worse):
-    assert Against(error=error, rank=rank).worse_in == worse
+    assert Versus(error=error, rank=rank).worse_in == worse
 
 
 def test_a_contest_comes_back_from_its_json():
@@ -162,7 +162,7 @@ def test_a_contest_comes_back_from_its_json():
     quantiles = np.sort(np.column_stack([noisy(jobs, 0.3, seed) for seed in range(3)]), axis=1)
     contest = held(jobs, {"new": quantiles, "old": noisy(jobs, 0.5, 4), "constant": np.full(300, 60.0)})
     assert contest.against["constant"].rank is None
-    assert Contest.from_json(json.loads(json.dumps(contest.to_json(), allow_nan=False))) == contest
+    assert Comparison.from_json(json.loads(json.dumps(contest.to_json(), allow_nan=False))) == contest
 
 
 def test_the_same_jobs_are_judged_the_same_every_time():

@@ -17,8 +17,8 @@ from helios.predict.drift import (
     MOVED,
     NOT_COMPARED,
     WEEK_S,
+    FeatureShift,
     Inputs,
-    Moved,
     Spread,
     Steadiness,
     _spread,
@@ -97,7 +97,7 @@ def test_a_shift_by_half_its_spread_moves_a_feature_and_by_two_changes_it():
     ],
 )
 def test_unusual_is_what_changed_by_more_than_the_weeks_of_training(index, usual, word, unusual):
-    one = Moved(feature="gpus", index=index, usual=usual)
+    one = FeatureShift(feature="gpus", index=index, usual=usual)
     assert (one.steadiness, one.is_unusual) == (word, unusual)
 
 
@@ -138,7 +138,7 @@ def test_the_usual_index_is_that_of_the_weeks_of_training():
     large = stability_index(spread, np.full(300, 8, np.float32))
     assert spread.usual == pytest.approx(large)
     assert large > CHANGED
-    assert not Moved(feature="gpus", index=large, usual=spread.usual).is_unusual
+    assert not FeatureShift(feature="gpus", index=large, usual=spread.usual).is_unusual
 
 
 def test_what_grows_by_its_nature_is_not_compared():

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, in_submission_order
 from helios.predict import JobTable, causal_features, evaluate
 from helios.predict.evaluation import (
-    Judged,
+    EvaluationSet,
     figures_of,
     judged_of,
     spearman,
@@ -38,7 +38,7 @@ FIGURES = {
 def judged(truth, *, unit=None, burst=None, groups=None):
     """Return jobs that all stand by themselves, unless said otherwise."""
     alone = np.arange(len(truth))
-    return Judged(
+    return EvaluationSet(
         run_time_s=np.array(truth, dtype=float),
         unit=alone if unit is None else np.asarray(unit),
         burst=alone if burst is None else np.asarray(burst),
@@ -273,7 +273,7 @@ def test_unknown_users_are_noted_and_have_no_rank():
     "split", [{}, {"test_fraction": 1.0}, {"test_fraction": 0.3, "train_until": datetime.now(UTC)}]
 )
 def test_a_split_that_makes_no_sense_is_refused(split):
-    with pytest.raises(Misuse):
+    with pytest.raises(UsageError):
         evaluate(a_campaign(300), cluster="lab", **split)
 
 

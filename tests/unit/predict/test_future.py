@@ -6,7 +6,7 @@ import pytest
 
 from helios.model import JOBS, in_submission_order
 from helios.predict import JobTable, to_record, train
-from helios.predict.bursts import Siblings
+from helios.predict.bursts import BurstUpdate
 from helios.predict.duration import DurationModel, HistoryPredictor, refit
 from helios.predict.evaluation import calibrated_quantiles
 from helios.predict.job_table import groups_of, known_of
@@ -99,7 +99,7 @@ def said_of(jobs, model, moment):
     first = calibrated_quantiles(model, table, known.at_submission, model.predict(known.at_submission))
     latest = known.latest()
     again = calibrated_quantiles(model, table, latest, model.predict(latest), predicted_at_s=at_s)
-    siblings = Siblings(groups_of(table)).revised_at_start(again[known.waited], known.waited, table)
+    siblings = BurstUpdate(groups_of(table)).revised_at_start(again[known.waited], known.waited, table)
     waited = known.waited[table.started_s[known.waited] <= moment.timestamp()]
     names = jobs["job_id"].to_numpy()
     return (
@@ -154,5 +154,5 @@ def test_a_model_grown_anew_during_a_judgement_knows_nothing_later(past, seed):
 def test_a_sibling_that_starts_later_says_nothing():
     table = JobTable.from_frame(a_trace({"wait": 400, "run": 5000.0}, {"submit": 1, "wait": 200}))
     predicted = np.array([[10.0, 100.0, 1000.0]])
-    revised = Siblings(groups_of(table)).revised_at_start(predicted, np.array([1]), table)
+    revised = BurstUpdate(groups_of(table)).revised_at_start(predicted, np.array([1]), table)
     np.testing.assert_array_equal(revised, predicted)

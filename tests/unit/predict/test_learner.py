@@ -4,7 +4,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.duration import ROUNDS, Lesson, learn_here
+from helios.predict.duration import ROUNDS, TrainingSet, learn_here
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -14,7 +14,7 @@ def a_lesson(n=3000, *, seed=0, weight=None):
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((n, 5)).astype(np.float32)
     residual = features[:, 0] + np.exp(0.5 * features[:, 1]) * rng.standard_normal(n)
-    return Lesson(
+    return TrainingSet(
         features=features,
         residual=residual,
         weight=np.ones(n) if weight is None else weight,
@@ -57,7 +57,7 @@ def test_a_job_that_weighs_nothing_teaches_nothing():
     lesson.residual[foreign] += 50
     weight = np.where(foreign, 1e-9, 1.0)
     (text,) = learn_here(
-        Lesson(features=lesson.features, residual=lesson.residual, weight=weight, names=lesson.names),
+        TrainingSet(features=lesson.features, residual=lesson.residual, weight=weight, names=lesson.names),
         quantiles=(0.5,),
         seed=0,
     )

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from helios.predict.bursts import LEAST_DOUBT, SIBLING_GAP_S, SIBLINGS, SPREAD, Siblings
+from helios.predict.bursts import LEAST_DOUBT, SIBLING_GAP_S, SIBLINGS, SPREAD, BurstUpdate
 from helios.predict.causal_stats import LEVELS, NEVER_S, REQUEST, USER_SIZE
 
 NOW_S = 100_000
@@ -29,7 +29,7 @@ def revised(siblings, *, groups=None, submitted_s=None, job=None, say=1.0):
             log_run[number] = np.log1p(seconds[0])
         elif kind == "runs":
             since_s[number] = NOW_S - seconds[0]
-    return Siblings(groups_of(*[3] * n) if groups is None else groups, say=say).revised(
+    return BurstUpdate(groups_of(*[3] * n) if groups is None else groups, say=say).revised(
         PREDICTED,
         np.array([n - 1 if job is None else job]),
         now_s=NOW_S,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.report.admin.sacct_format import Answer
+from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import chosen_jobs, usage_by, used_s, wait_s, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
@@ -14,12 +14,12 @@ from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 END = DAY + pd.Timedelta(days=1)
 
 
-def usage(*jobs: dict[str, Any], group: str = "user", predictions: pd.DataFrame | None = None) -> Answer:
+def usage(*jobs: dict[str, Any], group: str = "user", predictions: pd.DataFrame | None = None) -> ReportTable:
     known = predictions_frame() if predictions is None else predictions
     return usage_by(group, jobs_frame(*jobs), predictions=known, at=END, title="Users")
 
 
-def row(answer: Answer, name: str) -> dict[str, Any]:
+def row(answer: ReportTable, name: str) -> dict[str, Any]:
     return answer.rows.set_index("group").loc[name].to_dict()
 
 

@@ -8,7 +8,16 @@ import pytest
 from rich.console import Console
 
 from helios.predict.causal_stats import FEATURES, LEVELS
-from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, Explained, Precedent, Step
+from helios.predict.explain import (
+    AFTERWARDS,
+    BASES,
+    EVERY_JOB,
+    NEIGHBOURHOOD,
+    PRIOR,
+    Contribution,
+    Explained,
+    RecentInGroup,
+)
 from helios.report import prediction as words
 from helios.report.prediction import (
     LAST_OF,
@@ -23,11 +32,11 @@ from helios.report.prediction import (
     rests_on,
 )
 
-LAST = Precedent(jobs=37, last=12, shortest_s=3600.0, longest_s=5 * 3600.0)
+LAST = RecentInGroup(jobs=37, last=12, shortest_s=3600.0, longest_s=5 * 3600.0)
 
 
-def a_step(level: str, factor: float, *, jobs: int = 5, run_time_s: float = 600.0) -> Step:
-    return Step(level=level, jobs=jobs, weight=float(jobs), run_time_s=run_time_s, factor=factor)
+def a_step(level: str, factor: float, *, jobs: int = 5, run_time_s: float = 600.0) -> Contribution:
+    return Contribution(level=level, jobs=jobs, weight=float(jobs), run_time_s=run_time_s, factor=factor)
 
 
 def an_explained(**overrides: Any) -> Explained:
@@ -229,19 +238,19 @@ def test_a_running_job_says_what_remains_and_when_that_was_known() -> None:
     [
         (
             "user+size",
-            Precedent(jobs=1, last=1, shortest_s=60.0, longest_s=60.0),
+            RecentInGroup(jobs=1, last=1, shortest_s=60.0, longest_s=60.0),
             "1 ended job of bob of this size and limit: it took 1 min.",
         ),
         (
             "user",
-            Precedent(jobs=3, last=3, shortest_s=60.0, longest_s=120.0),
+            RecentInGroup(jobs=3, last=3, shortest_s=60.0, longest_s=120.0),
             "3 ended jobs of bob, none of them of this size and limit: they took 1 min to 2 min.",
         ),
         ("group", LAST, "37 ended jobs of account lab, none of them of bob: the last 12 took 1 h to 5 h."),
         ("size", LAST, "37 ended jobs of others of this size, limit and partition: the last 12 took 1 h to 5 h."),
     ],
 )
-def test_whose_jobs_a_prediction_rests_on(basis: str, precedent: Precedent, said: str) -> None:
+def test_whose_jobs_a_prediction_rests_on(basis: str, precedent: RecentInGroup, said: str) -> None:
     assert rests_on(basis, precedent, user="bob", account="lab") == f"It rests on {said}"
 
 

@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.report.whatif import Gain, Named, Run, WhatIf, by_size, by_user, losing_jobs, named_users, saved_gpu_hours
+from helios.report.whatif import (
+    GroupGain,
+    Named,
+    Run,
+    WhatIf,
+    by_size,
+    by_user,
+    losing_jobs,
+    named_users,
+    saved_gpu_hours,
+)
 from helios.report.whatif_text import verdict
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
@@ -84,7 +94,7 @@ def test_groups_add_up_to_the_whole(waits: list[tuple[int, int, str, int]]) -> N
     before, after, users, gpus = (list(column) for column in zip(*waits, strict=True))
     run, result = named(before, after, users="".join(users), gpus=gpus)
 
-    def total(gains: list[Gain]) -> float:
+    def total(gains: list[GroupGain]) -> float:
         return sum(gain.jobs * gain.change_s for gain in gains)
 
     sizes, people = by_size(run, result), by_user(run, result)

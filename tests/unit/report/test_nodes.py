@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
-from helios.report.nodes import NodeStatus, NodeStory, together
+from helios.report.nodes import NodeExplanation, NodeStatus, together
 from helios.testing import NOON
 
 
@@ -56,6 +56,6 @@ def test_what_stands_alike_shares_a_row_and_a_list_has_no_node() -> None:
 
 def test_a_narrow_terminal_keeps_each_reason_whole() -> None:
     decisions = DECISIONS.conform(pd.DataFrame([a_line("n1", reason="a reason of some length [and brackets]")]))
-    story = NodeStory(node="n1", facts=("n1 is awake.",), decisions=decisions)
+    story = NodeExplanation(node="n1", facts=("n1 is awake.",), decisions=decisions)
     assert list(story.parts(width=80))[-1] == "    a reason of some length \\[and brackets]"
     assert not isinstance(list(story.parts(width=160))[-1], str)

@@ -7,14 +7,14 @@ from rich.console import Console
 
 from helios.report.job_wait import (
     ROWS,
-    Beside,
     Blocker,
     Cause,
     Holder,
+    OtherReplay,
     Overtaken,
     ShorterLimit,
-    Story,
-    Stretch,
+    WaitExplanation,
+    WaitInterval,
     story_lines,
     story_screen,
 )
@@ -28,9 +28,11 @@ def after(seconds: float) -> datetime:
     return SUBMITTED + timedelta(seconds=seconds)
 
 
-def a_stretch(cause: Cause, begin_s: int, length_s: int, *, blocker: Blocker | None = ANN, **overrides: Any) -> Stretch:
+def a_stretch(
+    cause: Cause, begin_s: int, length_s: int, *, blocker: Blocker | None = ANN, **overrides: Any
+) -> WaitInterval:
     first_in_line = cause in {Cause.RESOURCES, Cause.PIECES}
-    return Stretch(
+    return WaitInterval(
         **{
             "began_at": after(begin_s),
             "ended_at": after(begin_s + length_s),
@@ -45,8 +47,8 @@ def a_stretch(cause: Cause, begin_s: int, length_s: int, *, blocker: Blocker | N
     )
 
 
-def a_story(*stretches: Stretch, **overrides: Any) -> Story:
-    return Story(
+def a_story(*stretches: WaitInterval, **overrides: Any) -> WaitExplanation:
+    return WaitExplanation(
         **{
             "job": Blocker(job_id="900", user="eve", gpus=16),
             "cluster": "venus",
@@ -77,11 +79,11 @@ def a_story(*stretches: Stretch, **overrides: Any) -> Story:
 THREE_HOURS = (a_stretch(Cause.PRIORITY, 0, 2 * HOUR), a_stretch(Cause.PIECES, 2 * HOUR, HOUR, free=(16, 20)))
 
 
-def said(story: Story) -> str:
+def said(story: WaitExplanation) -> str:
     return "\n".join(story_lines(story))
 
 
-def screen(story: Story) -> str:
+def screen(story: WaitExplanation) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as captured:
         console.print(story_screen(story))
@@ -136,7 +138,7 @@ def test_all_that_stands_beside_the_wait_is_told() -> None:
         holders=(Holder(job=ANN, held_s=HOUR, until=after(HOUR)),),
         overtaken=Overtaken(by_order=20, by_backfill=3),
         shorter=ShorterLimit(planned_s=1_800, started_at=after(HOUR)),
-        beside=(Beside(label="QSSF predicted", is_today=False, started_at=after(HOUR), wait_s=HOUR),),
+        beside=(OtherReplay(label="QSSF predicted", is_today=False, started_at=after(HOUR), wait_s=HOUR),),
         recorded_wait_s=7_200.0,
     )
     text = said(story)

@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.model import DECISIONS
-from helios.report.job import Why, places
+from helios.report.job import JobExplanation, places
 from helios.testing import a_pending_job, a_snapshot
 
 
-def a_why(**overrides: Any) -> Why:
+def a_why(**overrides: Any) -> JobExplanation:
     told: dict[str, Any] = {
         "job_id": "7",
         "state": "PENDING",
@@ -33,10 +33,10 @@ def a_why(**overrides: Any) -> Why:
         "rank_without": 9,
         "queued": 12,
     }
-    return Why(**(told | overrides))
+    return JobExplanation(**(told | overrides))
 
 
-def text(why: Why) -> str:
+def text(why: JobExplanation) -> str:
     return "\n".join(why.lines())
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Ranking, Reorder
 from helios.model import Snapshot
-from helios.ports import JobwiseService, Wishes
+from helios.ports import ChangeRequests, JobwiseService
 from helios.services.qssf import Qssf, reorders
 from helios.testing import NOON, a_pending_job, a_snapshot
 
@@ -49,7 +49,7 @@ services = st.builds(
 )
 
 
-def wished(service: Qssf, jobs: list[dict[str, Any]], *, later_s: float = 0.0) -> Wishes:
+def wished(service: Qssf, jobs: list[dict[str, Any]], *, later_s: float = 0.0) -> ChangeRequests:
     snapshot = a_snapshot(pending=jobs, taken_at=NOON + timedelta(seconds=later_s))
     snapshot = replace(snapshot, longest_backlog_s=11_000.0)
     return service.wishes(snapshot.pending_values, snapshot.taken_at)
@@ -102,7 +102,7 @@ def test_without_a_grid_no_two_services_are_alike() -> None:
 
 def a_ranking(snapshot: Snapshot | None = None, urgency: tuple[float, ...] = (0.1, 0.5)) -> Reorder:
     seen = snapshot or a_snapshot(pending=[a_pending_job(job_id="1"), a_pending_job(job_id="2")])
-    wishes = Wishes(urgency=np.array(urgency), until=np.full(len(urgency), np.datetime64("NaT", "us")))
+    wishes = ChangeRequests(urgency=np.array(urgency), until=np.full(len(urgency), np.datetime64("NaT", "us")))
     (order,) = reorders(
         seen, wishes, why=lambda rows: [f"row {row}" for row in rows], reason=lambda rows: f"{len(rows)} jobs"
     )

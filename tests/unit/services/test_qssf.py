@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
-from helios.ports import Wishes
+from helios.ports import ChangeRequests
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
 from helios.services.queue_orders import balanced, shortest_service_first
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
@@ -469,7 +469,7 @@ def test_a_job_is_asked_about_but_twice_for_each_level_that_it_climbs(
     }
     service = fading(levels=levels, promote_factor=factor)
 
-    def wish_at(at_us: int, now: float) -> Wishes:
+    def wish_at(at_us: int, now: float) -> ChangeRequests:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at_us)
         return service.wishes((columns | {"urgency": np.array([now])}).__getitem__, at)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helios.errors import Misuse, ServiceInvalid, ServiceUnknown
+from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.services.qssf import Qssf
 from helios.services.registry import build, installed
 
@@ -146,7 +146,7 @@ def test_a_value_that_does_not_do_is_named_with_what_is_allowed(
         build(install("good", GOOD), options)
     assert said in refused.value.fact
     assert "gpus: int = 8" in refused.value.remedy
-    assert isinstance(refused.value, Misuse)
+    assert isinstance(refused.value, UsageError)
 
 
 BROKEN = {

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.services.queue_orders import shortest_service_first
-from helios.simulate import ORDERS, Backfill, Guard, Reservation, replay
+from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import shortest_job_first
 
 from .crowds import clusters_with_jobs
@@ -39,7 +39,7 @@ def guards(draw):
     """Bounds that come into force at some times, rise and fall, or are never in force."""
     times = sorted(draw(st.lists(st.integers(0, 90), max_size=4)))
     bounds = draw(st.lists(st.integers(0, 60), min_size=len(times), max_size=len(times)))
-    return Guard(at_s=np.array(times, dtype=np.int64), patience_s=np.array(bounds, dtype=np.int64))
+    return WaitBound(at_s=np.array(times, dtype=np.int64), patience_s=np.array(bounds, dtype=np.int64))
 
 
 def patience_of(guard):

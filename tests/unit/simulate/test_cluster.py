@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Lever, Place, Reorder, Restore, Result, SoftLimit
-from helios.errors import JobLargerThanPartition, Misuse, WorkloadInvalid
+from helios.actions import JobSetting, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, replay
 from helios.simulate.orders import first_in_first_out
@@ -171,7 +171,9 @@ def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released(
     cluster.apply([an_order(job2=0.5, job3=0.5)])
     cluster.hold("2")
     cluster.hold("3")
-    assert results(cluster.apply([Restore(job_ids=("2",), lever=Lever.ORDER, reason="why")])) == [("2", Result.DONE)]
+    assert results(cluster.apply([RevertJobs(job_ids=("2",), lever=JobSetting.ORDER, reason="why")])) == [
+        ("2", Result.DONE)
+    ]
     cluster.release("2")
     cluster.release("3")
     assert pending_ids(cluster) == ["3", "1", "2"]
@@ -179,17 +181,17 @@ def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released(
 
 @pytest.mark.parametrize("job", ["0", "nobody"])
 def test_only_pending_jobs_can_be_held(job):
-    with pytest.raises(Misuse, match="not pending"):
+    with pytest.raises(UsageError, match="not pending"):
         a_busy_cluster().hold(job)
 
 
 def test_a_job_can_be_held_once_and_released_once():
     cluster = a_busy_cluster()
     cluster.hold("1")
-    with pytest.raises(Misuse, match="held already"):
+    with pytest.raises(UsageError, match="held already"):
         cluster.hold("1")
     cluster.release("1")
-    with pytest.raises(Misuse, match="is not held"):
+    with pytest.raises(UsageError, match="is not held"):
         cluster.release("1")
 
 
@@ -213,7 +215,7 @@ def test_a_soft_limit_taken_back_is_planned_with_no_more():
     cluster = a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500])
     cluster.advance(2)
     cluster.apply([a_soft_limit("2", 60)])
-    cluster.apply([Restore(lever=Lever.SOFT_LIMIT, reason="why")])
+    cluster.apply([RevertJobs(lever=JobSetting.SOFT_LIMIT, reason="why")])
     assert run_out(cluster) == [0, 100, 110]
 
 
@@ -226,10 +228,10 @@ def test_a_soft_limit_that_is_no_shorter_than_the_limit_is_refused():
 def test_a_restore_of_everything_names_what_was_set_and_leaves_the_site_s_own_order():
     cluster = a_busy_cluster(pending=4)
     cluster.apply([an_order(job3=0.5), a_soft_limit("4", 660)])
-    outcomes = cluster.apply([Restore(reason="why")])
+    outcomes = cluster.apply([RevertJobs(reason="why")])
     assert [(o.job_id, o.lever, o.result) for o in outcomes] == [
-        ("3", Lever.ORDER, Result.DONE),
-        ("4", Lever.SOFT_LIMIT, Result.DONE),
+        ("3", JobSetting.ORDER, Result.DONE),
+        ("4", JobSetting.SOFT_LIMIT, Result.DONE),
     ]
     assert pending_ids(cluster) == ["1", "2", "3", "4"]
 
@@ -431,7 +433,7 @@ def test_urgencies_are_not_rounded_where_the_site_factor_has_no_bound():
 
 def test_the_clock_does_not_go_back():
     cluster = a_busy_cluster()
-    with pytest.raises(Misuse, match="cannot go back"):
+    with pytest.raises(UsageError, match="cannot go back"):
         cluster.advance(99)
 
 
@@ -442,7 +444,7 @@ def test_what_cannot_be_simulated_is_refused_at_the_door():
         SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s)
     with pytest.raises(WorkloadInvalid):
         SimCluster(workload, a_shape((2, 8)), jobs.iloc[:0], estimates_s=workload.run_time_s)
-    with pytest.raises(Misuse, match="resolution"):
+    with pytest.raises(UsageError, match="resolution"):
         SimCluster(workload, a_shape((2, 8)), jobs, estimates_s=workload.run_time_s, resolution=100)
 
 

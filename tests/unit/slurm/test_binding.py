@@ -13,7 +13,7 @@ from textwrap import indent
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
-from helios.slurm.backend import Change, NodeChange, RawJob
+from helios.slurm.backend import JobUpdate, NodeUpdate, RawJob
 from helios.slurm.pyslurm_backend import NOT_KNOWN, NOT_SENT, PyslurmBackend, Versions, WorkerLost
 
 GREETING = '{"protocol": 1, "python": "3.9.1"}'
@@ -70,8 +70,8 @@ def backend() -> Iterator[Callable[..., PyslurmBackend]]:
 Make = Callable[..., PyslurmBackend]
 
 
-def changes(count: int) -> list[Change]:
-    return [Change(job_id=str(number), site_factor=137) for number in range(1, count + 1)]
+def changes(count: int) -> list[JobUpdate]:
+    return [JobUpdate(job_id=str(number), site_factor=137) for number in range(1, count + 1)]
 
 
 def started(pids: Path) -> list[int]:
@@ -112,7 +112,7 @@ def test_changes_are_answered_one_by_one_in_their_order(backend: Make) -> None:
 
 def test_a_change_arrives_with_zeros_and_blanks_told_apart(backend: Make) -> None:
     way = backend(a_worker(on_call="result = json.dumps(args, sort_keys=True)"))
-    assert way.change([Change(job_id="7", site_factor=0), Change(job_id="8", time_min=0)]) == [
+    assert way.change([JobUpdate(job_id="7", site_factor=0), JobUpdate(job_id="8", time_min=0)]) == [
         '{"job_id": "7", "site_factor": 0, "time_min": null}',
         '{"job_id": "8", "site_factor": null, "time_min": 0}',
     ]
@@ -120,7 +120,7 @@ def test_a_change_arrives_with_zeros_and_blanks_told_apart(backend: Make) -> Non
 
 def test_nodes_that_are_written_the_same_are_one_request(backend: Make) -> None:
     way = backend(a_worker(on_call="result = json.dumps(args, sort_keys=True)"))
-    changes = [NodeChange(node=node, state="POWER_DOWN") for node in ("n1", "n2")] + [NodeChange(node="n3", weight=0)]
+    changes = [NodeUpdate(node=node, state="POWER_DOWN") for node in ("n1", "n2")] + [NodeUpdate(node="n3", weight=0)]
     one, two, three = way.change_nodes(changes)
     assert one == two == '{"nodes": "n[1-2]", "state": "POWER_DOWN", "weight": null}'
     assert three == '{"nodes": "n3", "state": "", "weight": 0}'
@@ -128,14 +128,14 @@ def test_nodes_that_are_written_the_same_are_one_request(backend: Make) -> None:
 
 def test_a_change_of_nodes_that_kills_the_worker_is_not_known(backend: Make) -> None:
     way = backend(a_worker(on_call='if args["nodes"] == "n1": os.abort()\nresult = ""'))
-    answers = way.change_nodes([NodeChange(node="n1", weight=1), NodeChange(node="n2", weight=2)])
+    answers = way.change_nodes([NodeUpdate(node="n1", weight=1), NodeUpdate(node="n2", weight=2)])
     assert answers[0].startswith(NOT_KNOWN)
     assert answers[1] == ""
 
 
 def test_garbage_after_a_change_of_nodes_leaves_it_not_known(backend: Make) -> None:
     way = backend(a_worker(on_call='say("rubbish")'))
-    (answer,) = way.change_nodes([NodeChange(node="n1", weight=1)])
+    (answer,) = way.change_nodes([NodeUpdate(node="n1", weight=1)])
     assert answer.startswith(NOT_KNOWN)
 
 

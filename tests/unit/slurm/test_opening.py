@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helios.config import Slurm
+from helios.config import SlurmSettings
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
 from helios.slurm import connect
 from helios.slurm.commands import CommandsBackend
@@ -26,8 +26,10 @@ def slurm(program: Program) -> Path:
     return program("scontrol", "echo 'ClusterName             = lab'")
 
 
-def settings(folder: Path, **changed: Any) -> Slurm:
-    return Slurm(**(SETTINGS | {"backend": "commands", "commands": str(folder), "python": "/no/python"} | changed))
+def settings(folder: Path, **changed: Any) -> SlurmSettings:
+    return SlurmSettings(
+        **(SETTINGS | {"backend": "commands", "commands": str(folder), "python": "/no/python"} | changed)
+    )
 
 
 def environment() -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
-from helios.slurm.power import PowerDesk, powering, racks_of_configuration, racks_of_topology, seconds
+from helios.slurm.power import PowerConfigReader, powering, racks_of_configuration, racks_of_topology, seconds
 from helios.slurm.shell import Shell
 from tests.unit.slurm.recorded import RELEASES, recorded
 from tests.unit.slurm.test_commands import Program, program
@@ -108,9 +108,9 @@ esac
 """
 
 
-def a_desk(folder: Path, topology: str = "tree") -> PowerDesk:
+def a_desk(folder: Path, topology: str = "tree") -> PowerConfigReader:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TOPOLOGY": topology}
-    return PowerDesk(shell=Shell(folder=str(folder), environment=environment), racks={"n2": "mine"})
+    return PowerConfigReader(shell=Shell(folder=str(folder), environment=environment), racks={"n2": "mine"})
 
 
 def test_a_configured_rack_goes_before_the_topology(program: Program) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.jobs import SlurmCluster
 from helios.slurm.jobs_undo import JobsUndo, Written
@@ -87,7 +87,7 @@ def test_a_marked_site_factor_becomes_an_urgency(release: str, backend: Commands
     sprio, undo = Sprio(shell=backend.shell), JobsUndo()
     wrote = {job_id: factor.value for job_id, factor in sprio().items() if factor.value in {4037, -2537}}
     undo.add(
-        Written(lever=Lever.ORDER, job_id=job["job_id"], submitted=job["submitted"], value=wrote[job["job_id"]])
+        Written(lever=JobSetting.ORDER, job_id=job["job_id"], submitted=job["submitted"], value=wrote[job["job_id"]])
         for job in backend.queue()
         if job["job_id"] in wrote
     )

@@ -15,17 +15,17 @@ import pytest
 
 from helios.actions import (
     FillFirst,
+    JobSetting,
     KeepAwake,
-    Lever,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
-from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, Misuse
+from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, UsageError
 from helios.model import NodePower
 from helios.slurm import parse, translate
 from helios.slurm.accounting import Accounting
@@ -48,7 +48,7 @@ from helios.slurm.power import (
     seconds,
     warm,
 )
-from helios.slurm.preflight import Finding, Level, controllers_time, examine, power_checks
+from helios.slurm.preflight import Finding, FindingLevel, controllers_time, examine, power_checks
 from helios.slurm.shell import Shell, quoted
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_commands import Program, program
@@ -99,7 +99,7 @@ def test_a_pending_job_is_read_with_every_column() -> None:
     undo = JobsUndo()
     undo.add(
         Written(lever=lever, job_id="7", submitted=START, value=value)
-        for lever, value in ((Lever.ORDER, 5037), (Lever.SOFT_LIMIT, 7))
+        for lever, value in ((JobSetting.ORDER, 5037), (JobSetting.SOFT_LIMIT, 7))
     )
     queue = translate.pending([job], {"7": SiteFactor(value=5037)}, most=10_000, release=NEW, undo=undo)
     assert whole(queue) == {
@@ -230,7 +230,7 @@ def test_why_a_job_is_left_alone_names_what_was_found(
 
 def test_a_time_min_bears_the_mark_from_the_first_release_with_soft_limits_on() -> None:
     job, undo = a_raw_job("7", time_min_s=420.0), JobsUndo()
-    undo.add([Written(lever=Lever.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
+    undo.add([Written(lever=JobSetting.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
     releases = ((23, 2), (23, 11), (26, 5))
     marked = {release: translate.is_our_time_min(job, undo, release=release) for release in releases}
     assert marked == {(23, 2): False, (23, 11): True, (26, 5): True}
@@ -350,11 +350,11 @@ def test_a_window_of_jobs_is_asked_for_with_these_words_and_no_others(program: P
 
 def test_a_window_is_refused_with_what_to_set(tmp_path: Path) -> None:
     accounting = Accounting(shell=Shell(folder=str(tmp_path)))
-    with pytest.raises(Misuse, match="zone"):
+    with pytest.raises(UsageError, match="zone"):
         accounting.sacct_window(NOW.replace(tzinfo=None), NOW, path=tmp_path / "w.txt")
-    with pytest.raises(Misuse, match="zone"):
+    with pytest.raises(UsageError, match="zone"):
         accounting.sacct_window(NOW, NOW.replace(tzinfo=None), path=tmp_path / "w.txt")
-    with pytest.raises(Misuse, match="31 days") as refused:
+    with pytest.raises(UsageError, match="31 days") as refused:
         accounting.sacct_window(NOW, NOW + timedelta(days=31, seconds=1), path=tmp_path / "w.txt")
     assert "window_s" in refused.value.remedy
     assert "2026-11-21 10:00" in refused.value.fact
@@ -591,7 +591,7 @@ def test_every_outcome_of_a_steer_names_action_lever_node_reason_and_what_was_re
     fill = FillFirst(tiers=(("n3",), ("n4", "gone")), reason="pack")
     actions: list[NodeAction] = [*down("n1"), *up("n5"), fill, KeepAwake(nodes=("n2", "gone"), reason="soon")]
     outcomes = nodes_of(slurm).steer(actions)
-    power_lever, weight, kept = NodeLever.POWER, NodeLever.WEIGHT, NodeLever.KEEP_AWAKE
+    power_lever, weight, kept = NodeSetting.POWER, NodeSetting.WEIGHT, NodeSetting.KEEP_AWAKE
     sleeping, waking = "IDLE+POWERED_DOWN", "IDLE+POWER_UP+POWERED_DOWN"
     assert [told(outcome) for outcome in outcomes] == [
         ("PowerDown", power_lever, "n1", Result.DONE, "nothing to do", "IDLE", "IDLE+POWER_DOWN"),
@@ -617,27 +617,27 @@ def test_what_is_refused_or_waits_is_told_with_what_stands() -> None:
 def test_a_weight_or_a_list_that_nobody_can_read_is_refused() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10))
     cluster = nodes_of(slurm)
-    weight = only(cluster.steer([restore(NodeLever.WEIGHT, n1="heavy")]))
+    weight = only(cluster.steer([restore(NodeSetting.WEIGHT, n1="heavy")]))
     assert (weight.result, "heavy" in weight.remark) == (Result.REFUSED, True)
-    own = RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "n[1-"),), reason="stop")
+    own = RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", "n[1-"),), reason="stop")
     kept = only(cluster.steer([own]))
     assert (kept.result, bool(kept.remark), slurm.lists) == (Result.REFUSED, True, [])
 
 
 def test_taking_back_wakes_what_sleeps_and_sets_the_weight_of_before() -> None:
     slurm = SleepySlurm(asleep("n1", weight=10), a_raw_node("n2", weight=30))
-    back = [restore(NodeLever.POWER, n1=""), restore(NodeLever.WEIGHT, n2="20.0")]
+    back = [restore(NodeSetting.POWER, n1=""), restore(NodeSetting.WEIGHT, n2="20.0")]
     assert [told(outcome) for outcome in nodes_of(slurm).steer(back)] == [
         (
-            "RestoreNodes",
-            NodeLever.POWER,
+            "RevertNodes",
+            NodeSetting.POWER,
             "n1",
             Result.DONE,
             "stop",
             "IDLE+POWERED_DOWN",
             "IDLE+POWER_UP+POWERED_DOWN",
         ),
-        ("RestoreNodes", NodeLever.WEIGHT, "n2", Result.DONE, "stop", "Weight 30", "Weight 20"),
+        ("RevertNodes", NodeSetting.WEIGHT, "n2", Result.DONE, "stop", "Weight 30", "Weight 20"),
     ]
 
 
@@ -705,7 +705,7 @@ def examined(program: Program) -> Examined:
 
 def test_every_finding_of_a_well_set_cluster_says_what_was_found(examined: Examined) -> None:
     found = examined()
-    assert {name: finding.verdict for name, finding in found.items()} == dict.fromkeys(found, Level.OK)
+    assert {name: finding.verdict for name, finding in found.items()} == dict.fromkeys(found, FindingLevel.OK)
     facts = {
         "controller": ["venus", "25.11.2"],
         "priority": ["priority/multifactor"],
@@ -770,7 +770,7 @@ def test_a_finding_names_the_setting_and_what_to_set(
     found = examined(**changed)[check]
     assert fact in found.fact
     assert remedy in found.remedy
-    assert found.verdict is not Level.OK
+    assert found.verdict is not FindingLevel.OK
 
 
 @pytest.mark.parametrize(
@@ -790,7 +790,7 @@ def test_a_finding_names_the_setting_and_what_to_set(
 )
 def test_at_the_very_bound_nothing_is_wrong(examined: Examined, check: str, changed: dict[str, str]) -> None:
     found = examined(**changed)[check]
-    assert (found.verdict, found.remedy) == (Level.OK, "")
+    assert (found.verdict, found.remedy) == (FindingLevel.OK, "")
 
 
 def test_the_controllers_time_is_read_of_sdiag_or_said_to_be_missing(program: Program) -> None:

@@ -8,11 +8,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp
-from helios.config import Control, Power, Settings, Slurm
-from helios.control import Conditions, NodeMemory, NodeTurnReport, Seat, Undo, release_nodes, take_node_turn
+from helios.config import Control, Power, Settings, SlurmSettings
+from helios.control import (
+    ActiveService,
+    NodeControllerState,
+    NodeCycleReport,
+    Preconditions,
+    Undo,
+    release_nodes,
+    take_node_turn,
+)
 from helios.errors import HeliosError
 from helios.model import NodePower, Snapshot
-from helios.ports import Office
+from helios.ports import Domain
 from helios.testing import FakeLedger, FakeNodes, a_demand, a_node
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, all_is_well, canary, seat
 
@@ -56,7 +64,7 @@ def node_settings(
     return Settings(
         power=Power(**({"most_in_transition": 0.5} | power)),
         control=Control(**(control or {})),
-        slurm=Slurm(**(slurm or {})),
+        slurm=SlurmSettings(**(slurm or {})),
     )
 
 
@@ -69,17 +77,17 @@ class NodeTable:
     """Nodes and the ledger of their office, turn after turn."""
 
     cluster: FakeNodes = field(default_factory=lambda: FakeNodes(nodes=some_nodes()))
-    ledger: FakeLedger = field(default_factory=lambda: FakeLedger(office=Office.NODES))
+    ledger: FakeLedger = field(default_factory=lambda: FakeLedger(office=Domain.NODES))
     settings: Settings = field(default_factory=node_settings)
-    memory: NodeMemory = field(default_factory=NodeMemory)
+    memory: NodeControllerState = field(default_factory=NodeControllerState)
     holder: str = "helios-1"
-    world: Callable[[datetime], Conditions] = all_is_well
+    world: Callable[[datetime], Preconditions] = all_is_well
     expectation: Callable[[Snapshot], Snapshot] = with_demand
     pause_asked: Callable[[], str] = lambda: ""
     undo: Undo = field(default_factory=Undo)
     undo_fails: HeliosError | None = None
 
-    def turn(self, *seats: Seat, after: timedelta = MINUTE) -> NodeTurnReport:
+    def turn(self, *seats: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
         """Let time pass and take a turn; the memory goes through its text, as in life."""
         self.cluster.tick(after)
         report = take_node_turn(
@@ -91,7 +99,7 @@ class NodeTable:
             settings=self.settings,
             now=self.cluster.now,
             holder=self.holder,
-            memory=NodeMemory.from_json(self.memory.to_json()),
+            memory=NodeControllerState.from_json(self.memory.to_json()),
             undo=self.write_undo,
             undone=lambda: self.undo,
             paused=self.pause_asked,
@@ -105,11 +113,11 @@ class NodeTable:
         self.turn()
         return self
 
-    def says(self, *actions: NodeAction, after: timedelta = MINUTE, **columns: Any) -> NodeTurnReport:
+    def says(self, *actions: NodeAction, after: timedelta = MINUTE, **columns: Any) -> NodeCycleReport:
         """Take a turn in which one service, active unless said otherwise, asks for this."""
         return self.turn(seat(Says(*actions), **({"name": "ces"} | columns)), after=after)
 
-    def release(self, reason: str = "enough") -> NodeTurnReport:
+    def release(self, reason: str = "enough") -> NodeCycleReport:
         return release_nodes(
             cluster=self.cluster,
             ledger=self.ledger,

@@ -12,7 +12,7 @@ import pytest
 from helios.actions import Result
 from helios.config import Power
 from helios.control import Failure, cleared
-from helios.control.node_guards import Room
+from helios.control.node_guards import PowerBudget
 from helios.control.observed import nodes_seen
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_demand, a_node, a_snapshot
@@ -334,7 +334,7 @@ def test_a_refusal_is_written_down_once() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 1.0])
 def test_room_agrees_with_counting(number: int, share: float) -> None:
     nodes = nodes_seen(a_snapshot(nodes=some_nodes(number)))
-    room = Room(nodes, Power(most_in_transition=share, most_asleep=share))
+    room = PowerBudget(nodes, Power(most_in_transition=share, most_asleep=share))
     slept = sum(not room.to_sleep(node)[1] for node in nodes.values())
     in_full = [n for n in range(number + 1) if n <= max(1, share * number + 1e-9) and n <= share * number + 1e-9]
     assert slept == min(max(in_full), number - 1)

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp, RestoreNodes
-from helios.actions import NodeLever as Lever
+from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp, RevertNodes
+from helios.actions import NodeSetting as Lever
 from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
 from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, canary, seat
@@ -28,7 +28,7 @@ fills = st.lists(names, max_size=8, unique=True).flatmap(
     )
 )
 restores = st.builds(
-    RestoreNodes,
+    RevertNodes,
     lever=st.sampled_from(list(Lever)),
     own=some.map(lambda nodes: tuple((node, "7") for node in nodes)),
     reason=st.just("so"),

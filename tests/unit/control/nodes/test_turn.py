@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeLever, NodeOutcome, PowerUp, RestoreNodes, Result
+from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result, RevertNodes
 from helios.control import ServiceMode, Undo
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
@@ -403,9 +403,9 @@ def test_a_shadow_says_nothing_of_a_node_that_keeps_its_weight() -> None:
 def test_a_weight_that_a_shadow_gives_back_would_go() -> None:
     table = NodeTable().after_two_looks()
     table.says(fill(["n1"], ["n2"], ["n3"]), name="packing", mode=SHADOW)
-    back = RestoreNodes(lever=NodeLever.WEIGHT, own=(("n3", "10"),), reason="no longer of use")
+    back = RevertNodes(lever=NodeSetting.WEIGHT, own=(("n3", "10"),), reason="no longer of use")
     table.says(back, name="packing", mode=SHADOW)
-    (line,) = table.lines(action="RestoreNodes", target="n3")
+    (line,) = table.lines(action="RevertNodes", target="n3")
     assert (line["outcome"], line["reason"]) == ("would", "service packing gave it back")
     assert "n3" not in table.standing("shadow", lever="weight")
 
@@ -592,7 +592,9 @@ def test_what_the_door_does_not_write_stands_as_it_was(result: Result) -> None:
     book = table.ledger.standings()
     steer = table.cluster.steer
     table.cluster.steer = lambda actions: [  # type: ignore[method-assign]
-        NodeOutcome(action="PowerUp", lever=NodeLever.POWER, node=action.node, result=result, reason="so", remark="no")
+        NodeOutcome(
+            action="PowerUp", lever=NodeSetting.POWER, node=action.node, result=result, reason="so", remark="no"
+        )
         for action in actions
         if isinstance(action, PowerUp)
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helios.control import NodeMemory, cleared
+from helios.control import NodeControllerState, cleared
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
     AWAKE,
@@ -241,14 +241,14 @@ def test_a_restart_forgets_nothing() -> None:
     fail_some_wakes(table, "n1", "n2")
     table.says(*up("n3"))
     table.says(fill(["n4"], ["n5"]), name="packing")
-    assert NodeMemory.from_json(table.memory.to_json()) == table.memory
+    assert NodeControllerState.from_json(table.memory.to_json()) == table.memory
     assert table.memory.protected
     assert set(table.memory.slept) == {"n1", "n2", "n3"}
 
 
 def test_a_memory_without_looks_does_not_take_a_node_for_idle_twice() -> None:
     table = asleep("n1")
-    table.memory = NodeMemory()
+    table.memory = NodeControllerState()
     assert table.says(*down("n2")).slept == ()
     assert len(table.memory.slept["n1"]) == 1  # the book remembers that cycle
 

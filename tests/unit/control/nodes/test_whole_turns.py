@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeOutcome, RestoreNodes, Result
-from helios.control import NodeTurnReport, Undo
+from helios.actions import NodeAction, NodeOutcome, Result, RevertNodes
+from helios.control import NodeCycleReport, Undo
 from helios.control.applied import same_list
 from helios.control.modes import node_door_for
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
@@ -38,7 +38,7 @@ from tests.unit.control.nodes.table import (
 Row = tuple[str | None, ...]
 
 
-def rows(report: NodeTurnReport) -> list[Row]:
+def rows(report: NodeCycleReport) -> list[Row]:
     """Service, mode, action, target, result, before and after of every line; each has a reason and no model."""
     assert (report.decisions["reason"].str.len() > 3).all()
     assert report.decisions["model_id"].isna().all()
@@ -68,7 +68,7 @@ class Night:
         self.canary = Says(keep("n7"), *down("n8"))
         self.shadow = Says(*down("n9"))
 
-    def turn(self, after: timedelta = timedelta(minutes=1)) -> NodeTurnReport:
+    def turn(self, after: timedelta = timedelta(minutes=1)) -> NodeCycleReport:
         return self.table.turn(
             seat(self.active, name="ces"),
             seat(self.canary, name="packing", mode=canary("debug")),
@@ -179,7 +179,7 @@ def test_a_shadow_that_wants_a_node_back_says_so_under_its_own_name(night: Night
     night.turn()
     night.shadow.actions = []
     report = night.turn()
-    assert rows(report) == [("other", "shadow", "RestoreNodes", "n9", "would", "asleep", "awake")]
+    assert rows(report) == [("other", "shadow", "RevertNodes", "n9", "would", "asleep", "awake")]
     assert "other" in report.decisions["reason"][0]
     assert book(night.table) == ASLEEP_BOOK
 
@@ -220,10 +220,10 @@ def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(night: Night) -
     night.table.pause()
     report = night.turn()
     assert rows(report) == [
-        ("helios", "paused", "RestoreNodes", "n1", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
-        ("helios", "paused", "RestoreNodes", "n2", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
-        ("helios", "paused", "RestoreNodes", "n4", "done", "Weight 11", "Weight 10"),
-        ("helios", "paused", "RestoreNodes", "n5", "done", "Weight 11", "Weight 10"),
+        ("helios", "paused", "RevertNodes", "n1", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
+        ("helios", "paused", "RevertNodes", "n2", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
+        ("helios", "paused", "RevertNodes", "n4", "done", "Weight 11", "Weight 10"),
+        ("helios", "paused", "RevertNodes", "n5", "done", "Weight 11", "Weight 10"),
         ("helios", "paused", "Turn", "venus", "done", None, None),
     ]
     assert set(report.decisions["reason"]) == {"enough"}
@@ -342,7 +342,7 @@ def test_a_list_is_written_down_whole_with_what_the_site_has_itself() -> None:
     table.pause()
     paused = table.turn()
     assert [row[:5] for row in rows(paused)] == [
-        ("helios", "paused", "RestoreNodes", "", "done"),
+        ("helios", "paused", "RevertNodes", "", "done"),
         ("helios", "paused", "Turn", "venus", "done"),
     ]
     assert (book(table), table.undo) == (set(), Undo())
@@ -362,10 +362,10 @@ def test_a_service_that_is_gone_has_its_nodes_taken_back_under_the_name_of_helio
     report = night.table.turn(seat(night.shadow, name="other", mode=SHADOW))
     assert [row[:5] for row in rows(report)] == [
         ("helios", "active", "Turn", "venus", "meant"),
-        ("helios", "active", "RestoreNodes", "n1", "done"),
-        ("helios", "active", "RestoreNodes", "n2", "done"),
-        ("helios", "active", "RestoreNodes", "n4", "done"),
-        ("helios", "active", "RestoreNodes", "n5", "done"),
+        ("helios", "active", "RevertNodes", "n1", "done"),
+        ("helios", "active", "RevertNodes", "n2", "done"),
+        ("helios", "active", "RevertNodes", "n4", "done"),
+        ("helios", "active", "RevertNodes", "n5", "done"),
     ]
     assert "5" in report.decisions["reason"][0]  # n3 too: it had its weight already
     assert all("ces" in reason for reason in report.decisions["reason"][1:])
@@ -439,7 +439,7 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
     def one_at_a_time(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         calls.append(actions)
         (action,) = actions
-        assert isinstance(action, RestoreNodes)
+        assert isinstance(action, RevertNodes)
         first, *others = action.own
         done = steer([replace(action, own=(first,))])
         waits = [replace(done[0], node=node, result=Result.POSTPONED, remark="later") for node, _ in others]
@@ -449,8 +449,8 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
     report = table.release()
     assert (len(calls), report.woken, report.clean) == (2, ("n1", "n2"), True)
     assert [row[2:5] for row in rows(report)][:-1] == [
-        ("RestoreNodes", "n1", "done"),
-        ("RestoreNodes", "n2", "done"),
+        ("RevertNodes", "n1", "done"),
+        ("RevertNodes", "n2", "done"),
     ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from helios.control import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
+from helios.control import NodeControllerState, NodeCycleReport, Undo, release_nodes, take_node_turn
 from helios.model import NodePower
-from helios.ports import Office
+from helios.ports import Domain
 from helios.simulate import SimCluster, Sleep
 from helios.testing import FakeLedger, a_demand
 from tests.unit.control.nodes.table import Says, all_is_well, down, fill, node_settings, seat
@@ -22,7 +22,7 @@ class Simulated:
             [(0, 50_000, 8)], a_shape((6, 8)), sleep=Sleep(boot_s=300, shutdown_s=120)
         )
         self.cluster.advance(10)
-        self.ledger, self.memory, self.undo = FakeLedger(office=Office.NODES), NodeMemory(), Undo()
+        self.ledger, self.memory, self.undo = FakeLedger(office=Domain.NODES), NodeControllerState(), Undo()
 
     @property
     def now(self) -> datetime:
@@ -31,7 +31,7 @@ class Simulated:
     def write(self, undo: Undo) -> None:
         self.undo = undo
 
-    def turn(self, *actions: object, after: timedelta = timedelta(minutes=10)) -> NodeTurnReport:
+    def turn(self, *actions: object, after: timedelta = timedelta(minutes=10)) -> NodeCycleReport:
         self.cluster.advance(self.cluster.now_s + int(after.total_seconds()))
         now = self.now.astimezone(UTC)
         report = take_node_turn(

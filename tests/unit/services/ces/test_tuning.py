@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.services.energy_saving import tuning
-from helios.services.energy_saving.sizing import Setting, scored
-from helios.services.energy_saving.tuning import DAY, Goal, Known, floors_of, grid_for, planned, tuned
+from helios.services.energy_saving.sizing import SizingParameters, scored
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, floors_of, grid_for, planned, tuned
 
 GOAL = Goal(risk=0.01, wake_ups_per_day=1.0, worth=0.1, spare=1.0, weeks=1)
 MIDNIGHT_S = 19_723 * 86_400
@@ -23,10 +23,10 @@ def a_working_day(days: int, *, seed: int = 1) -> NDArray[np.float64]:
     return np.asarray(np.floor(wave), dtype=np.float64)
 
 
-def known(busy: NDArray[np.float64], *, total: float = 50.0, ended_s: int = MIDNIGHT_S) -> Known:
+def known(busy: NDArray[np.float64], *, total: float = 50.0, ended_s: int = MIDNIGHT_S) -> KnownDemand:
     """Return what was known where the forecast is that all stays as it is."""
     most = np.repeat(np.repeat(busy[:, None, None], 2, axis=1), 3, axis=2)
-    return Known(
+    return KnownDemand(
         busy=busy,
         total=np.full(len(busy), total),
         most=most,
@@ -101,7 +101,7 @@ def test_a_longer_history_than_the_weeks_changes_nothing() -> None:
 @pytest.mark.parametrize("weeks", [1, 3])
 def test_one_step_later_the_day_keeps_its_setting(weeks: int) -> None:
     busy = a_working_day(13)
-    memo: dict[bytes, Setting | None] = {}
+    memo: dict[bytes, SizingParameters | None] = {}
     settings = []
     for more in range(1, 4):
         seen = known(busy[more : 12 * DAY + more], ended_s=MIDNIGHT_S + 600 * more)
