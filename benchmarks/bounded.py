@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.history import read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, play, reckoning_of
-from helios.app.whatif import ReplaySetup, WhatIfRequest, set_the_stage
+from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, backlog_estimator_for, replay_services
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Control
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order
@@ -200,12 +200,12 @@ def acted(run: PerturbedRun, backfill: Backfill = NODES, *, most_of_one_user: fl
     """Rehearse the service `qssf` as it acts live: backfill with limits, urgencies on the grid of the SiteFactor."""
     service, shape = Qssf(Qssf.Options(**options)), run.stage.machine.shape
     cluster = SimCluster(run.workload, shape, run.jobs, estimates_s=run.limit_s, backfill=backfill)
-    play(
+    replay_services(
         cluster,
         [ReplayedService(name="qssf", service=service, every=service.every)],
         predictor=run.predictor(),
         predict_again_s=PREDICT_AGAIN_S,
-        reckoning=reckoning_of(run.workload, shape),
+        reckoning=backlog_estimator_for(run.workload, shape),
         most_of_one_user=most_of_one_user,
     )
     return SimpleNamespace(wait_s=cluster.started_s - run.workload.submitted_s)
@@ -282,7 +282,7 @@ def staged(given: argparse.Namespace) -> tuple[ReplaySetup, Any]:
         gpus_per_node=given.gpus_per_node,
         skip_oversized=True,
     )
-    stage = set_the_stage(history, question)
+    stage = prepare_replay(history, question)
     try:
         opening = stage.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
         return stage, train(stage.before, cluster=history.cluster, until=opening, timezone=history.timezone)

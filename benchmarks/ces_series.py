@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
-from helios.ingest.node_series import read_series, summed
+from helios.ingest.node_series import read_series, sum_series
 from helios.predict.demand import Calendar
 from helios.services.energy_saving import CesOptions
-from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, tuned
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, tune
 
 VARIANTS = {
     "as it is": CesOptions(),
@@ -48,7 +48,7 @@ def asked() -> tuple[argparse.Namespace, EnergySeriesRequest]:
     given = parser.parse_args()
     zone = ZoneInfo(given.timezone)
     read = [read_series(path, timezone=given.timezone) for path in given.series]
-    one = read[0] if len(read) == 1 else summed(read, name=f"{len(read)} files")
+    one = read[0] if len(read) == 1 else sum_series(read, name=f"{len(read)} files")
     since, until = (datetime.fromisoformat(text).replace(tzinfo=zone) for text in (given.since, given.until))
     return given, EnergySeriesRequest(
         name=one.name,
@@ -75,9 +75,9 @@ def picking_s(question: EnergySeriesRequest) -> float:
         yardstick=np.zeros(len(busy)),
     )
     goal = Goal(risk=0.01, wake_ups_per_day=1.0, worth=0.1, spare=1.0, weeks=3)
-    tuned(known, goal)
+    tune(known, goal)
     begun = time.perf_counter()
-    tuned(known, goal)
+    tune(known, goal)
     return time.perf_counter() - begun
 
 

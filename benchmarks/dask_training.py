@@ -20,7 +20,7 @@ from benchmarks.features import a_table
 from helios.predict import causal_features
 from helios.predict.causal_stats import FEATURES
 from helios.predict.dask_training import DaskTrainer
-from helios.predict.duration import QUANTILES, Trainer, TrainingSet, learn_here
+from helios.predict.duration import QUANTILES, Trainer, TrainingSet, train_locally
 
 WORKERS = 2
 
@@ -60,7 +60,7 @@ def main() -> None:
         cost(there, a_lesson(5_000), client)  # the workers' first import of LightGBM
         for n_rows in sizes:
             lesson = a_lesson(n_rows)
-            (here, here_cpu), (far, far_cpu) = (cost(learner, lesson, client) for learner in (learn_here, there))
+            (here, here_cpu), (far, far_cpu) = (cost(learner, lesson, client) for learner in (train_locally, there))
             print(
                 f"{n_rows:>10,} rows   here {here:8.1f} s (cpu {here_cpu:7.1f})   "
                 f"Dask {far:8.1f} s (cpu {far_cpu:7.1f})   ratio {far / here:5.2f} (cpu {far_cpu / here_cpu:5.2f})",

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.energy.whatif_jobs import POLICIES, EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, read_file
-from helios.app.whatif import WhatIfRequest, set_the_stage
+from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Settings
 from helios.predict.demand import Calendar
 from helios.simulate import Backfill, Placement, replay
@@ -36,7 +36,7 @@ STEP_S = 600
 def placements(history: LoadedHistory, since: datetime, until: datetime) -> None:
     """Print how many nodes are busy on average under each placement, and the least that would do."""
     warm_up = since - history.jobs["submitted_at"].min()
-    stage = set_the_stage(history, WhatIfRequest(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
+    stage = prepare_replay(history, WhatIfRequest(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())
     print(f"{'placement':<12}{'busy nodes':>12}{'most in a step':>16}{'seconds':>9}")
     for placement in (Placement.SPREAD, Placement.RANDOM, Placement.WEIGHTED, Placement.PACKED):

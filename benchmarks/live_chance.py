@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from helios.app.slurm_workload import rehearse_on_slurm, slurm_jobs
+from helios.app.slurm_workload import simulate_services_on_slurm, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
 from helios.model.slurm_site import SlurmSite
@@ -96,7 +96,7 @@ def side(
     latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 30 - 7 * rng.random())
     if services:
         past = stretch.history(BEGAN.to_pydatetime())
-        replayed = rehearse_on_slurm(
+        replayed = simulate_services_on_slurm(
             jobs,
             site,
             services,

@@ -15,9 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from helios.app.history import recall
+from helios.app.history import load_history
 from helios.app.job_controller import JobController
-from helios.app.live_cluster import open_site
+from helios.app.live_cluster import open_live_cluster
 from helios.app.sync import JOBS as JOBS_READ
 from helios.app.training import learn
 from helios.config import Settings
@@ -66,7 +66,7 @@ def remember(settings: Settings, cluster: str, *, days: int) -> int:
         batch = Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0)
         warehouse.load([batch], cluster=cluster, path="synthetic", sha256="1", format="helios", timezone="UTC")
         warehouse.cover(cluster, source=JOBS_READ, started_at=now - timedelta(days=days), ended_at=now, read_at=now)
-    history = recall(url=settings.database.url, cluster=cluster)
+    history = load_history(url=settings.database.url, cluster=cluster)
     learn(history, url=settings.database.url, until=None, seed=0, made_at=now)
     return len(jobs)
 
@@ -120,7 +120,7 @@ def main(pending: int, days: int) -> None:
         chosen = settings_for(folder, writes=WRITES)
         jobs = remember(chosen, rig.name, days=days)
         queue_up(rig, pending)
-        site = open_site(chosen)
+        site = open_live_cluster(chosen)
         count_processes()
         print(f"{pending:,} jobs pending, a history of {jobs:,} jobs, a model; Slurm's commands")
         turns = JobController(site, chosen)

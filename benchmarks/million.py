@@ -25,7 +25,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.replay import PLAIN_JOBS, a_cluster, a_trace, given, pending, plain
-from helios.app.history import ingest, recall
+from helios.app.history import ingest, load_history
 from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
@@ -80,7 +80,7 @@ def main() -> None:
         control = timed("control: pandas.read_csv of the file", lambda: len(pd.read_csv(trace)))
         report = timed("load into SQLite", lambda: ingest(trace, url=url, timezone="UTC", cluster="saturn"))
         assert report.jobs_new == control
-        history = timed("read all columns back", lambda: recall(url=url, cluster="saturn"))
+        history = timed("read all columns back", lambda: load_history(url=url, cluster="saturn"))
         timed("train (features of all, the last 300,000 to learn)", lambda: train(history.jobs, cluster="saturn"))
         for backfill in (Backfill.NONE, Backfill.EASY, Backfill.NODES):
             plan = Scenario(

@@ -26,7 +26,7 @@ from helios.app.history import read_file
 from helios.app.prediction_value import PREDICTED
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import ORDERS, Policy
-from helios.app.whatif import ReplaySetup, WhatIfRequest, set_the_stage, teach
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, train_predictor
 from helios.predict import ReplayTrainedPredictor
 from helios.predict.replay_predictor import UserLast
 from helios.simulate import Backfill, Replay, WaitBound, replay
@@ -172,8 +172,8 @@ def benches(given: argparse.Namespace) -> list[Bench]:
     made: list[Bench] = []
     for size in map(float, given.sizes.split(",")):
         nodes = {name: max(1, round(size * count)) for name, count in parse_nodes(given.nodes).items()}
-        stage = set_the_stage(history, replace(question, nodes=nodes))
-        model = made[0].model if made else teach(history, stage, question, lambda _stage, _done: None)
+        stage = prepare_replay(history, replace(question, nodes=nodes))
+        model = made[0].model if made else train_predictor(history, stage, question, lambda _stage, _done: None)
         made.append(Bench(stage=stage, today=replayed(stage, order=ORDERS[Policy.FIFO]), model=model))
     return made
 

@@ -34,8 +34,8 @@ from helios_night_owl import NightOwl
 from helios.actions import Action
 from helios.app.history import read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, play
-from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, set_the_stage
+from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, replay_services
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
 from helios.model import Snapshot
 from helios.ports import Service
 from helios.services.qssf import Qssf
@@ -122,7 +122,7 @@ def staged(name: str, jobs: int) -> ReplaySetup:
     history = read_file(TRACES / trace, timezone=timezone)
     submitted = history.jobs["submitted_at"]
     until = submitted.iloc[jobs] if jobs < len(submitted) else None
-    return set_the_stage(history, WhatIfRequest(plans=(), until=until, **machine))
+    return prepare_replay(history, WhatIfRequest(plans=(), until=until, **machine))
 
 
 def compiled(stage: ReplaySetup) -> Replay:
@@ -159,7 +159,7 @@ def played(stage: ReplaySetup, way: Way, predictor: Any) -> tuple[SimCluster, Re
         resolution=way.resolution,
     )
     seat = ReplayedService(name=way.title, service=way.service(), every=way.every)
-    play(cluster, [seat], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)
+    replay_services(cluster, [seat], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)
     return cluster, seat
 
 

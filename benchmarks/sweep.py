@@ -26,16 +26,16 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.executors import Engine, Processes, here
+from helios.app.executors import Engine, Processes, run_here
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.resampling import predictor_of, redrawn, urn_of
+from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Policy, RunTimes, Scenario
-from helios.app.sweep import SweepPlan, cross, sweep
-from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, set_the_stage
+from helios.app.sweep import SweepPlan, cross_options, sweep
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
 from helios.ports import ReplayPredictor
 from helios.predict.scores import spearman
-from helios.report.significance import ResampledUnit, interval_of
+from helios.report.significance import ResampledUnit, confidence_interval
 from helios.simulate import Backfill
 
 TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
@@ -64,8 +64,8 @@ def main() -> None:
 def costs(history: LoadedHistory, question: WhatIfRequest, workers: int, times: int) -> None:
     """Print seconds of the same sweep in one process and several."""
     plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
-    asked = cross(plan, base=question, timezone=history.timezone)
-    engines: dict[str, Engine] = {"one process": here, f"Dask, {workers} processes": Processes(workers=workers)}
+    asked = cross_options(plan, base=question, timezone=history.timezone)
+    engines: dict[str, Engine] = {"one process": run_here, f"Dask, {workers} processes": Processes(workers=workers)}
     print(f"{len(asked.cells)} cells of {history.cluster}, run times true; {os.getloadavg()[0]:.0f} programs were busy")
     written = []
     for name, engine in engines.items():
@@ -93,7 +93,7 @@ def coverage() -> None:
             for _ in range(SITES):
                 site = draw(weeks)
                 draws = site[rng.integers(0, weeks, size=(20, weeks))].mean(axis=1)
-                low, high = interval_of(draws, value=float(draws.mean()), independent=weeks)
+                low, high = confidence_interval(draws, value=float(draws.mean()), independent=weeks)
                 ours += low is not None and high is not None and low <= truth <= high
                 half, off = 1.96 * float(np.std(draws, ddof=1)), abs(float(draws.mean()) - truth)
                 plain += off <= half
@@ -104,17 +104,17 @@ def coverage() -> None:
 
 def given_away(history: LoadedHistory, question: WhatIfRequest) -> None:
     """Print how well jobs are predicted in the history and in draws, whether copies teach or not."""
-    stage = set_the_stage(history, replace(question, plans=(FIFO,)))
-    urn = urn_of(stage, ResampledUnit.WEEKS)
+    stage = prepare_replay(history, replace(question, plans=(FIFO,)))
+    urn = resampler_for(stage, ResampledUnit.WEEKS)
     found: dict[str, list[tuple[float, float]]] = {
-        "history as it was": [judged(stage, predictor_of(stage, None, question), stage.counted)]
+        "history as it was": [judged(stage, resampled_predictor(stage, None, question), stage.counted)]
     }
     for repeat in range(1, 6):
-        drawn = redrawn(stage, urn, repeat=repeat, seed=0)
+        drawn = redraw(stage, urn, repeat=repeat, seed=0)
         assert drawn.first is not None
         again = drawn.first != np.arange(len(drawn.first))
         for taught, predictor in (
-            ("", predictor_of(drawn, None, question)),
+            ("", resampled_predictor(drawn, None, question)),
             (", were copies learned from", predictor_for(drawn, None, question)),
         ):
             medians = predicted(predictor, drawn)

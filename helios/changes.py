@@ -73,7 +73,7 @@ class ValueMapping(Generic[Value]):
     words: Callable[[JobSetting, Value], str]
 
 
-def slurms_terms(
+def slurm_value_mapping(
     *, site_factor: Callable[[float], int], time_min: Callable[[timedelta], int] = ownership.time_min
 ) -> ValueMapping[int]:
     """Return Slurm's own: the SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0: none."""
@@ -133,7 +133,7 @@ class SettingChange(Generic[Value]):
         return "" if value is None else self.terms.words(self.lever, value)
 
 
-def wishes_of(
+def setting_changes(
     action: JobAction,
     terms: ValueMapping[Value],
     *,
@@ -230,7 +230,7 @@ class ChangeContext:
     suspect: str = ""
 
 
-def verdict(wish: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def judge_change(wish: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
     if wish.takes_back:
         return _of_a_restore(wish, ground)
@@ -313,7 +313,7 @@ class NodeChange:
     @property
     def names(self) -> tuple[str, ...]:
         """The nodes of a keep-awake list."""
-        return names_in(self.value)
+        return nodes_named(self.value)
 
     def outcome(self, result: Result, remark: str = "", *, before: str = "", after: str = "") -> NodeOutcome:
         """Say what became of it."""
@@ -349,7 +349,7 @@ class RequestedNodeChanges:
     fills: bool = False
 
 
-def node_proposal_of(actions: Sequence[Action]) -> RequestedNodeChanges:
+def to_node_changes(actions: Sequence[Action]) -> RequestedNodeChanges:
     """Take the actions of a service apart.
 
     Raises
@@ -365,7 +365,7 @@ def node_proposal_of(actions: Sequence[Action]) -> RequestedNodeChanges:
     )
 
 
-def node_actions_of(wishes: Sequence[NodeChange], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
+def to_node_actions(wishes: Sequence[NodeChange], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
     """Put wishes together again: wakes first, then the keep-awake list, sleeps and the order of filling.
 
     Parameters
@@ -383,12 +383,12 @@ def node_actions_of(wishes: Sequence[NodeChange], *, own: Mapping[NodeKey, str])
     return [*ups, *lists, *downs, *_fill_first([wish for wish in wishes if wish.lever is NodeSetting.WEIGHT], own)]
 
 
-def names_in(text: str) -> tuple[str, ...]:
+def nodes_named(text: str) -> tuple[str, ...]:
     """Return the nodes of a list as the book has it."""
     return tuple(name for name in text.split(",") if name)
 
 
-def listed(nodes: Iterable[str]) -> str:
+def join_names(nodes: Iterable[str]) -> str:
     """Write a list of nodes as the book has it."""
     return ",".join(sorted(set(nodes)))
 
@@ -400,7 +400,7 @@ def _node_wishes(action: Action) -> list[NodeChange]:
     if isinstance(action, PowerUp):
         return [NodeChange(lever=NodeSetting.POWER, node=action.node, value=AWAKE, reason=action.reason, action=kind)]
     if isinstance(action, KeepAwake):
-        value = listed(action.nodes)
+        value = join_names(action.nodes)
         return [NodeChange(lever=NodeSetting.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
     if isinstance(action, FillFirst):
         return [
@@ -479,7 +479,7 @@ class RequestedChanges:
     soft_limits: bool = False
 
 
-def proposal_of(actions: Sequence[Action]) -> RequestedChanges:
+def to_changes(actions: Sequence[Action]) -> RequestedChanges:
     """Take the actions of a service apart.
 
     A ``RevertJobs`` is the wish that nothing stands, which is what a job has that is not named.
@@ -498,7 +498,7 @@ def proposal_of(actions: Sequence[Action]) -> RequestedChanges:
     )
 
 
-def actions_of(wishes: Sequence[JobChange]) -> list[JobAction]:
+def to_actions(wishes: Sequence[JobChange]) -> list[JobAction]:
     """Put wishes together again: an order for each partition, then the soft limits.
 
     Wishes of equal urgency stay as they are given.

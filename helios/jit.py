@@ -19,7 +19,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-def part(function: _Function, **options: Any) -> _Function:
+def inline_jit(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` as a part of the entry points that call it; nobody else can.
 
     A part needs no doors for Python and C. Nor is it kept by itself: it would keep its callees' code with its own.
@@ -28,7 +28,7 @@ def part(function: _Function, **options: Any) -> _Function:
     return compiled
 
 
-def kept(function: _Function, **options: Any) -> _Function:
+def cached_jit(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
     compiled: Any = njit(cache=True, **options)(function)
     compiled._cache = _Cache(compiled)
@@ -129,12 +129,12 @@ _INLINED: dict[str, Any] = {"forceinline": True}
 
 def kernel(function: _Function) -> _Function:
     """Compile ``function`` as a part of the entry points that call it; nobody else can."""
-    return part(function, **_OPTIONS, **_INLINED)
+    return inline_jit(function, **_OPTIONS, **_INLINED)
 
 
 def entry_point(function: _Function) -> _Function:
     """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
-    return kept(function, **_OPTIONS)
+    return cached_jit(function, **_OPTIONS)
 
 
 # Numbers that are as any other to the compiler.

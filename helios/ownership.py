@@ -43,25 +43,25 @@ def site_factors(urgency: NDArray[np.float64], *, n_steps: int) -> NDArray[np.in
 
 def urgency(site_factor: int, *, most: int) -> float:
     """Return the urgency that a SiteFactor of Helios stands for; 0 for one that is not Helios'."""
-    if not is_ours(site_factor):
+    if not has_helios_mark(site_factor):
         return 0.0
     return math.copysign(min(abs(site_factor) // STEP / steps(most), 1.0), site_factor)
 
 
 def urgencies(site_factors: NDArray[np.int64], *, n_steps: int) -> NDArray[np.float64]:
     """Return what :func:`urgency` does for each of many, where there are ``n_steps`` on either side of 0."""
-    level = np.where(are_ours(site_factors), np.minimum(np.abs(site_factors) // STEP, n_steps), 0)
+    level = np.where(have_helios_mark(site_factors), np.minimum(np.abs(site_factors) // STEP, n_steps), 0)
     stood_for: NDArray[np.float64] = np.sign(site_factors) * level / n_steps
     return stood_for
 
 
-def is_ours(site_factor: int) -> bool:
+def has_helios_mark(site_factor: int) -> bool:
     """Return whether a SiteFactor bears Helios' mark; 0 bears none."""
     return abs(site_factor) % STEP == MARK
 
 
-def are_ours(site_factors: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return what :func:`is_ours` does for each of many."""
+def have_helios_mark(site_factors: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return what :func:`has_helios_mark` does for each of many."""
     ours: NDArray[np.bool_] = np.abs(site_factors) % STEP == MARK
     return ours
 
@@ -77,6 +77,6 @@ def time_min(run_time: timedelta) -> int:
     return minutes + (MINUTE_MARK - minutes) % MINUTE_STEP
 
 
-def is_our_time_min(minutes: int) -> bool:
+def has_helios_time_min(minutes: int) -> bool:
     """Return whether a TimeMin, in minutes, bears Helios' mark."""
     return minutes % MINUTE_STEP == MINUTE_MARK

@@ -242,5 +242,5 @@ class Progress(Protocol):
         ...
 
 
-def in_silence(stage: str, done: float) -> None:
+def no_progress(stage: str, done: float) -> None:
     """Be a :class:`Progress` that tells nobody."""

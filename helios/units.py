@@ -12,7 +12,7 @@ from helios.errors import UsageError
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 
-def unit_of(resource: str) -> str:
+def best_unit(resource: str) -> str:
     """Write one of what jobs hold: ``GPU`` for ``gpus``, ``CPU`` for ``cpus``."""
     return resource.removesuffix("s").upper()
 
@@ -32,7 +32,7 @@ def duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def spoken_duration(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """Write a length of time as in a sentence: ``42 s``, ``1 min 29 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``."""
     whole = round(seconds)
     if whole < MINUTE_S:
@@ -120,7 +120,7 @@ def gpu_time(seconds: float) -> str:
     return f"{_short(seconds / DAY_S)} GPU-days"
 
 
-def counted(number: int, noun: str) -> str:
+def count_in_words(number: int, noun: str) -> str:
     """Return ``1 GPU``, ``2 GPUs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

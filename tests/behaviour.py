@@ -62,8 +62,8 @@ from helios.control import (
     Undo,
     release,
     release_nodes,
-    take_node_turn,
-    take_turn,
+    run_cycle,
+    run_node_cycle,
 )
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
@@ -947,7 +947,7 @@ class JobWorld(World):
         try:
             if self.happens(0.03):
                 return {"released": _job_report(release(**common, reason="a person asks"))}
-            report = take_turn(
+            report = run_cycle(
                 **common,
                 seats=self.seats(),
                 expectation=self.expect,
@@ -1112,7 +1112,7 @@ class NodeWorld(World):
         try:
             if self.happens(0.03):
                 return {"released": _node_report(release_nodes(**common, reason="a person asks", memory=self.memory))}
-            report = take_node_turn(
+            report = run_node_cycle(
                 **common,
                 seats=self.seats(),
                 expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),

@@ -30,7 +30,7 @@ from helios.warehouse import Warehouse
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Warehouse | HeliosError]:
+def open_controller_warehouse(url: str) -> Iterator[Warehouse | HeliosError]:
     """Open the warehouse, or give the reason why it cannot be."""
     try:
         warehouse = Warehouse.open(url)
@@ -41,7 +41,7 @@ def opened(url: str) -> Iterator[Warehouse | HeliosError]:
         yield warehouse
 
 
-def ledger_of(warehouse: Warehouse | HeliosError, cluster: str, *, office: Domain) -> Ledger:
+def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, office: Domain) -> Ledger:
     """Return the ledger of a cluster's office; where it cannot be had, one that says why."""
     if isinstance(warehouse, HeliosError):
         return UnavailableLedger(warehouse)
@@ -120,7 +120,7 @@ class DaemonRuns(HeliosError):
 
 
 @contextmanager
-def alone(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[None]:
+def hold_cycle_lock(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[None]:
     """Keep other processes of this Helios, which share its lease, from taking a turn meanwhile.
 
     Parameters
@@ -147,7 +147,7 @@ def alone(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[
 
 
 @contextmanager
-def only_daemon(folder: Path, *, offices: Collection[Domain]) -> Iterator[None]:
+def hold_daemon_lock(folder: Path, *, offices: Collection[Domain]) -> Iterator[None]:
     """Be the only daemon of this state folder for ``offices``.
 
     Raises
@@ -187,7 +187,7 @@ def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
         os.close(handle)
 
 
-def identity_of(folder: Path) -> str:
+def process_identity(folder: Path) -> str:
     """Return a word that only processes with this state folder on this machine have, until it boots again.
 
     Host names and paths are the same on copies of a machine. A random number that is kept in the folder tells machines
@@ -321,12 +321,12 @@ class ControllerStateStore(Generic[Memory]):
 
 
 @contextmanager
-def between_turns(folder: Path, *, within_s: float, lock: str) -> Iterator[tuple[str, ...]]:
+def between_cycles(folder: Path, *, within_s: float, lock: str) -> Iterator[tuple[str, ...]]:
     """Keep this machine's turns away meanwhile; where one does not end in time, say so instead of waiting on."""
     disturbed: tuple[str, ...] = ()
     with ExitStack() as held:
         try:
-            held.enter_context(alone(folder, within_s=within_s, lock=lock))
+            held.enter_context(hold_cycle_lock(folder, within_s=within_s, lock=lock))
         except HeliosError as trouble:
             disturbed = (f"what a turn that is under way sets is taken back in the next one: {trouble.fact}",)
         yield disturbed
@@ -350,7 +350,7 @@ def modes_or_off(
         return {name: ServiceMode(mode=Mode.OFF) for name in services}
 
 
-def tallies_of(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str, ServiceMode]) -> Iterator[CycleTally]:
+def cycle_tallies(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str, ServiceMode]) -> Iterator[CycleTally]:
     """Return how often each service's actions ended in each way, with its mode."""
     for service, by_result in counts.items():
         mode = modes[service].mode if service in modes else Mode.ACTIVE

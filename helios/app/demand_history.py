@@ -12,18 +12,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import machine_for
+from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS, Policy
 from helios.errors import NotEnoughHistory
-from helios.ingest.node_series import read_series, resampled, summed
-from helios.metrics.node_usage import intervals_of, most_at_once
+from helios.ingest.node_series import read_series, resample, sum_series
+from helios.metrics.node_usage import busy_intervals, most_at_once
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict.demand import NEVER_S, Calendar, DemandJobState, job_state, walk_forward
 from helios.predict.demand.evaluation import judge
 from helios.report.forecast import ForecastReport
 from helios.simulate import Backfill, Workload, replay
-from helios.units import unit_of
+from helios.units import best_unit
 
 Seconds = NDArray[np.int64]
 
@@ -81,9 +81,11 @@ def watch_files(
     """
     share = None if total is None else total / len(files)
     per_node = 1 if in_gpus else gpus_per_node
-    read = [resampled(read_series(path, timezone=timezone, total=share, gpus_per_node=per_node)) for path in files]
+    read = [resample(read_series(path, timezone=timezone, total=share, gpus_per_node=per_node)) for path in files]
     name = read[0].name if len(read) == 1 else f"{files[0].parent.name or read[0].name} ({len(read)} files)"
-    return DemandHistory(series=summed(read, name=name), state=None, kind="series", unit="GPU" if in_gpus else "node")
+    return DemandHistory(
+        series=sum_series(read, name=name), state=None, kind="series", unit="GPU" if in_gpus else "node"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ class RequestedClusterShape:
 
 
 def watch_cluster(
-    history: LoadedHistory, asked: RequestedClusterShape, *, progress: Progress = in_silence
+    history: LoadedHistory, asked: RequestedClusterShape, *, progress: Progress = no_progress
 ) -> DemandHistory:
     """Count the busy nodes of a cluster from its jobs, step by step, with what jobs told at each.
 
@@ -200,7 +202,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     n_steps = max(int(_seconds(jobs["submitted_at"]).max()) - first_s, STEP_S) // STEP_S
     placed = jobs["node_list"].notna()
     if not asked.in_gpus and placed.mean() >= _FEWEST_PLACED:
-        held = intervals_of(jobs, until_s=int(end_s.max())).merged()
+        held = busy_intervals(jobs, until_s=int(end_s.max())).merged()
         group = np.zeros(len(held.names), dtype=np.int64)
         busy = most_at_once(held, group=group, n_groups=1, first_s=first_s, step_s=STEP_S, n_steps=n_steps)[0]
         total = float(asked.total or len(held.names))
@@ -208,7 +210,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
             [] if asked.nodes else [f"In service: the {len(held.names)} nodes that jobs ran on; else say --nodes N."]
         )
     else:
-        size = most_held(start_s, end_s, _size(jobs, asked), first_s=first_s, n_steps=n_steps)
+        size = busiest_nodes(start_s, end_s, _size(jobs, asked), first_s=first_s, n_steps=n_steps)
         busy = np.maximum(np.ceil(size - _ROUNDING), 0.0)
         total, notes = _capacity(busy, asked), _sizes_said(busy, asked)
     return _Counted(jobs=jobs, first_s=first_s, busy=busy, total=total, notes=tuple(notes))
@@ -234,7 +236,7 @@ def _capacity(busy: NDArray[np.float64], asked: RequestedClusterShape) -> float:
 
 def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     resource = "gpus" if (jobs["gpus"] > 0).any() else "cpus"
-    machine = machine_for(
+    machine = replay_cluster_for(
         jobs,
         resource=resource,
         nodes=asked.nodes,
@@ -262,11 +264,11 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     busy, total = most.sum(axis=0)[:n_steps], float(machine.shape.nodes.sum())
     if asked.in_gpus:
         held = machine.size.astype(np.float64)
-        busy = most_held(result.started_s, result.ended_s, held, first_s=first_s, n_steps=n_steps)
+        busy = busiest_nodes(result.started_s, result.ended_s, held, first_s=first_s, n_steps=n_steps)
         total = float(machine.shape.total_gpus)
     said = (
         f"Starts and ends of jobs are not known: they were replayed, first in first out with EASY backfill, on "
-        f"{int(machine.shape.nodes.sum())} nodes of {asked.gpus_per_node} {unit_of(resource)}s, jobs packed; each "
+        f"{int(machine.shape.nodes.sum())} nodes of {asked.gpus_per_node} {best_unit(resource)}s, jobs packed; each "
         "partition's most were added up."
     )
     return _Counted(
@@ -278,7 +280,7 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     )
 
 
-def most_held(
+def busiest_nodes(
     start_s: Seconds, end_s: Seconds, size: NDArray[np.float64], *, first_s: int, n_steps: int
 ) -> NDArray[np.float64]:
     """Return the most that jobs held at once within each step of ``STEP_S`` from ``first_s`` on.
@@ -359,7 +361,7 @@ class ForecastRequest:
 
 
 def evaluate_forecasts(
-    watched: DemandHistory, question: ForecastRequest, *, progress: Progress = in_silence
+    watched: DemandHistory, question: ForecastRequest, *, progress: Progress = no_progress
 ) -> ForecastReport:
     """Forecast at every step of the window from what was known then, and judge that beside rules without a model.
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.history import LoadedHistory, ingest, recall
-from helios.app.scenarios import default_plans
+from helios.app.history import LoadedHistory, ingest, load_history
+from helios.app.scenarios import default_scenarios
 from helios.app.training import judge, learn
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.errors import WarehouseUnavailable
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict import Evaluation
 from helios.report.history import Description, describe
 from helios.report.whatif import WhatIf
@@ -32,8 +32,8 @@ class Demo:
     result: WhatIf
 
 
-def try_out(
-    folder: Path, *, profile: str, days: int, seed: int, made_at: datetime, progress: Progress = in_silence
+def run_demo(
+    folder: Path, *, profile: str, days: int, seed: int, made_at: datetime, progress: Progress = no_progress
 ) -> Demo:
     """Make a month, load it, learn from its first 70 %, and replay the rest under every default policy.
 
@@ -51,7 +51,7 @@ def try_out(
     """
     trace, url = _made_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
     ingest(trace, url=url, timezone="UTC", cluster=profile, progress=progress)
-    history = recall(url=url, cluster=profile)
+    history = load_history(url=url, cluster=profile)
     split = FIRST_DAY + TAUGHT_SHARE * timedelta(days=days)
     learn(history, url=url, until=split, seed=seed, made_at=made_at, progress=progress)
     return Demo(
@@ -79,7 +79,7 @@ def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: P
 
 def _replayed(history: LoadedHistory, *, profile: str, split: datetime, seed: int, progress: Progress) -> WhatIf:
     question = WhatIfRequest(
-        plans=default_plans(),
+        plans=default_scenarios(),
         since=split,
         warm_up=WARM_UP,
         nodes=synthetic_nodes(profile),

@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.controller_state import CycleUnderWay, alone
+from helios.app.controller_state import CycleUnderWay, hold_cycle_lock
 from helios.app.history import choose_cluster
-from helios.app.hook import UNPUBLISHED, orders_new_jobs
-from helios.app.job_controller import MEMORY, holder_of
-from helios.app.live_cluster import preflight, services_of
-from helios.app.modes import modes_in_force, paused
+from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
+from helios.app.job_controller import MEMORY, lease_holder
+from helios.app.live_cluster import configured_services, preflight
+from helios.app.modes import is_paused, modes_in_force
 from helios.app.node_controller import MEMORY as NODE_MEMORY
 from helios.app.predictions import UNTRUSTED
 from helios.app.sync import read_until
@@ -82,11 +82,11 @@ def _as_grave(finding: Finding) -> Finding:
 def _orders(settings: Settings, name: str) -> bool:
     """Return whether a Helios that is not paused orders jobs to which the hook could give their place."""
     try:
-        services = services_of(settings, office=Domain.JOBS)
-        if not name or paused(settings.database.url, name, Path(settings.control.state_folder)):
+        services = configured_services(settings, office=Domain.JOBS)
+        if not name or is_paused(settings.database.url, name, Path(settings.control.state_folder)):
             return False
         modes = modes_in_force(settings.database.url, name, services)
-        return orders_new_jobs((services[service], mode) for service, mode in modes.items())
+        return hook_orders_new_jobs((services[service], mode) for service, mode in modes.items())
     except HeliosError:
         return False  # another check says why it is not known
 
@@ -114,7 +114,7 @@ def _only_name(settings: Settings) -> str:
 
 
 def _services(settings: Settings) -> Iterator[Finding]:
-    names = ", ".join(services_of(settings))
+    names = ", ".join(configured_services(settings))
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding(check="services", verdict=FindingLevel.OK, fact=f"configured: {names or 'none'} (Python {version})")
 
@@ -122,7 +122,7 @@ def _services(settings: Settings) -> Iterator[Finding]:
 def _state_folder(settings: Settings) -> Iterator[Finding]:
     folder = Path(settings.control.state_folder)
     try:
-        with alone(folder):
+        with hold_cycle_lock(folder):
             pass
     except HeliosError as reason:
         if not isinstance(reason, CycleUnderWay):
@@ -219,7 +219,7 @@ def _unreadable(record: ModelRecord) -> str:
 
 
 def _modes(settings: Settings, name: str) -> Iterator[Finding]:
-    modes = modes_in_force(settings.database.url, name, services_of(settings)) if name else {}
+    modes = modes_in_force(settings.database.url, name, configured_services(settings)) if name else {}
     said = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
     fact = said if acts else f"{said}: nothing on the cluster is changed"
@@ -274,7 +274,7 @@ def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
         yield Finding(check="lease", verdict=FindingLevel.OK, fact="nobody writes to this cluster now")
         return
     until = datetime.fromtimestamp(lease["expires_at"] / 1e6, UTC)
-    whose = "this Helios" if lease["holder"] == holder_of(settings) else f"another Helios ({lease['holder']})"
+    whose = "this Helios" if lease["holder"] == lease_holder(settings) else f"another Helios ({lease['holder']})"
     left_s = (until - time_there).total_seconds()  # by the clock that leases run by, which need not be this machine's
     state = f"holds the lease for another {left_s:.0f} s" if left_s > 0 else f"held the lease {-left_s:.0f} s ago"
     yield Finding(check="lease", verdict=FindingLevel.OK, fact=f"{whose} {state}")
@@ -299,7 +299,7 @@ def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
 
 def _nodes(settings: Settings, name: str) -> Iterator[Finding]:
     """Say what of the nodes needs a person; nothing where no service acts on nodes."""
-    if not services_of(settings, office=Domain.NODES):
+    if not configured_services(settings, office=Domain.NODES):
         return
     with Warehouse.open(settings.database.url) as warehouse:
         try:
@@ -320,7 +320,7 @@ def _nodes(settings: Settings, name: str) -> Iterator[Finding]:
 
 
 def _pause(settings: Settings, name: str) -> Iterator[Finding]:
-    pause = paused(settings.database.url, name, Path(settings.control.state_folder))
+    pause = is_paused(settings.database.url, name, Path(settings.control.state_folder))
     yield Finding(
         check="pause",
         verdict=FindingLevel.WARN if pause else FindingLevel.OK,

@@ -25,12 +25,12 @@ from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
 from helios import __version__
 from helios.app.history import LoadedHistory
-from helios.app.resampling import Resampler, predictor_of, redrawn, urn_of
+from helios.app.resampling import Resampler, redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
-from helios.app.whatif import ReplaySetup, WhatIfRequest, run_of, set_the_stage, teach
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
 from helios.dask_client import connected, quiet, refuse_other_releases
 from helios.errors import DaskUnavailable, HeliosError
-from helios.ports import in_silence
+from helios.ports import no_progress
 from helios.predict import DurationModel
 from helios.report.significance import ResampledUnit
 
@@ -55,10 +55,10 @@ LIBRARIES = ("lightgbm", "numpy")
 @cache
 def code_fingerprint() -> str:
     """Return the fingerprint of the code that makes the results of a sweep, in 16 characters."""
-    return digest_of(modules_of(Path(__file__).parents[1], BEGIN))
+    return code_digest(imported_modules(Path(__file__).parents[1], BEGIN))
 
 
-def digest_of(modules: Mapping[str, Path]) -> str:
+def code_digest(modules: Mapping[str, Path]) -> str:
     """Return a digest of what the files of ``modules`` say, and of the releases of ``LIBRARIES``, in 16 characters."""
     digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
     for name, path in sorted(modules.items()):
@@ -66,7 +66,7 @@ def digest_of(modules: Mapping[str, Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def modules_of(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PART) -> dict[str, Path]:
+def imported_modules(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PART) -> dict[str, Path]:
     """Return the files of a module and of all in its package that it imports, directly or not, at once or later.
 
     Parameters
@@ -208,7 +208,7 @@ class Engine(Protocol):
         ...
 
 
-def fingerprint_of(history: LoadedHistory) -> str:
+def package_fingerprint(history: LoadedHistory) -> str:
     """Return what the replays of a history hang on, in 16 characters: its jobs, and its time zone."""
     rows = pd.util.hash_pandas_object(history.jobs, index=False)
     digest = hashlib.sha256(rows.to_numpy().tobytes())
@@ -216,7 +216,7 @@ def fingerprint_of(history: LoadedHistory) -> str:
     return digest.hexdigest()[:16]
 
 
-def here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """Be an :class:`Engine` in this process, one cell after the other."""
     bench = SweepWorker(history)
     for place, cell in enumerate(cells):
@@ -250,8 +250,8 @@ class SweepWorker:
             original = self._stage(cell.question, machine)
             stage, urn = self._draw(cell, original, machine) if cell.repeat else (original, None)
             taught = self._teach(original, cell.question) if cell.plan.uses_predictions else None
-        predictor = predictor_of(stage, taught, cell.question) if cell.plan.uses_predictions else None
-        run = run_of(cell.plan, stage, predictor, in_silence, question=cell.question)
+        predictor = resampled_predictor(stage, taught, cell.question) if cell.plan.uses_predictions else None
+        run = to_run(cell.plan, stage, predictor, no_progress, question=cell.question)
         return {
             "label": run.label,
             "is_today": run.is_today,
@@ -263,21 +263,21 @@ class SweepWorker:
         }
 
     def _stage(self, question: WhatIfRequest, about: str) -> ReplaySetup:
-        return _kept(self._stages, about, lambda: set_the_stage(self._history, question))
+        return _kept(self._stages, about, lambda: prepare_replay(self._history, question))
 
     def _draw(self, cell: SweepRun, stage: ReplaySetup, about: str) -> tuple[ReplaySetup, Resampler]:
         seed = cell.question.seed
 
         def draw() -> tuple[ReplaySetup, Resampler]:
-            urn = urn_of(stage, cell.over)
-            return redrawn(stage, urn, repeat=cell.repeat, seed=seed), urn
+            urn = resampler_for(stage, cell.over)
+            return redraw(stage, urn, repeat=cell.repeat, seed=seed), urn
 
         return _kept(self._drawn, f"{about} {cell.repeat} {cell.over} {seed}", draw)
 
     def _teach(self, stage: ReplaySetup, question: WhatIfRequest) -> DurationModel | None:
         """Return the model of what came before the window, which is no draw's business: all share one."""
         about = f"{len(stage.before)} {stage.workload.submitted_s[0]} {question.seed}"
-        return _kept(self._taught, about, lambda: teach(self._history, stage, question, in_silence))
+        return _kept(self._taught, about, lambda: train_predictor(self._history, stage, question, no_progress))
 
 
 def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
@@ -447,11 +447,11 @@ def _spread(
 
     pass
 
-    fingerprint = fingerprint_of(history)
+    fingerprint = package_fingerprint(history)
     client.register_plugin(WithHistory(history, fingerprint))
     places = {
         # Named for this client: another may ask for the same cell, and its end must not be the end of ours.
-        client.submit(told_there, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place
+        client.submit(worker_message, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place
         for place, cell in enumerate(cells)
     }
     try:
@@ -483,7 +483,7 @@ class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is
     """Gives each worker the history once, those that come later too, instead of with every cell."""
 
     def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
-        self.name = name_of(fingerprint)
+        self.name = executor_name(fingerprint)
         self._history = history
         self.bench: SweepWorker | None = None
 
@@ -492,14 +492,14 @@ class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is
         self.bench = SweepWorker(self._history)
 
 
-def name_of(fingerprint: str) -> str:
+def executor_name(fingerprint: str) -> str:
     """Return by what name workers know the history."""
     return f"helios-history-{fingerprint}"
 
 
-def told_there(cell: SweepRun, fingerprint: str) -> Told:
+def worker_message(cell: SweepRun, fingerprint: str) -> Told:
     """Replay a cell on the worker that runs this."""
-    plugin: Any = get_worker().plugins.get(name_of(fingerprint))
+    plugin: Any = get_worker().plugins.get(executor_name(fingerprint))
     if plugin is None:  # a worker that joined while the history was handed out
         raise Reschedule
     return cast("SweepWorker", plugin.bench).tell(cell)

@@ -13,7 +13,7 @@ import pandas as pd
 from helios.app.job_controller import JobController
 from helios.control.modes import ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, UsageError
-from helios.model import DECISIONS, JOBS, PREDICTIONS, QUEUE, STANDINGS, Mode, Snapshot
+from helios.model import APPLIED_CHANGES, DECISIONS, JOBS, PREDICTIONS, QUEUE, Mode, Snapshot
 from helios.report.job import JobExplanation, places
 from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
@@ -27,7 +27,7 @@ class JobUnknown(UsageError):
     """Neither the cluster nor the history knows the job."""
 
 
-def queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
+def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     """Return a job of the queue by the id that a person writes, of an array ``123`` or ``123_7``; None: no such job."""
     master, _, task = job_id.partition("_")
     for queue in (snapshot.pending, snapshot.running):
@@ -40,7 +40,7 @@ def queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     return None
 
 
-def known_before(
+def predictions_before(
     job: pd.Series[Any], known_at: pd.Timestamp, *, history: pd.DataFrame, running: pd.DataFrame
 ) -> pd.DataFrame:
     """Return the jobs that had been submitted by a moment and had ended or ran, and last ``job`` as submitted then.
@@ -107,7 +107,7 @@ def explain(turns: JobController, job_id: str) -> JobExplanation:
     name, url = turns.site.name, turns.settings.database.url
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
-        if queued(snapshot, job_id) is None:
+        if queued_record(snapshot, job_id) is None:
             past = _of_cluster(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS.empty())
             if past.empty:
                 raise JobUnknown(
@@ -117,10 +117,10 @@ def explain(turns: JobController, job_id: str) -> JobExplanation:
             over = past.iloc[-1]
             return _of_the_past(over, _made_of(warehouse, name, over), _lines_of(warehouse, name, over, since))
         seen = turns.outlook(snapshot)
-        job = queued(seen, job_id)
+        job = queued_record(seen, job_id)
         assert job is not None
         decisions = _lines_of(warehouse, name, job, since)
-        standings = _of_cluster(lambda: warehouse.ledger(name).standings(), STANDINGS.empty())
+        standings = _of_cluster(lambda: warehouse.ledger(name).standings(), APPLIED_CHANGES.empty())
         remaining_s = _remaining(seen, job)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             job = _as_predicted(job, _prediction_of(_made_of(warehouse, name, job), job))
@@ -201,13 +201,13 @@ def _of_the_queue(
 def _rests_on(turns: JobController, snapshot: Snapshot, job: pd.Series[Any]) -> str:
     """Return whose past jobs stand behind the prediction of a pending job, and how long the last of them took."""
     from helios.predict import JobTable  # noqa: PLC0415 - numba takes a while
-    from helios.predict.explain import narrowest  # noqa: PLC0415 - as above
+    from helios.predict.explain import narrowest_group  # noqa: PLC0415 - as above
 
     history, now = turns.outlook.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
     if history.empty or np.isnan(job["p50_s"]):
         return ""
-    known = known_before(job, now, history=history, running=snapshot.running)
-    basis, precedent = narrowest(JobTable.from_frame(known))
+    known = predictions_before(job, now, history=history, running=snapshot.running)
+    basis, precedent = narrowest_group(JobTable.from_frame(known))
     return rests_on(basis, precedent, user=_text(job["user"]), account=_text(job["account"]))
 
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pandas as pd
 
 from helios.app.node_controller import NodeController
-from helios.control import NodeControllerState, node_books_of
-from helios.control.observed import nodes_seen
-from helios.control.report import away_by_helios, tallies_of
+from helios.control import NodeControllerState, read_applied_nodes
+from helios.control.observed import observed_nodes
+from helios.control.report import count_asleep_by_helios, service_tallies
 from helios.errors import NoSuchCluster, UsageError
-from helios.model import DECISIONS, NODE_STANDINGS, Snapshot
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, Snapshot
 from helios.ports import Domain
 from helios.report.nodes import NodeExplanation, NodeStatus
 from helios.warehouse import Warehouse
@@ -33,10 +33,10 @@ def node_status(turns: NodeController) -> NodeStatus:
         The nodes cannot be looked at, or what Helios remembers not be read.
     """
     snapshot, standings, memory = turns.nodes.snapshot(), _standings(turns), turns.remembered()
-    nodes, books = nodes_seen(snapshot), node_books_of(standings)
+    nodes, books = observed_nodes(snapshot), read_applied_nodes(standings)
     return NodeStatus(
         taken_at=snapshot.taken_at,
-        pools=tallies_of(nodes, at=snapshot.taken_at, ours=away_by_helios(nodes, books), wanted={}),
+        pools=service_tallies(nodes, at=snapshot.taken_at, ours=count_asleep_by_helios(nodes, books), wanted={}),
         standings=standings,
         protected=memory.protected,
         quarantined={node: failure.what for node, failure in memory.quarantined.items()},
@@ -67,7 +67,7 @@ def explain_node(turns: NodeController, node: str) -> NodeExplanation:
 
 
 def _facts(snapshot: Snapshot, node: str, standings: pd.DataFrame, memory: NodeControllerState) -> Iterator[str]:
-    seen = nodes_seen(snapshot)[node]
+    seen = observed_nodes(snapshot)[node]
     state = snapshot.nodes.set_index("name").loc[node]
     words = [str(word) for word in (state["state"], state["flags"]) if isinstance(word, str)]
     yield f"{node} ({seen.pool}) is {seen.power or 'down, or does not answer'}; Slurm says {'+'.join(words)}."
@@ -98,7 +98,7 @@ def _standings(turns: NodeController) -> pd.DataFrame:
         try:
             return warehouse.ledger(turns.site.name, office=Domain.NODES).standings()
         except NoSuchCluster:
-            return NODE_STANDINGS.empty()
+            return APPLIED_NODE_CHANGES.empty()
 
 
 def _decisions(turns: NodeController, node: str, snapshot: Snapshot) -> pd.DataFrame:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, known_before, queued
+from helios.app.explain_job import JobUnknown, predictions_before, queued_record
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.model import Snapshot
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.report.prediction import Explanation, PastJob
 from helios.warehouse import Warehouse
 
@@ -46,7 +46,7 @@ def explain(
     job_id : str
         As a person writes it: of an array, ``123`` or ``123_7``.
     choose : callable
-        As :func:`kept_model` or :func:`model_of_that_day` give it.
+        As :func:`kept_model` or :func:`model_in_use` give it.
     look : callable, optional
         Looks at the live cluster, for a job that the history does not know as ended; None: there is none.
     restart : int, optional
@@ -61,7 +61,7 @@ def explain(
     if row is not None and _is_over(history.jobs.iloc[row]):
         return _of_the_past(history, row, choose)
     snapshot, trouble = _looked(look)
-    job = queued(snapshot, job_id) if snapshot is not None and restart is None else None
+    job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
         return _of_the_queue(history, snapshot, job, choose)
     if row is not None:
@@ -70,7 +70,7 @@ def explain(
     raise _unknown(history, job_id, restart, trouble=trouble, elsewhere=elsewhere)
 
 
-def queue_of(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
+def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
     """Return what looks at the live cluster of that name, which is opened when it is first asked for."""
 
     def look() -> Snapshot:
@@ -103,7 +103,7 @@ def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Cho
     return choose
 
 
-def model_of_that_day(history: LoadedHistory, *, seed: int, progress: Progress = in_silence) -> Chooser:
+def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
     """Return what trains a model on what had ended by the job's moment; shrinkage alone where that is too little."""
 
     def choose(known_at: datetime) -> Chosen:
@@ -195,7 +195,7 @@ def _of_the_queue(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any
     runs = pd.notna(job["started_at"])
     known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
     elapsed_s = (pd.Timestamp(snapshot.taken_at) - known_at).total_seconds() if runs else float("nan")
-    jobs = known_before(job, known_at, history=history.jobs, running=snapshot.running)
+    jobs = predictions_before(job, known_at, history=history.jobs, running=snapshot.running)
     return _told(history, jobs, job, choose, known_at=known_at, elapsed_s=elapsed_s)
 
 

@@ -18,15 +18,15 @@ from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
 from helios.app.whatif import (
     ReplaySetup,
     WhatIfRequest,
+    describe_sources,
     predictor_for,
-    replayed,
-    resource_of,
-    set_the_stage,
-    sources_said,
-    teach,
+    prepare_replay,
+    replay_scenario,
+    replayed_resource,
+    train_predictor,
 )
 from helios.errors import UsageError
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict import DurationModel
 from helios.report.job_wait import (
     Blocker,
@@ -38,22 +38,22 @@ from helios.report.job_wait import (
     WaitExplanation,
     WaitInterval,
 )
-from helios.report.whatif import label_of
+from helios.report.whatif import scenario_label
 from helios.simulate import Backfill, JobTrace, Replay
 from helios.simulate.core.state import NEVER, NOBODY
-from helios.units import MINUTE_S, unit_of
+from helios.units import MINUTE_S, best_unit
 
 NEAR = 3
 """How many ids like an unknown one an error names."""
 HOLDERS = 3
 CAUSES = tuple(Cause)
 PRIORITY, RESOURCES, PIECES, RESERVED = (CAUSES.index(cause) for cause in Cause)
-TODAY = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 """What a Slurm site has today."""
 
 
-def tell(
-    history: LoadedHistory, question: WhatIfRequest, job_id: str, *, progress: Progress = in_silence
+def explain_wait(
+    history: LoadedHistory, question: WhatIfRequest, job_id: str, *, progress: Progress = no_progress
 ) -> WaitExplanation:
     """Replay a window of history under the first plan of ``question``, and tell what held one job.
 
@@ -73,21 +73,26 @@ def tell(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`helios.app.whatif.whatif`.
     """
-    chosen, *others = dict.fromkeys((*question.plans, TODAY))
+    chosen, *others = dict.fromkeys((*question.plans, BASELINE))
     if chosen.policy is Policy.SRTF:
         raise UsageError(
             "SRTF stops and resumes jobs, and what held a job that was stopped is not told.",
             remedy="Ask for another policy, as --policy qssf.",
         )
-    stage = set_the_stage(history, question)
+    stage = prepare_replay(history, question)
     job = _position(history, stage, job_id)
     asker = _JobOwner(
-        stage=stage, question=question, taught=teach(history, stage, question, progress), progress=progress
+        stage=stage, question=question, taught=train_predictor(history, stage, question, progress), progress=progress
     )
     witness = JobTrace(job)
     replay = asker.replayed(chosen, watch=witness)
     scene = _JobContext(
-        history=history, unit=unit_of(resource_of(history, question)), stage=stage, plan=chosen, replay=replay, job=job
+        history=history,
+        unit=best_unit(replayed_resource(history, question)),
+        stage=stage,
+        plan=chosen,
+        replay=replay,
+        job=job,
     )
     beside = tuple(_beside(plan, asker.replayed(plan), job) for plan in others)
     return _story(
@@ -107,8 +112,8 @@ class _JobOwner:
 
     def replayed(self, plan: Scenario, *, watch: JobTrace | None = None) -> Replay:
         predictor = predictor_for(self.stage, self.taught, self.question) if plan.uses_predictions else None
-        replay = replayed(plan, self.stage, predictor, self.progress, question=self.question, watch=watch)
-        self.said.extend(sources_said(predictor))
+        replay = replay_scenario(plan, self.stage, predictor, self.progress, question=self.question, watch=watch)
+        self.said.extend(describe_sources(predictor))
         return replay
 
 
@@ -159,7 +164,7 @@ def _story(
         partition=stage.machine.shape.partitions[stage.workload.partition[job]],
         unit=scene.unit,
         label=_label(plan),
-        is_today=plan == TODAY,
+        is_today=plan == BASELINE,
         submitted_at=_moment(scene.submitted_s),
         started_at=_moment(scene.started_s),
         run_time_s=int(stage.workload.run_time_s[job]),
@@ -274,7 +279,7 @@ def _shorter(scene: _JobContext, passes: NDArray[np.void], causes: NDArray[np.in
 def _beside(plan: Scenario, replay: Replay, job: int) -> OtherReplay:
     return OtherReplay(
         label=_label(plan),
-        is_today=plan == TODAY,
+        is_today=plan == BASELINE,
         started_at=_moment(int(replay.started_s[job])),
         wait_s=int(replay.wait_s[job]),
     )
@@ -363,7 +368,7 @@ def _near(ids: pd.Series, job_id: str) -> list[str]:
 
 
 def _label(plan: Scenario) -> str:
-    return label_of(
+    return scenario_label(
         policy=plan.policy.value,
         run_times=plan.run_times.value if plan.run_times else None,
         backfill=plan.backfill.value,

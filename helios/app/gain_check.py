@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from helios.app.history import recall
+from helios.app.history import load_history
 from helios.app.reports import known_nodes
 from helios.app.service_replay import soft_limit_gain
 from helios.app.whatif import WhatIfRequest
 from helios.config import Settings
 from helios.errors import UsageError
-from helios.ports import Progress, Service, in_silence
+from helios.ports import Progress, Service, no_progress
 from helios.services.registry import build
 from helios.warehouse import Warehouse
 
@@ -29,7 +29,7 @@ def refuse_without_gain(
     service: Service,
     *,
     now: datetime | None = None,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> tuple[str, ...]:
     """Let pass a service that needs no proof, or whose gain the last four weeks prove; return what was found.
 
@@ -42,7 +42,7 @@ def refuse_without_gain(
         return ()
     with Warehouse.open(settings.database.url) as warehouse:
         nodes, gpus_per_node = known_nodes(warehouse, cluster)
-    history = recall(url=settings.database.url, cluster=cluster)
+    history = load_history(url=settings.database.url, cluster=cluster)
     until = now or datetime.now(UTC)
     question = WhatIfRequest(
         plans=(),

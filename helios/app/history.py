@@ -12,7 +12,7 @@ import pandas as pd
 from helios.errors import NoSuchCluster
 from helios.ingest import TraceFile, TraceFormat, open_trace
 from helios.model import JOBS, Batch, in_submission_order
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.warehouse import LoadReport, Warehouse
 
 
@@ -45,7 +45,7 @@ def ingest(
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> LoadReport:
     """Load a trace file into the warehouse, all of it or nothing.
 
@@ -71,7 +71,7 @@ def ingest(
     with Warehouse.open(url) as warehouse:
         return warehouse.load(
             _reporting(trace, f"Loading {path.name}", progress),
-            cluster=cluster or trace.cluster or cluster_named_by(path),
+            cluster=cluster or trace.cluster or choose_cluster_by(path),
             path=str(path),
             sha256=trace.sha256,
             format=trace.format.value,
@@ -85,7 +85,7 @@ def read_file(
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> LoadedHistory:
     """Read a trace file without a warehouse; parameters as in :func:`ingest`."""
     trace = open_trace(path, format=trace_format, timezone=timezone)
@@ -95,14 +95,14 @@ def read_file(
     if rejects := sum(len(batch.rejects) for batch in batches):
         notes.append(f"{rejects:,} rows of {path.name} make no sense and were left out; helios trace load names them")
     return LoadedHistory(
-        cluster=cluster or trace.cluster or cluster_named_by(path),
+        cluster=cluster or trace.cluster or choose_cluster_by(path),
         jobs=in_submission_order(JOBS.conform(jobs)),
         timezone=trace.timezone,
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def recall(
+def load_history(
     *,
     url: str,
     cluster: str | None,
@@ -148,7 +148,7 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     return chosen.iloc[0]
 
 
-def cluster_named_by(path: Path) -> str:
+def choose_cluster_by(path: Path) -> str:
     """Return the cluster name that a file's own name gives: ``venus.csv.gz`` is ``venus``."""
     return path.name.split(".")[0] or path.name
 

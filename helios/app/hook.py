@@ -22,7 +22,7 @@ KEY = ("user", "partition", "gpus", "limit_min")
 KINDS: tuple[tuple[str, ...], ...] = (KEY, KEY[:3], KEY[:2], ("partition", "gpus"))
 
 
-def orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
+def hook_orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
     """Return whether any of ``services`` orders jobs that the hook could give their place at submission.
 
     A canary by percent does not: which jobs belong to it is known after submission only.

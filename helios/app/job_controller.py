@@ -18,17 +18,17 @@ from helios.app.controller_state import (
     LOCK,
     ControllerStateStore,
     ReadOnlyLedger,
-    alone,
-    between_turns,
-    identity_of,
-    ledger_of,
+    between_cycles,
+    cycle_tallies,
+    hold_cycle_lock,
+    ledger_for,
     modes_or_off,
-    opened,
-    tallies_of,
+    open_controller_warehouse,
+    process_identity,
 )
 from helios.app.cycle_summary import Breaker, CycleSummary
-from helios.app.live_cluster import LiveCluster, services_of
-from helios.app.modes import RELEASED, RELEASED_FILE, Pause, modes_in_force, paused
+from helios.app.live_cluster import LiveCluster, configured_services
+from helios.app.modes import RELEASED, RELEASED_FILE, Pause, is_paused, modes_in_force
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.app.sync import read_until
 from helios.config import Settings
@@ -42,10 +42,10 @@ from helios.control import (
     ShadowCluster,
     Tolerance,
     release,
-    take_turn,
+    run_cycle,
 )
 from helios.errors import HeliosError
-from helios.model import PREDICTIONS, TURNS, Mode, Snapshot
+from helios.model import CYCLES, PREDICTIONS, Mode, Snapshot
 from helios.ports import Cluster, Domain, Ledger
 from helios.warehouse import Warehouse
 
@@ -77,8 +77,8 @@ class JobController:
 
     def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
         self.site, self.settings, self._clock = site, settings, clock
-        self.holder = holder_of(settings)
-        self.services = services_of(settings, office=Domain.JOBS)
+        self.holder = lease_holder(settings)
+        self.services = configured_services(settings, office=Domain.JOBS)
         self.outlook = LivePredictions(
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )
@@ -100,7 +100,7 @@ class JobController:
 
     def pause(self) -> Pause | None:
         """Return who paused Helios; None: nobody did."""
-        return paused(self.settings.database.url, self.site.name, self._folder)
+        return is_paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> ControllerState:
         """Return what control remembers of the last turn that led.
@@ -114,7 +114,7 @@ class JobController:
             return self._keeping.read(warehouse)
 
     def turn(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
-        """Look, ask, check, act, write down; see :func:`helios.control.take_turn`.
+        """Look, ask, check, act, write down; see :func:`helios.control.run_cycle`.
 
         Without the warehouse nothing is done, except that a pause by file still takes everything back.
 
@@ -124,7 +124,7 @@ class JobController:
             What control remembers cannot be read; nothing was done.
         """
         began = time.monotonic()
-        with alone(self._folder), opened(self.settings.database.url) as at_hand:
+        with hold_cycle_lock(self._folder), open_controller_warehouse(self.settings.database.url) as at_hand:
             memory, warehouse = self._keeping.read_or_trouble(at_hand, paused=lambda: self.pause() is not None)
             self._know(warehouse)
             taken_back = self._keeping.taken_back_by(warehouse)
@@ -170,7 +170,7 @@ class JobController:
         released: str = "",
     ) -> CycleReport:
         self._predicted = None
-        return take_turn(
+        return run_cycle(
             seats=[ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()],
             cluster=cluster,
             expectation=self._expect,
@@ -212,13 +212,13 @@ class JobController:
             running=report.running,
             acted=report.acted,
             still=report.still,
-            tallies=tuple(tallies_of(report.counts, modes)),
+            tallies=tuple(cycle_tallies(report.counts, modes)),
             seconds=time.monotonic() - began,
             predictions=0 if self._predicted is None else len(self._predicted),
             history_read_at=read_at,
             model_trained_at=knowledge.trained_at,
             modes={name: mode.mode for name, mode in modes.items()},
-            breaker=breaker_in_words(report.memory, self.settings, self._clock()),
+            breaker=describe_breaker(report.memory, self.settings, self._clock()),
             lease_held=lease is None or lease["holder"] in {None, self.holder},
             notes=(*report.notes, *filter(None, [knowledge.trouble])),
             trouble="" if report.seen else "; ".join(report.still),
@@ -231,8 +231,8 @@ class JobController:
         """
         within_s = self.settings.slurm.timeout_s
         with (
-            between_turns(self._folder, within_s=within_s, lock=LOCK) as disturbed,
-            opened(self.settings.database.url) as warehouse,
+            between_cycles(self._folder, within_s=within_s, lock=LOCK) as disturbed,
+            open_controller_warehouse(self.settings.database.url) as warehouse,
         ):
             now = self._clock()
             ledger = self._ledger(warehouse)
@@ -261,7 +261,7 @@ class JobController:
             self.site.know(self._ledger(warehouse).standings(), keep=True)
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        return ledger_of(warehouse, self.site.name, office=Domain.JOBS)
+        return ledger_for(warehouse, self.site.name, office=Domain.JOBS)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
         seen = self.outlook(snapshot)
@@ -299,7 +299,7 @@ class JobController:
             if report.leads and report.recorded and not report.still:
                 self._keeping.forget(warehouse, taken_back, at=report.taken_at)
             if report.leads and report.seen:  # else its figures say nothing of the queue
-                warehouse.add_turns(self.site.name, turns_frame(report, seconds=seconds))
+                warehouse.add_turns(self.site.name, cycles_frame(report, seconds=seconds))
             self._keep_predictions(warehouse, report.taken_at)
         except HeliosError as trouble:
             return replace(report, notes=(*report.notes, f"this turn could not be written down: {trouble.fact}"))
@@ -325,24 +325,24 @@ class JobController:
         self._stored |= dict(zip(job_keys(predictions), predictions["p50_s"].tolist(), strict=True))
 
 
-def holder_of(settings: Settings) -> str:
+def lease_holder(settings: Settings) -> str:
     """Return the name under which this Helios holds the lease: the same for all processes with its state folder."""
     folder = Path(settings.control.state_folder)
-    return f"{socket.gethostname()} {folder.resolve()} {identity_of(folder)}"
+    return f"{socket.gethostname()} {folder.resolve()} {process_identity(folder)}"
 
 
-def another_leads(settings: Settings, cluster: str, *, now: datetime, office: Domain = Domain.JOBS) -> str:
+def refuse_other_leader(settings: Settings, cluster: str, *, now: datetime, office: Domain = Domain.JOBS) -> str:
     """Return who else holds the lease of a cluster's office; empty: nobody, or it cannot be known."""
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
         lease = warehouse.lease(cluster, office=office)
-        if lease is not None and lease["holder"] not in {None, holder_of(settings)}:
+        if lease is not None and lease["holder"] not in {None, lease_holder(settings)}:
             time_there = warehouse.time_of_leases(now).timestamp() * 1e6
             return str(lease["holder"]) if lease["expires_at"] > time_there else ""
     return ""
 
 
-def turns_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
-    """Return a turn as one row of ``TURNS``."""
+def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
+    """Return a turn as one row of ``CYCLES``."""
     row = {
         "taken_at": report.taken_at,
         "seconds": seconds,
@@ -354,10 +354,10 @@ def turns_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
         "still": "\n".join(report.still) or None,
         "counts": report.counts_json() if report.counts else json.dumps({}),
     }
-    return TURNS.conform(pd.DataFrame([row]))
+    return CYCLES.conform(pd.DataFrame([row]))
 
 
-def breaker_in_words(memory: ControllerState, settings: Settings, now: datetime) -> Breaker:
+def describe_breaker(memory: ControllerState, settings: Settings, now: datetime) -> Breaker:
     """Return the state of the breaker, as health and metrics spell it."""
     names: dict[BreakerState, Breaker] = {
         BreakerState.CLOSED: "closed",

@@ -18,13 +18,13 @@ from helios.app.sync import AccountingSource
 from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, HeliosError, UsageError
 from helios.ports import Cluster, Domain, NodeCluster, Service
-from helios.services.registry import build, find, installed, office_of, options_of
+from helios.services.registry import build, domain_of, find, installed, list_options
 from helios.slurm import accounting, parse
 from helios.slurm.accounting import Accounting as SlurmAccounting
 from helios.slurm.backend import Backend
-from helios.slurm.connect import open_cluster, open_nodes, partition_names, way_in
+from helios.slurm.connect import connect, open_cluster, open_nodes, partition_names
 from helios.slurm.hook_table import TABLE
-from helios.slurm.jobs import look_at
+from helios.slurm.jobs import read_queue
 from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.preflight import Check, Finding, controllers_time, examine, hook_table_check, power_checks
 from helios.slurm.shell import Shell
@@ -58,7 +58,7 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
 
 
 def _partitions_of(settings: SlurmSettings, cluster: str) -> tuple[str, ...]:
-    shell = way_in(settings.model_copy(update={"backend": "commands"})).shell
+    shell = connect(settings.model_copy(update={"backend": "commands"})).shell
     if (here := SlurmAccounting(shell=shell).cluster_name()) != cluster:
         raise HeliosError(f"this machine reaches cluster {here}, not {cluster}")
     return partition_names(shell)
@@ -72,7 +72,7 @@ def no_nodes() -> NodeCluster:
     raise ClusterUnavailable("this cluster has no door to its nodes")
 
 
-def knows_nothing(_: pd.DataFrame, *, keep: bool) -> None:
+def no_predictions(_: pd.DataFrame, *, keep: bool) -> None:
     """Take no book: what cannot write keeps no record."""
 
 
@@ -118,7 +118,7 @@ class LiveCluster:
     site_factor: Callable[[float], int]
     time_min: Callable[[float], int] | None
     without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
-    know: Callable[..., None] = knows_nothing
+    know: Callable[..., None] = no_predictions
     nodes: Callable[[], NodeCluster] = no_nodes
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
@@ -127,7 +127,7 @@ class LiveCluster:
 # The services of a configuration, made, and sorted by what they act on.
 
 
-def services_of(settings: Settings, *, office: Domain | None = None) -> dict[str, Service]:
+def configured_services(settings: Settings, *, office: Domain | None = None) -> dict[str, Service]:
     """Return the services of the configuration, in its order.
 
     Parameters
@@ -141,10 +141,10 @@ def services_of(settings: Settings, *, office: Domain | None = None) -> dict[str
         One cannot be had as it is asked for.
     """
     made = {name: build(name, _completed(name, options, settings)) for name, options in settings.services.items()}
-    return {name: service for name, service in made.items() if office in {None, office_of(service)}}
+    return {name: service for name, service in made.items() if office in {None, domain_of(service)}}
 
 
-def offices_of(settings: Settings) -> frozenset[Domain]:
+def configured_domains(settings: Settings) -> frozenset[Domain]:
     """Return what the services of the configuration act on; one that cannot be had acts on nothing."""
     offered = installed()
     return frozenset(offered[name].office for name in settings.services if name in offered)
@@ -152,7 +152,7 @@ def offices_of(settings: Settings) -> frozenset[Domain]:
 
 def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Add what the site says once for all services: by which mechanism nodes sleep."""
-    declared = {option.name for option in options_of(find(name))}
+    declared = {option.name for option in list_options(find(name))}
     return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
 
 
@@ -160,7 +160,7 @@ READING_S = 600.0
 """Longest wait for one window of the accounting, s: a day of a large site."""
 
 
-def open_site(settings: Settings) -> LiveCluster:
+def open_live_cluster(settings: Settings) -> LiveCluster:
     """Return the cluster that ``slurm.conf`` names.
 
     Raises
@@ -204,11 +204,11 @@ def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
 
 def preflight(settings: Settings) -> list[Finding]:
     """Return what the cluster's own settings mean for Helios; one that is silent is a finding too."""
-    way, power = way_in(settings.slurm.model_copy(update={"backend": "commands"})), settings.power
+    way, power = connect(settings.slurm.model_copy(update={"backend": "commands"})), settings.power
     more: list[Check] = []
     if settings.hook.publish:
         more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
-    if Domain.NODES in offices_of(settings):
+    if Domain.NODES in configured_domains(settings):
         more.extend(power_checks(power.mechanism, tiers=power.tiers))
     return examine(
         shell=way.shell,
@@ -221,7 +221,7 @@ def preflight(settings: Settings) -> list[Finding]:
 
 
 def _shell(settings: Settings) -> Shell:
-    return way_in(settings.slurm.model_copy(update={"backend": "commands"})).shell
+    return connect(settings.slurm.model_copy(update={"backend": "commands"})).shell
 
 
 def _controller(backend: Backend) -> str | None:
@@ -246,7 +246,7 @@ def _time_min(seconds: float) -> int:
 
 def _knows_soft_limits(backend: Backend) -> bool:
     configuration = backend.configuration()
-    look = look_at(
+    look = read_queue(
         [],
         {},
         release=parse.release(configuration.get("SLURM_VERSION", "")),

@@ -11,18 +11,26 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import LoadedHistory, recall
-from helios.app.training import FEWEST_JUDGED, PreparedHistory, learner_at
+from helios.app.history import LoadedHistory, load_history
+from helios.app.training import FEWEST_JUDGED, PreparedHistory, trainer_at
 from helios.errors import HeliosError, ModelUnreadable, NotEnoughHistory, UsageError
 from helios.model import AuditStep, ModelRecord
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict import HistoryPredictor
 from helios.predict.comparison import Comparison, Versus
-from helios.predict.drift import FeatureShift, Inputs, WeekOfErrors, moved, new_names, new_users, weeks_of_errors
+from helios.predict.drift import (
+    FeatureShift,
+    Inputs,
+    WeekOfErrors,
+    new_names,
+    new_users,
+    shifted_features,
+    weeks_of_errors,
+)
 from helios.predict.duration import DurationModel
 from helios.predict.model_record import from_record, inputs_in
 from helios.warehouse import Warehouse
-from helios.warehouse.models import before_this
+from helios.warehouse.models import previous_model
 
 if TYPE_CHECKING:
     from helios.app.training import PreparedHistory
@@ -119,7 +127,7 @@ class Drift:
         return f"{said}, {grown} {usual:.2f}"
 
 
-def drift_of(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> Drift:
+def measure_drift(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> Drift:
     """Compare the last ``days`` before ``at`` with the training of the model in ``record``.
 
     Raises
@@ -142,7 +150,7 @@ def drift_of(studied: PreparedHistory, record: ModelRecord, *, days: float, at: 
         days=days,
         jobs=len(rows),
         inputs=inputs,
-        moved=moved(inputs, studied.features, rows),
+        moved=shifted_features(inputs, studied.features, rows),
         new_users=new_users(studied.features, rows),
         new_names=new_names(studied.table, rows),
         weeks=_weeks(studied, model, at=at),
@@ -236,7 +244,7 @@ DRIFT = "drift"
 """Name under which the warehouse remembers the line about drift."""
 
 
-def listing(url: str, cluster: str) -> list[dict[str, Any]]:
+def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
     """Return the models of a cluster, newest first, each with its manifest and whether it is in charge.
 
     Of the one in charge ``trouble`` says why it cannot be read; empty: it can.
@@ -259,7 +267,7 @@ def listing(url: str, cluster: str) -> list[dict[str, Any]]:
     ]
 
 
-def told_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
+def describe_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
     """Return every decision about the model in charge, oldest first, as plain values."""
     with Warehouse.open(url) as warehouse:
         found = warehouse.promotions(cluster)
@@ -268,12 +276,12 @@ def told_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
-def training_history(url: str, cluster: str | None, *, progress: Progress = in_silence) -> LoadedHistory:
+def training_history(url: str, cluster: str | None, *, progress: Progress = no_progress) -> LoadedHistory:
     """Read of a cluster's jobs what training needs, and no more; None: of the only cluster."""
     from helios.predict.model_record import TRAINED_ON  # noqa: PLC0415 - as above
 
     progress("Reading the warehouse", 0.0)
-    history = _of(url, cluster, TRAINED_ON) if cluster else recall(url=url, cluster=None, columns=TRAINED_ON)
+    history = _of(url, cluster, TRAINED_ON) if cluster else load_history(url=url, cluster=None, columns=TRAINED_ON)
     progress("Reading the warehouse", 1.0)
     return history
 
@@ -299,7 +307,7 @@ def drift(
     model_id: str | None,
     days: float,
     now: datetime,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Compare the last ``days`` before ``now`` with the training of a model; None: the one in charge.
 
@@ -311,12 +319,12 @@ def drift(
         It cannot be read.
     """
     pass
-    from helios.app.training import study  # noqa: PLC0415 - as above
+    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
 
     with Warehouse.open(url) as warehouse:
         record = warehouse.model(history.cluster, model_id)
-    studied = study(history, progress=progress)
-    return drift_of(studied, record, days=days, at=studied.latest(now)).to_json()
+    studied = prepare_history(history, progress=progress)
+    return measure_drift(studied, record, days=days, at=studied.latest(now)).to_json()
 
 
 def remembered_drift(url: str, cluster: str) -> str | None:
@@ -356,7 +364,7 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
     """
     with Warehouse.open(url) as warehouse:
         previous = _in_charge(warehouse, cluster)
-        before = before_this(warehouse.promotions(cluster))
+        before = previous_model(warehouse.promotions(cluster))
         passed, chosen = _first_that_serves(warehouse, cluster, before)
         said = "; ".join([why, *passed])
         warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
@@ -377,7 +385,7 @@ def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: dat
     with Warehouse.open(url) as warehouse:
         decided = not warehouse.promotions(record.cluster).empty
         rival = _rival(warehouse, record.cluster, besides=record.model_id)
-        outcome = settled(record, rival, decided=decided, promote_it=promote_it)
+        outcome = settled_decision(record, rival, decided=decided, promote_it=promote_it)
         _write(warehouse, record.cluster, outcome, by=by, now=now)
     return outcome
 
@@ -392,7 +400,7 @@ def nightly(
     keep: int,
     dask: str = "",
     dry_run: bool = False,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> tuple[TrainingOutcome, str]:
     """Train on what had ended by ``now``, and promote the model if it is better; else keep what is in charge, say why.
 
@@ -423,16 +431,16 @@ def nightly(
         Too few jobs had ended to train on; nothing was written.
     """
     pass
-    from helios.app.training import study  # noqa: PLC0415 - as above
+    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
 
-    studied = study(history, progress=progress)
+    studied = prepare_history(history, progress=progress)
     at = studied.latest(now)
-    learner = learner_at(dask)
+    learner = trainer_at(dask)
     candidate = studied.train(until=studied.known_until(now), seed=seed, progress=progress, learner=learner)
     record = studied.record(candidate, seed=seed, made_at=now)
     with Warehouse.open(url) as warehouse:
         rival = _rival(warehouse, history.cluster, besides=None)
-        outcome = judged(studied, record, candidate, rival, seed=seed, days=days, at=at, progress=progress)
+        outcome = judge_model(studied, record, candidate, rival, seed=seed, days=days, at=at, progress=progress)
         line = _drift_line(studied, rival or record, days=days, at=at)
         if dry_run:
             return replace(outcome, written=False), line
@@ -463,15 +471,15 @@ def compare(
         One of them cannot be read.
     """
     pass
-    from helios.app.training import study  # noqa: PLC0415 - as above
+    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
     from helios.predict import from_record  # noqa: PLC0415 - as above
 
     if first == second:
         raise UsageError(f"{first} is the same model twice.", remedy="See what there is: helios model list")
     with Warehouse.open(url) as warehouse:
         models = {name: from_record(warehouse.model(history.cluster, name)) for name in (first, second)}
-    studied = study(history)
-    chosen, notes, rows = common_ground(studied, models, now=now)
+    studied = prepare_history(history)
+    chosen, notes, rows = common_jobs(studied, models, now=now)
     return studied.contest(chosen, rows, challenger=second), notes
 
 
@@ -479,7 +487,7 @@ def _drift_line(studied: PreparedHistory, record: ModelRecord, *, days: float, a
     pass
 
     try:
-        return drift_of(studied, record, days=days, at=at).line()
+        return measure_drift(studied, record, days=days, at=at).line()
     except HeliosError as reason:
         return f"not measured: {reason.fact}"
 
@@ -552,7 +560,9 @@ WIDER = (1, 4, 12)
 """How many times the days to judge on are taken, until enough jobs ended in them."""
 
 
-def settled(record: ModelRecord, rival: ModelRecord | None, *, decided: bool, promote_it: bool) -> TrainingOutcome:
+def settled_decision(
+    record: ModelRecord, rival: ModelRecord | None, *, decided: bool, promote_it: bool
+) -> TrainingOutcome:
     """Decide about a model that was trained by hand.
 
     Parameters
@@ -597,7 +607,7 @@ def _stood_in(name: str, judged: DurationModel) -> str:
     return f"{name} has seen these jobs: judged is its recipe stopped at {judged.trained_until:%Y-%m-%d}."
 
 
-def judged(
+def judge_model(
     studied: PreparedHistory,
     record: ModelRecord,
     candidate: DurationModel,
@@ -638,7 +648,7 @@ def judged(
     return _against_the_rival(replace(same, contest=contest, days=stretch), contest)
 
 
-def common_ground(
+def common_jobs(
     studied: PreparedHistory, models: Mapping[str, DurationModel], *, now: datetime
 ) -> tuple[dict[str, DurationModel], tuple[str, ...], NDArray[np.int64]]:
     """Find jobs that two models can be judged on: those submitted after both had stopped learning.

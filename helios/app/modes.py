@@ -168,7 +168,7 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
         warehouse.remember(cluster, RELEASED, f"before {now:%Y-%m-%d %H:%M:%S} UTC", at=now)
 
 
-def paused(url: str, cluster: str, folder: Path) -> Pause | None:
+def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:
     """Return who paused Helios; None: nobody did. A pause file that cannot be understood is a pause all the same."""
     file = folder / PAUSE_FILE
     if os.path.lexists(file):

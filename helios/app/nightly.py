@@ -11,14 +11,14 @@ from pathlib import Path
 import pandas as pd
 
 from helios.app.model_registry import nightly, training_history
-from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, opened
+from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.sync import SyncResult
 from helios.config import Energy, Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, tighten, write_private
-from helios.report.admin.nightly import WEEKS_BEFORE, Digest, NightEnergy, digest_of
+from helios.report.admin.nightly import WEEKS_BEFORE, Digest, NightEnergy, nightly_digest
 from helios.report.admin.nightly import Night as ReportedNight
 from helios.report.admin.nightly_page import as_mail, as_text
 from helios.report.admin.shadow import ShadowDay
@@ -88,13 +88,13 @@ def nightly_pages(
         The folder cannot be written.
     """
     ask = ReportQuery(url=url, cluster=cluster, now=now)
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         begin, end = desk.day(day)
         shadow = desk.shadow(
             begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
         )
         night = _night(desk, begin, end, shadow)
-        digest = digest_of(replace(night, energy=_energy(desk, begin, end, energy=energy or Energy())))
+        digest = nightly_digest(replace(night, energy=_energy(desk, begin, end, energy=energy or Energy())))
     from helios.report.admin.nightly_page import render_nightly  # noqa: PLC0415 - drawing takes a second to import
 
     return _written(digest, render_nightly(digest), folder, keep=keep, sender=sender, recipient=recipient)
@@ -204,14 +204,14 @@ class NightlyRun:
         return done
 
 
-def night(
+def run_nightly(
     *,
     settings: Settings,
     cluster: str,
     now: datetime,
     read: Callable[[timedelta], SyncResult],
     look: Callable[[], Snapshot],
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> NightlyRun:
     """Do each step of the night; one that fails is told and stops no other.
 
@@ -257,7 +257,7 @@ def night(
     return NightlyRun(did=tuple(filter(None, did)), troubles=tuple(troubles), report=kept[0] if kept else None)
 
 
-def nodes_of(snapshot: Snapshot) -> pd.DataFrame:
+def node_events_for(snapshot: Snapshot) -> pd.DataFrame:
     """Return the nodes of a snapshot as ``NODES``, one row for each of a node's partitions."""
     nodes = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
     return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
@@ -280,7 +280,7 @@ def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: dat
 
 def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
     with Warehouse.open(url) as warehouse:
-        warehouse.add_nodes(cluster, nodes_of(snapshot))
+        warehouse.add_nodes(cluster, node_events_for(snapshot))
     return f"{len(snapshot.nodes):,} nodes"
 
 

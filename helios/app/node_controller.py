@@ -16,17 +16,17 @@ from helios.app.controller_state import (
     LOCK_OF_NODES,
     ControllerStateStore,
     ReadOnlyLedger,
-    alone,
-    between_turns,
-    ledger_of,
+    between_cycles,
+    cycle_tallies,
+    hold_cycle_lock,
+    ledger_for,
     modes_or_off,
-    opened,
-    tallies_of,
+    open_controller_warehouse,
 )
 from helios.app.cycle_summary import NodeCycleSummary
-from helios.app.job_controller import another_leads, breaker_in_words, holder_of, now_utc
-from helios.app.live_cluster import LiveCluster, services_of
-from helios.app.modes import Pause, modes_in_force, paused
+from helios.app.job_controller import describe_breaker, lease_holder, now_utc, refuse_other_leader
+from helios.app.live_cluster import LiveCluster, configured_services
+from helios.app.modes import Pause, is_paused, modes_in_force
 from helios.app.sync import read_until
 from helios.config import Settings
 from helios.control import (
@@ -37,12 +37,12 @@ from helios.control import (
     ServiceMode,
     ShadowNodes,
     Undo,
-    cleared,
-    node_books_of,
+    clear_service,
+    read_applied_nodes,
     release_nodes,
-    take_node_turn,
+    run_node_cycle,
 )
-from helios.control.observed import nodes_seen
+from helios.control.observed import observed_nodes
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import NodePower, Snapshot
@@ -94,8 +94,8 @@ class NodeController:
         self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc, patient: bool = True
     ) -> None:
         self.site, self.settings, self._clock = site, settings, clock
-        self.holder = holder_of(settings)
-        self.services = services_of(settings, office=Domain.NODES)
+        self.holder = lease_holder(settings)
+        self.services = configured_services(settings, office=Domain.NODES)
         self._demand: NodeDemand | None = None
         self._defect = ""
         self._patient = patient
@@ -131,7 +131,7 @@ class NodeController:
 
     def pause(self) -> Pause | None:
         """Return who paused Helios; None: nobody did."""
-        return paused(self.settings.database.url, self.site.name, self._folder)
+        return is_paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> NodeControllerState:
         """Return what control remembers of the last turn on nodes that led.
@@ -145,7 +145,7 @@ class NodeController:
             return self._keeping.read(warehouse)
 
     def turn(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
-        """Look, ask, check, act, write down; see :func:`helios.control.take_node_turn`.
+        """Look, ask, check, act, write down; see :func:`helios.control.run_node_cycle`.
 
         Without the warehouse nothing is done, except that a pause by file still wakes everything.
 
@@ -154,10 +154,13 @@ class NodeController:
         MemoryDamaged
             What control remembers cannot be read; nothing was done.
         """
-        with alone(self._folder, lock=LOCK_OF_NODES), opened(self.settings.database.url) as at_hand:
+        with (
+            hold_cycle_lock(self._folder, lock=LOCK_OF_NODES),
+            open_controller_warehouse(self.settings.database.url) as at_hand,
+        ):
             memory, warehouse = self._keeping.read_or_trouble(at_hand, paused=lambda: self.pause() is not None)
             taken_back = self._keeping.taken_back_by(warehouse)
-            report = take_node_turn(
+            report = run_node_cycle(
                 seats=self._seats(modes),
                 cluster=self.nodes,
                 expectation=self._expect,
@@ -183,9 +186,9 @@ class NodeController:
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
             standings, memory = self._ledger(warehouse).standings(), self._keeping.read(warehouse)
-        return take_node_turn(
+        return run_node_cycle(
             seats=self._seats(modes),
-            cluster=ShadowNodes(look=self.nodes.snapshot, stands=node_books_of(standings).real),
+            cluster=ShadowNodes(look=self.nodes.snapshot, stands=read_applied_nodes(standings).real),
             expectation=self._expect,
             ledger=ReadOnlyLedger(standings),
             conditions=lambda _: self._conditions(),
@@ -210,7 +213,7 @@ class NodeController:
         report = self.turn(modes=modes)
         memory = report.memory
         return NodeCycleSummary(
-            nodes=counted(report),
+            nodes=count_states(report),
             by_helios=report.asleep_by_helios,
             slept=len(report.slept),
             woken=len(report.woken),
@@ -218,10 +221,10 @@ class NodeController:
             protected=report.protected,
             quarantined=len(memory.quarantined),
             still=report.still,
-            tallies=tuple(tallies_of(report.counts, modes)),
+            tallies=tuple(cycle_tallies(report.counts, modes)),
             seconds=time.monotonic() - began,
             modes={name: mode.mode for name, mode in modes.items()},
-            breaker=breaker_in_words(memory.turn, self.settings, self._clock()),
+            breaker=describe_breaker(memory.turn, self.settings, self._clock()),
             lease_held=report.leads,
             notes=report.notes,
             trouble="" if report.seen else "; ".join(report.still),
@@ -234,8 +237,8 @@ class NodeController:
         """
         within_s = self.settings.slurm.timeout_s
         with (
-            between_turns(self._folder, within_s=within_s, lock=LOCK_OF_NODES) as disturbed,
-            opened(self.settings.database.url) as warehouse,
+            between_cycles(self._folder, within_s=within_s, lock=LOCK_OF_NODES) as disturbed,
+            open_controller_warehouse(self.settings.database.url) as warehouse,
         ):
             now = self._clock()
             memory = None
@@ -276,10 +279,10 @@ class NodeController:
             What Helios remembers cannot be read.
         """
         with (
-            alone(self._folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES),
+            hold_cycle_lock(self._folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES),
             Warehouse.open(self.settings.database.url) as warehouse,
         ):
-            memory = cleared(self._keeping.read(warehouse), node)
+            memory = clear_service(self._keeping.read(warehouse), node)
             self._keeping.write(warehouse, memory, at=self._clock())
         return memory
 
@@ -288,7 +291,7 @@ class NodeController:
         look = self.nodes.snapshot()
         follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
         before = memory.idle if follows else {}
-        idle = {name: before.get(name, look.taken_at) for name, node in nodes_seen(look).items() if node.idle}
+        idle = {name: before.get(name, look.taken_at) for name, node in observed_nodes(look).items() if node.idle}
         return replace(memory, idle=idle, looked_at=look.taken_at)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
@@ -328,12 +331,12 @@ class NodeController:
 
     def _leave_the_undo_to_the_leader(self) -> None:
         """Remove the undo file where another Helios leads: its book and file name all this one did, and stay right."""
-        if another_leads(self.settings, self.site.name, now=self._clock(), office=Domain.NODES):
+        if refuse_other_leader(self.settings, self.site.name, now=self._clock(), office=Domain.NODES):
             with suppress(OSError):
                 (self._folder / UNDO_FILE).unlink(missing_ok=True)
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        return ledger_of(warehouse, self.site.name, office=Domain.NODES)
+        return ledger_for(warehouse, self.site.name, office=Domain.NODES)
 
     def _conditions(self) -> Preconditions:
         pause = self.pause()
@@ -386,7 +389,7 @@ def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) 
     warehouse.remember(cluster, RELEASED, f"before {at:%Y-%m-%d %H:%M:%S} UTC", at=at)
 
 
-def counted(report: NodeCycleReport) -> dict[str, int]:
+def count_states(report: NodeCycleReport) -> dict[str, int]:
     """Return how many nodes are busy, idle, asleep, on the way, or in service in none of these."""
     tallies = report.tallies
     sums = Counter({name: int(tallies[name].sum()) for name in ("total", "busy", "asleep", "falling_asleep", "waking")})

@@ -15,9 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.config import Settings
-from helios.control.observed import nodes_seen
+from helios.control.observed import observed_nodes
 from helios.errors import NoSuchCluster
-from helios.metrics.node_usage import intervals_of, most_at_once
+from helios.metrics.node_usage import busy_intervals, most_at_once
 from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, pools
 from helios.predict.demand import (
     NEVER_S,
@@ -90,7 +90,7 @@ class NodeDemand:
         self.why_not = _unplaced(history)
         if self.why_not:
             return None
-        seen = busy_of_pools(history, snapshot, ended_s=ended_s)
+        seen = busy_by_pool(history, snapshot, ended_s=ended_s)
         calendar = Calendar(zone=zone, holidays=parse_holidays(self._settings.demand.holidays))
         self._learn(seen, calendar)
         told = {}
@@ -233,7 +233,7 @@ class ObservedDemand:
     states: tuple[DemandJobState, ...]
 
 
-def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> ObservedDemand:
+def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> ObservedDemand:
     """Count the busy nodes of each pool, from the jobs that ended and those that run.
 
     Parameters
@@ -244,12 +244,12 @@ def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) ->
         End of the last step to count.
     """
     nodes = NODE_STATES.check(snapshot.nodes)
-    seen = nodes_seen(snapshot)
+    seen = observed_nodes(snapshot)
     in_service = nodes[np.array([seen[name].in_service for name in nodes["name"]], dtype=np.bool_)]
     pool_of = pools(in_service)
     names = tuple(sorted(set(pool_of)))
     jobs = _jobs(history, snapshot)
-    held = intervals_of(jobs, until_s=ended_s).merged()
+    held = busy_intervals(jobs, until_s=ended_s).merged()
     first_s = int(held.start_s.min(initial=ended_s - STEP_S)) // STEP_S * STEP_S
     n_steps = max((ended_s - first_s) // STEP_S, 1)
     number = dict(zip(in_service["name"], (names.index(pool) for pool in pool_of), strict=True))

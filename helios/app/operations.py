@@ -8,23 +8,23 @@ from pathlib import Path
 from threading import RLock
 
 from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
-from helios.app.hook import UNPUBLISHED, hook_rows, orders_new_jobs
-from helios.app.job_controller import JobController, another_leads
-from helios.app.live_cluster import LiveCluster, offices_of, open_site, services_of
-from helios.app.nightly import NightlyRun, night
+from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
+from helios.app.job_controller import JobController, refuse_other_leader
+from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
+from helios.app.nightly import NightlyRun, run_nightly
 from helios.app.node_controller import NodeController
-from helios.app.sync import SyncResult, read_history
+from helios.app.sync import SyncResult, sync_history
 from helios.config import Configuration, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
-from helios.ports import Domain, Progress, Service, in_silence
+from helios.ports import Domain, Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
 
 ALL_OFFICES = frozenset(Domain)
 
 
-def chores(
+def operations_for(
     configuration: Configuration,
     *,
     cluster: str | None = None,
@@ -51,7 +51,7 @@ def chores(
     """
     settings = configuration.settings
     # A mistake in a service's options is told at the start, not every turn.
-    on_nodes = bool(services_of(settings, office=Domain.NODES)) and Domain.NODES in offices
+    on_nodes = bool(configured_services(settings, office=Domain.NODES)) and Domain.NODES in offices
     on_jobs = Domain.JOBS in offices
     if not (on_jobs or on_nodes):
         raise ConfigurationInvalid(
@@ -81,7 +81,7 @@ class Operations:
         settings: Settings,
         *,
         cluster: str | None = None,
-        opens: Callable[[Settings], LiveCluster] = open_site,
+        opens: Callable[[Settings], LiveCluster] = open_live_cluster,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         patient: bool = True,
     ) -> None:
@@ -134,11 +134,11 @@ class Operations:
         """Where the pause file and the hook's table lie."""
         return Path(self.settings.control.state_folder)
 
-    def read(self, *, again: timedelta = timedelta(0), progress: Progress = in_silence) -> SyncResult:
+    def read(self, *, again: timedelta = timedelta(0), progress: Progress = no_progress) -> SyncResult:
         """Read what is missing of the cluster's history; ``again``: and so much before the watermark once more."""
         history = self.settings.history
         site = self.turns.site
-        return read_history(
+        return sync_history(
             site.accounting,
             url=self.settings.database.url,
             cluster=site.name,
@@ -174,7 +174,7 @@ class Operations:
         if not self.settings.hook.publish or resting:
             if retract(table):
                 return "the hook's table was removed"
-            lacking = not resting and orders_new_jobs(self._who_may_reach_the_hook(now))
+            lacking = not resting and hook_orders_new_jobs(self._who_may_reach_the_hook(now))
             return f"{UNPUBLISHED}: new jobs have no place until the next turn" if lacking else ""
         rows, notes = hook_rows(
             turns.outlook.knowledge,
@@ -200,10 +200,10 @@ class Operations:
             if not bench.why_not(name, now=now, failures=failures)
         ]
 
-    def night(self, *, progress: Progress = in_silence) -> NightlyRun:
+    def night(self, *, progress: Progress = no_progress) -> NightlyRun:
         """Do the nightly analysis once."""
         turns = self.turns
-        return night(
+        return run_nightly(
             settings=self.settings,
             cluster=turns.site.name,
             now=self._clock(),
@@ -229,13 +229,13 @@ class Operations:
         try:
             retract(self.state_folder / TABLE)
         except HookTableInvalid as trouble:
-            told = released(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
+            told = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
             raise HookTableInvalid(f"{trouble.fact}; but of the jobs: {told}", remedy=trouble.remedy) from trouble
         return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
     def may_stand_on_nodes(self) -> bool:
         """Return whether anything of Helios may stand on nodes: a service acts on them, or the undo file is there."""
-        return Domain.NODES in offices_of(self.settings) or (self.state_folder / UNDO_FILE).exists()
+        return Domain.NODES in configured_domains(self.settings) or (self.state_folder / UNDO_FILE).exists()
 
     def release_nodes(self, why: str) -> NodeCycleReport:
         """Wake everything that Helios put to sleep, and give back weights and the keep-awake list."""
@@ -254,13 +254,13 @@ class Operations:
         jobs, nodes, told = None, None, []
         try:
             jobs = self.release(why, hidden=hidden)
-            told.append(released(jobs))
+            told.append(release_jobs(jobs))
         except HeliosError as trouble:
             troubles.append(trouble)
         try:
             if self.may_stand_on_nodes():
                 nodes = self.release_nodes(why)
-                told.append(released_nodes(nodes))
+                told.append(release_nodes_now(nodes))
         except HeliosError as trouble:
             troubles.append(trouble)
         if troubles or jobs is None:
@@ -287,17 +287,17 @@ class Operations:
         return "; ".join(done)
 
     def _released(self, office: Domain, why: str) -> str:
-        if holder := another_leads(self.settings, self.site.name, now=self._clock(), office=office):
+        if holder := refuse_other_leader(self.settings, self.site.name, now=self._clock(), office=office):
             return f"nothing of {office} was taken back: what stands is another Helios' ({holder})"
         if office is Domain.JOBS:
-            return released(self.release(why))
+            return release_jobs(self.release(why))
         if not self.settings.power.wake_on_stop:
             stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
             return f"{stays} (power.wake_on_stop is false); Slurm wakes nodes for jobs"
-        return released_nodes(self.release_nodes(why))
+        return release_nodes_now(self.release_nodes(why))
 
 
-def released(report: CycleReport) -> str:
+def release_jobs(report: CycleReport) -> str:
     """Return what a release did in one line.
 
     Raises
@@ -317,7 +317,7 @@ def released(report: CycleReport) -> str:
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
 
 
-def released_nodes(report: NodeCycleReport) -> str:
+def release_nodes_now(report: NodeCycleReport) -> str:
     """Return what a release of nodes did in one line.
 
     Raises

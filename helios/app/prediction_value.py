@@ -14,10 +14,10 @@ import numpy as np
 
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
-from helios.app.whatif import ReplaySetup, WhatIfRequest, measured, resource_of, set_the_stage, teach
+from helios.app.whatif import ReplaySetup, WhatIfRequest, measure, prepare_replay, replayed_resource, train_predictor
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict import DurationModel, ReplayTrainedPredictor
 from helios.predict.replay_predictor import Forecaster, UserLast
 from helios.report.models import MODEL, ORACLE, REPLAY_NAMES, TODAY, UNGUARDED_ORACLE, OrderValue
@@ -60,7 +60,7 @@ def value_of_predictions(
     test_fraction: float,
     gpu_only: bool = False,
     seed: int = 0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> OrderValue:
     """Replay the judged part of a history under each order.
 
@@ -89,12 +89,14 @@ def value_of_predictions(
         default_time_limit_s=site.default_time_limit_s,
         seed=seed,
     )
-    stage = set_the_stage(history, question)
-    replays = _ValueReplays(stage, teach(history, stage, question, progress), site, seed=seed, progress=progress)
+    stage = prepare_replay(history, question)
+    replays = _ValueReplays(
+        stage, train_predictor(history, stage, question, progress), site, seed=seed, progress=progress
+    )
     return OrderValue(
         nodes=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
         gpus_per_node=question.gpus_per_node,
-        resource=resource_of(history, question),
+        resource=replayed_resource(history, question),
         guard=_in_words(site.promote_after),
         replays=replays.made(),
         notes=(*stage.machine.notes, *stage.notes),
@@ -109,7 +111,7 @@ def value_or_reason(
     test_fraction: float,
     gpu_only: bool = False,
     seed: int = 0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> OrderValue | str:
     """Return the value of predictions, or why the jobs cannot be replayed: that must not cost the other figures."""
     try:
@@ -215,7 +217,7 @@ class _ValueReplays:
         return result
 
     def _summary(self, result: Replay) -> QueueSummary:
-        return measured(
+        return measure(
             self._stage,
             policy=Policy.QSSF.value,
             run_times=None,

@@ -37,14 +37,14 @@ class BacklogWatch:
         self._longest_s = math.nan
 
     def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
-        """Return the longest backlog of the weeks before ``snapshot``, s; see :func:`longest_of`."""
+        """Return the longest backlog of the weeks before ``snapshot``, s; see :func:`longest_backlog`."""
         now = snapshot.taken_at
         if self._at is None or not timedelta(0) <= now - self._at < timedelta(seconds=EVERY_S):
-            self._at, self._longest_s = now, longest_of(snapshot, history)
+            self._at, self._longest_s = now, longest_backlog(snapshot, history)
         return self._longest_s
 
 
-def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
+def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
     """Return the longest backlog of the last ``LOOKS_BACK``, s; NaN: no GPU job has ended in it.
 
     It reaches back no further than ``history``. Partitions that share nodes count as one, with the GPUs that all of its
@@ -81,7 +81,7 @@ def longest_of(snapshot: Snapshot, history: pd.DataFrame) -> float:
     return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
 
 
-def reckoning_on(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
+def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
     """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on; None: without GPUs."""
     group_of, capacity = _groups(nodes)
     if not capacity.any():

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.published_table import ALL, PHILLY, PublishedTable
-from helios.app.replay_cluster import ReplayCluster, machine_for
+from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
 from helios.app.scenarios import ORDERS, Policy
 from helios.app.whatif import refuse_reversed
 from helios.config import zone
 from helios.errors import NotEnoughHistory
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.simulate import Backfill, Workload, replay
 from helios.simulate.artifact import PublishedPolicy, PublishedReplay, replay_as_published
 
@@ -136,7 +136,7 @@ class PublishedAnswer:
 
 
 def as_published(
-    history: LoadedHistory, question: PublishedQuestion, *, progress: Progress = in_silence
+    history: LoadedHistory, question: PublishedQuestion, *, progress: Progress = no_progress
 ) -> PublishedAnswer:
     """Replay a history with the published semantics under each policy, and say how that differs from ours.
 
@@ -149,7 +149,7 @@ def as_published(
     """
     table = PHILLY if question.nodes is None else None
     jobs, notes = _chosen(history, question, table)
-    machine = machine_for(
+    machine = replay_cluster_for(
         jobs,
         resource="gpus",
         nodes=question.nodes or PHILLY.nodes,

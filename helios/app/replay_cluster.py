@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.simulate import ClusterShape
-from helios.units import unit_of
+from helios.units import best_unit
 
 POOL = "all"
 POOL_NAMES = frozenset({POOL, "*"})
@@ -64,7 +64,7 @@ def parse_nodes(text: str) -> dict[str, int]:
     return nodes
 
 
-def machine_for(
+def replay_cluster_for(
     jobs: pd.DataFrame,
     *,
     resource: str,
@@ -192,7 +192,7 @@ def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_nod
     advice = "" if recorded.all() else " Hardly a job queues on so large a cluster: describe the real one with --nodes."
     note = (
         f"No --nodes given: the cluster is taken from the peak demand {basis}: "
-        f"{_listed(nodes)} nodes of {gpus_per_node} {unit_of(resource)}s.{advice}"
+        f"{_listed(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s.{advice}"
     )
     return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from helios.actions import JobAction, JobSetting, Reorder, Result, RevertJobs, SoftLimit
 from helios.control.guards import allowance
-from helios.jit import kept
+from helios.jit import cached_jit
 from helios.simulate.core.state import NEVER
 from helios.simulate.steppable import SteppableReplay
 
@@ -93,7 +93,7 @@ class UserCap:
         return ahead[ranked][rank >= left[number[ranked]]]
 
 
-@kept
+@cached_jit
 def _ahead_of_others(partition: Positions, eligible_s: Positions, user: Positions, value: Floats) -> NDArray[np.bool_]:
     """Say of which jobs more than nothing is wished, and less of another user's that was eligible before.
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from helios.app.energy.ledger import energy_ledger
 from helios.app.history import choose_cluster
-from helios.app.replay_cluster import ReplayCluster, machine_for
+from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
 from helios.config import Energy
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS
 from helios.ports import Order
-from helios.report.admin.decisions import decision_lines, service_days
+from helios.report.admin.decisions import decision_rows, service_days
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.queue import queue_at, queue_over_time
 from helios.report.admin.sacct_format import ReportTable, local_day, moment_in_words
@@ -29,12 +29,12 @@ from helios.report.admin.shadow import (
     ShadowWaits,
     decided_urgencies,
     moved_jobs,
-    urgencies_of,
+    replayed_urgencies,
 )
-from helios.report.admin.usage import chosen_jobs, usage_by, wait_s
+from helios.report.admin.usage import select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
 from helios.simulate import ORDERS, Backfill, Replay, Workload, replay
-from helios.units import unit_of
+from helios.units import best_unit
 from helios.warehouse import Warehouse
 
 # One cluster of an open warehouse, and the window that an admin asks about.
@@ -79,7 +79,7 @@ class ReportQuery:
 
 
 @contextmanager
-def opened(ask: ReportQuery) -> Iterator[ReportContext]:
+def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
     """Open the warehouse at what is asked for.
 
     Raises
@@ -127,7 +127,7 @@ class ReportContext:
         found = self.warehouse.jobs(self.cluster, since=since, until=until, columns=_COLUMNS)
         jobs = JOBS.conform(found)
         ask = self.ask
-        return chosen_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
+        return select_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
 
     def finished(self, answer: ReportTable) -> ReportTable:
         """Return the answer; where it is empty, with the stretch that the history covers."""
@@ -193,7 +193,7 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
 
 def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
     """Report jobs, hours, waits and failures of jobs submitted in the window, by user, account or partition."""
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         jobs = desk.jobs(desk.since, desk.until)
         return desk.finished(
             usage_by(
@@ -209,7 +209,7 @@ def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
 
 def queue_report(ask: ReportQuery) -> ReportTable:
     """Report the queue at the window's end; where a start is given, over the window."""
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         if ask.start is None:
             jobs = desk.jobs(desk.until - LONGEST_HELD, desk.until)
             predictions = desk.warehouse.predictions(desk.cluster, since=desk.until - LONGEST_HELD, until=desk.until)
@@ -230,7 +230,7 @@ def queue_report(ask: ReportQuery) -> ReportTable:
 
 def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
     """Report how far off predictions of jobs submitted in the window were, beside the user's last ended run."""
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         past = desk.warehouse.jobs(desk.cluster, until=desk.until, columns=["user", "ended_at", "run_time_s"])
         return desk.finished(
             prediction_accuracy(
@@ -254,13 +254,13 @@ def decision_report(
     actions: Collection[str] = (),
 ) -> ReportTable:
     """Report the audit's lines of the window; users, accounts and partitions choose the jobs they are about."""
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         decisions = desk.warehouse.decisions(desk.cluster, since=desk.since, until=desk.until)
         if ask.users or ask.accounts or ask.partitions:
             about = desk.jobs(desk.since - LONGEST_HELD, desk.until)
             ids = {*about["job_id"].dropna(), *about["array_job_id"].dropna(), *ask.partitions}
             decisions = decisions[decisions["target"].isin(list(ids))]
-        return decision_lines(
+        return decision_rows(
             decisions,
             title=desk.title("Decisions"),
             services=services,
@@ -274,7 +274,7 @@ def decision_report(
 
 def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
     """Report per day and service what was proposed, done and refused, and when Helios kept still."""
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         return service_days(
             desk.warehouse.decisions(desk.cluster, since=desk.since, until=desk.until),
             title=desk.title("Services"),
@@ -286,7 +286,7 @@ def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> Repor
 
 def energy_report(ask: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
     """Report what the nodes did and drew in the window, and what sleep saved, by day, partition or node."""
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         return desk.ledger(desk.since, desk.until, energy=energy, by=by)
 
 
@@ -302,7 +302,7 @@ def shadow_report(
 
     Without ``nodes`` the cluster's own are taken from the warehouse; where it knows none, the peak demand.
     """
-    with opened(ask) as desk:
+    with open_context(ask) as desk:
         begin, end = desk.day(day)
         return desk.cluster, desk.shadow(
             begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
@@ -374,7 +374,7 @@ def _compared(
     default_limit_s: int,
 ) -> ShadowDay:
     """Fill in what the two replays say of the jobs that count."""
-    urgency = urgencies_of(machine.jobs, decided)
+    urgency = replayed_urgencies(machine.jobs, decided)
     without = _replayed(machine, ORDERS["fifo"], default_limit_s).wait_s[counted]
     with_them = _replayed(machine, _by(urgency), default_limit_s).wait_s[counted] if decided else without
     moved = moved_jobs(
@@ -406,11 +406,11 @@ def _machine(
     replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
     notes = []
     if left_out := len(jobs) - len(replayable):
-        notes.append(f"{left_out:,} jobs that hold no {unit_of(resource)} or have not ended were not replayed.")
+        notes.append(f"{left_out:,} jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
     if replayable.empty:
         return None, notes
     try:
-        machine = machine_for(
+        machine = replay_cluster_for(
             replayable, resource=resource, nodes=nodes, gpus_per_node=gpus_per_node, skip_oversized=True
         )
     except (PartitionUnknown, JobLargerThanPartition) as reason:

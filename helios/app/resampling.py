@@ -117,7 +117,7 @@ class Resampler:
         return len(self.kind)
 
 
-def urn_of(stage: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
+def resampler_for(stage: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
     """Return what can be drawn from a stage: weeks, days where there are too few, seeds where those are too few.
 
     Parameters
@@ -143,13 +143,13 @@ def urn_of(stage: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
     return Resampler(over=over, begins_s=begins_s, block_s=HOUR_S, kind=np.zeros(0, dtype=np.int64))
 
 
-def redrawn(stage: ReplaySetup, urn: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
+def redraw(stage: ReplaySetup, urn: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
     """Return the stage with other weeks, days or arrivals; the same for the same ``repeat`` and ``seed``."""
     rng = np.random.default_rng([seed, repeat])
     return _jittered(stage, rng) if urn.over is ResampledUnit.SEEDS else _laid_end_to_end(stage, urn, rng)
 
 
-def predictor_of(stage: ReplaySetup, taught: DurationModel | None, question: WhatIfRequest) -> ReplayPredictor:
+def resampled_predictor(stage: ReplaySetup, taught: DurationModel | None, question: WhatIfRequest) -> ReplayPredictor:
     """Return a predictor that learns on the way, and from no job twice."""
     if stage.first is None:
         return predictor_for(stage, taught, question)

@@ -24,7 +24,7 @@ from helios.units import length
 #
 # An option is written as a person does (``least = "3h"``) and kept as what it is read from there (``least_s``,
 # 10800), by which name the bound on waiting takes it. A new bound gets its rows in ``OPTIONS`` and its line in
-# :func:`bound_of`.
+# :func:`wait_bound`.
 
 Options = tuple[tuple[str, int | float | None], ...]
 """Names and values as they are kept, in the order of the names."""
@@ -109,11 +109,11 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
             remedy="Write a second table, as [[options.balanced]] twice: one with patience, one with the others.",
         )
     options = tuple(sorted(read.items()))
-    bound_of(policy, options)  # refuses what no bound can be
+    wait_bound(policy, options)  # refuses what no bound can be
     return options
 
 
-def bound_of(policy: str, options: Options) -> WaitBound | Backlog | None:
+def wait_bound(policy: str, options: Options) -> WaitBound | Backlog | None:
     """Return what bounds the waits under a policy: what its options say, else its own; None: nothing does."""
     told: dict[str, Any] = dict(options)
     if "patience_s" in told:
@@ -208,7 +208,7 @@ class Scenario:
         return None if source is None else str(source)
 
 
-def plans(
+def scenarios(
     *,
     policies: Sequence[Policy] = (),
     backfills: Sequence[Backfill] = (),
@@ -230,9 +230,9 @@ def plans(
         The options contradict each other.
     """
     if not policies and not backfills and not estimates and run_times is None:
-        return default_plans()
+        return default_scenarios()
     if not policies and not estimates and run_times is None:
-        return [plan for plan in default_plans() if plan.backfill in backfills]
+        return [plan for plan in default_scenarios() if plan.backfill in backfills]
     chosen: list[Scenario] = []
     for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
         for backfill in backfills or _default_backfills(policy):
@@ -264,7 +264,7 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
     return [replace(plan, options=options.get(plan.policy.value, ())) for plan in chosen]
 
 
-def default_plans() -> list[Scenario]:
+def default_scenarios() -> list[Scenario]:
     """Return the controls, each with and without backfill."""
     predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
     none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY

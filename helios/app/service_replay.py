@@ -21,19 +21,19 @@ from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.whatif import (
     ReplaySetup,
     WhatIfRequest,
-    answered,
-    measured,
+    answer_request,
+    describe_sources,
+    measure,
     predictor_for,
-    resource_of,
-    run_of,
-    set_the_stage,
-    sources_said,
-    teach,
+    prepare_replay,
+    replayed_resource,
+    to_run,
+    train_predictor,
 )
 from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
-from helios.ports import ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, in_silence
+from helios.ports import ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
 from helios.predict import DurationModel, ReplayTrainedPredictor
 from helios.report.whatif import Run, WhatIf
 from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
@@ -311,7 +311,7 @@ class ReplayedService:
         return answer
 
 
-def play(
+def replay_services(
     cluster: SteppableReplay,
     seats: Sequence[ReplayedService],
     *,
@@ -482,9 +482,9 @@ def _checked(actions: Iterable[Action]) -> list[JobAction]:
     return known
 
 
-TODAY = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 """What a Slurm site has without Helios, and what backfill plans with in a rehearsal."""
-CONTROLS = (TODAY, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
+CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
 """Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
 RESOLUTION = 10_000
 """Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
@@ -549,7 +549,7 @@ class ServiceReplay:
         return {**self.whatif.to_json(), "services": [seat.to_json() for seat in self.seats]}
 
 
-def rehearse(
+def simulate_services(
     history: LoadedHistory,
     question: WhatIfRequest,
     services: Mapping[str, Service],
@@ -559,7 +559,7 @@ def rehearse(
     raises_to_bench: int = RAISES_TO_BENCH,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> ServiceReplay:
     """Replay a window of a cluster's history with services acting on it, and as it is today; measure both alike.
 
@@ -588,7 +588,7 @@ def rehearse(
         As :func:`~helios.app.whatif.whatif`.
     """
     staged = _staged(history, question, progress)
-    runs = [run_of(plan, staged.stage, None, progress) for plan in CONTROLS]
+    runs = [to_run(plan, staged.stage, None, progress) for plan in CONTROLS]
     begun = perf_counter()
     seats = _seats(services, every=every, raises_to_bench=raises_to_bench)
     rehearsed, predictor = _played(
@@ -600,9 +600,9 @@ def rehearse(
         progress=progress,
     )
     jobs_per_s = len(staged.stage.workload) / (perf_counter() - begun)
-    said = [*sources_said(predictor), *(trouble for seat in seats for trouble in _said_of(seat))]
+    said = [*describe_sources(predictor), *(trouble for seat in seats for trouble in _said_of(seat))]
     return ServiceReplay(
-        whatif=answered(history, staged.question, staged.stage, runs=[*runs, rehearsed], said=said),
+        whatif=answer_request(history, staged.question, staged.stage, runs=[*runs, rehearsed], said=said),
         seats=tuple(map(_report, seats)),
         jobs_per_s=jobs_per_s,
     )
@@ -663,7 +663,7 @@ def soft_limit_gain(
     beside: Mapping[str, Service] | None = None,
     every: timedelta | None = None,
     most_of_one_user: float = 1.0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> SoftLimitGain:
     """Replay a window with and without soft limits, all else alike, and say what they do to the waits.
 
@@ -679,7 +679,7 @@ def soft_limit_gain(
     beside : mapping of str to Service, optional
         Other services that act in both replays, as the one that orders the queue; None: first in, first out.
     most_of_one_user : float
-        As for :func:`rehearse`.
+        As for :func:`simulate_services`.
 
     Raises
     ------
@@ -711,13 +711,13 @@ class _ReplayInputs:
 
 def _staged(history: LoadedHistory, question: WhatIfRequest, progress: Progress) -> _ReplayInputs:
     asked = replace(question, plans=[_TAUGHT])
-    stage = set_the_stage(history, asked)
+    stage = prepare_replay(history, asked)
     return _ReplayInputs(
         cluster=history.cluster,
         question=asked,
         stage=stage,
-        taught=teach(history, stage, asked, progress),
-        resource=resource_of(history, asked),
+        taught=train_predictor(history, stage, asked, progress),
+        resource=replayed_resource(history, asked),
     )
 
 
@@ -755,17 +755,17 @@ def _played(
     predictor = predictor_for(stage, staged.taught, staged.question)
     told = f"Rehearsing {title}"
     progress(told, 0.0)
-    play(
+    replay_services(
         cluster,
         seats,
         predictor=predictor,
         predict_again_s=predict_again_s,
-        reckoning=reckoning_of(stage.workload, stage.machine.shape),
+        reckoning=backlog_estimator_for(stage.workload, stage.machine.shape),
         most_of_one_user=most_of_one_user,
         progress=lambda done: progress(told, done / len(stage.workload)),
     )
     progress(told, 1.0)
-    run = measured(
+    run = measure(
         stage,
         policy=title,
         run_times=None,
@@ -777,7 +777,7 @@ def _played(
     return run, predictor
 
 
-def reckoning_of(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
+def backlog_estimator_for(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
     """Return what reckons the backlog of a replay as it goes on."""
     capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
     return BacklogEstimator(partition=workload.partition, gpus=workload.gpus, capacity=capacity)

@@ -12,14 +12,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.slurm_workload import SlurmJobs, rehearse_on_slurm, slurm_jobs, taught
-from helios.app.whatif import refuse_reversed, sources_said
+from helios.app.slurm_workload import SlurmJobs, simulate_services_on_slurm, slurm_jobs, trained_values
+from helios.app.whatif import describe_sources, refuse_reversed
 from helios.errors import NotEnoughHistory
 from helios.metrics.queue import summarize_queue
 from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor
-from helios.ports import JobwiseService, Progress, Service, in_silence
+from helios.ports import JobwiseService, Progress, Service, no_progress
 from helios.predict import ReplayTrainedPredictor
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
@@ -50,7 +50,7 @@ def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time
         Start of each job, s since the epoch; of jobs that hold nothing of it, or are larger than the pool, the time
         they could start.
     """
-    workload, shape = jobs.workload, pool_of(site, resource)
+    workload, shape = jobs.workload, job_pools(site, resource)
     eligible_s, size = workload.column("eligible_s"), workload.column(resource)
     started_s = eligible_s.copy()
     chosen = np.flatnonzero((size > 0) & (size <= shape.total_gpus))
@@ -76,7 +76,7 @@ def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time
     return started_s
 
 
-def pool_of(site: SlurmSite, resource: str) -> ClusterShape:
+def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
     """Return one partition of equal nodes that has as much as all nodes of the site: the largest of them, repeated."""
     largest = max((_each(group, resource) for group in site.nodes), default=1) or 1
     return ClusterShape(
@@ -139,7 +139,7 @@ def learn_order(
     predictor = ReplayTrainedPredictor(
         jobs.jobs.iloc[place].reset_index(drop=True),
         history=before,
-        model=taught(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress),
+        model=trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress),
         refit=True,
         seed=seed,
         timezone=timezone,
@@ -153,7 +153,7 @@ def learn_order(
         notes=(
             f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: nobody is "
             "promoted while he waits.",
-            *sources_said(predictor),
+            *describe_sources(predictor),
         ),
     )
 
@@ -266,7 +266,7 @@ def slurm_whatif(
     question: SlurmWhatIfRequest,
     *,
     services: Mapping[str, Service] | None = None,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> SlurmWhatIfResult:
     """Replay a window of a site's history under its own Slurm, with Helios' order and with other settings.
 
@@ -373,7 +373,7 @@ def _rehearsed(
     progress: Progress,
 ) -> tuple[Run, tuple[str, ...]]:
     """Replay today's setup with services acting in turns; return what is measured, and what they did."""
-    found = rehearse_on_slurm(
+    found = simulate_services_on_slurm(
         stage.jobs,
         question.site,
         services,
@@ -433,7 +433,7 @@ def _answered(
     said: Sequence[str],
 ) -> WhatIf:
     counted = stage.jobs.jobs["submitted_at"][stage.counted]
-    pool, site = pool_of(question.site, stage.resource), question.site
+    pool, site = job_pools(question.site, stage.resource), question.site
     notes = [
         *history.notes,
         *(f"The site's files: {note}" for note in site.notes),

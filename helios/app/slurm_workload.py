@@ -11,21 +11,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.predictions import reckoning_on
+from helios.app.predictions import backlog_estimator
 from helios.app.service_replay import (
     PREDICT_AGAIN_S,
     RAISES_TO_BENCH,
     RESOLUTION,
     NamedPredictor,
     ReplayedService,
-    play,
+    replay_services,
 )
-from helios.app.whatif import sources_said
+from helios.app.whatif import describe_sources
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.ownership import time_min
-from helios.ports import Progress, Service, in_silence
+from helios.ports import Progress, Service, no_progress
 from helios.predict import DurationModel, ReplayTrainedPredictor, train
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
 from helios.simulate.slurm.cluster import SimulatedSlurm
@@ -239,7 +239,7 @@ class SlurmServiceReplay:
     notes: tuple[str, ...]
 
 
-def rehearse_on_slurm(
+def simulate_services_on_slurm(
     jobs: SlurmJobs,
     site: SlurmSite,
     services: Mapping[str, Service],
@@ -255,7 +255,7 @@ def rehearse_on_slurm(
     jobwise: bool = True,
     latency: SlurmLatency | None = None,
     seed: int = 0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> SlurmServiceReplay:
     """Replay jobs under a site's own Slurm, with services that look and act as they would live.
 
@@ -270,7 +270,7 @@ def rehearse_on_slurm(
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
     predict_again_s, most_of_one_user, jobwise
-        As for :func:`helios.app.service_replay.play`.
+        As for :func:`helios.app.service_replay.replay_services`.
     latency : SlurmLatency, optional
         How quickly the controller reacts.
 
@@ -288,29 +288,29 @@ def rehearse_on_slurm(
     door = SimulatedSlurm(
         jobs.workload, site, jobs.jobs, name=cluster, resolution=most, latency=latency, time_min=time_min
     )
-    model = taught(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress)
+    model = trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress)
     predictor = InWorkloadOrder(jobs.jobs, before=before, model=model, seed=seed, timezone=timezone)
     told = f"Rehearsing {' + '.join(services)} on Slurm"
     progress(told, 0.0)
-    play(
+    replay_services(
         door,
         seats,
         predictor=predictor,
         predict_again_s=predict_again_s,
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
-        reckoning=reckoning_on(door.look(None).nodes, jobs.jobs),
+        reckoning=backlog_estimator(door.look(None).nodes, jobs.jobs),
         progress=lambda done: progress(told, done / len(jobs.workload)),
     )
     progress(told, 1.0)
     return SlurmServiceReplay(
         replay=door.timeline.result(),
         seats=tuple(seats),
-        notes=(*(_said_of(seat) for seat in seats), *sources_said(predictor.online)),
+        notes=(*(_said_of(seat) for seat in seats), *describe_sources(predictor.online)),
     )
 
 
-def taught(
+def trained_values(
     before: pd.DataFrame, jobs: pd.DataFrame, *, cluster: str, timezone: str, seed: int, progress: Progress
 ) -> DurationModel | None:
     """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""

@@ -17,15 +17,15 @@ from typing import IO, Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, fingerprint_of, here
+from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Estimates, Options, Policy, RunTimes, Scenario, plans, read_options
+from helios.app.scenarios import Estimates, Options, Policy, RunTimes, Scenario, read_options, scenarios
 from helios.app.whatif import WhatIfRequest
 from helios.config import zone
 from helios.errors import FileUnreadable, NotEnoughHistory, UsageError
-from helios.ports import Progress, in_silence
-from helios.report.significance import Differences, ResampledUnit, figures_of, over_repeats
+from helios.ports import Progress, no_progress
+from helios.report.significance import Differences, ResampledUnit, over_repeats, whatif_figures
 from helios.report.sweep import Group, Sweep, SweepRow
 from helios.simulate import Backfill, Placement
 from helios.units import length
@@ -42,15 +42,15 @@ def repeats(
     *,
     times: int,
     over: ResampledUnit | None = None,
-    engine: Engine = here,
-    progress: Progress = in_silence,
+    engine: Engine = run_here,
+    progress: Progress = no_progress,
 ) -> Differences:
     """Replay every plan of ``question`` on ``times`` draws, the same for all plans, and compare with the baseline.
 
     Parameters
     ----------
     over : Over, optional
-        What is drawn; None: weeks, or what the window is long enough for (:func:`helios.app.resampling.urn_of`).
+        What is drawn; None: weeks, or what the window is long enough for (:func:`helios.app.resampling.resampler_for`).
     engine : Engine
         Where; the answer is the same wherever.
 
@@ -71,14 +71,14 @@ def repeats(
             raise NotEnoughHistory(f"A repeat could not be replayed: {next(iter(done.told.values()))}")
         told[done.place] = done.told[FIGURES]
         progress("Repeating", len(told) / len(cells))
-    return compared([told[place] for place in range(len(cells))])
+    return compare_runs([told[place] for place in range(len(cells))])
 
 
-def compared(told: Sequence[Mapping[str, Any]]) -> Differences:
+def compare_runs(told: Sequence[Mapping[str, Any]]) -> Differences:
     """Compare the figures of cells that are alike but in plan and repeat, every plan on the same repeats in order."""
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for figures in told:
-        by_label.setdefault(figures["label"], []).append(figures_of(figures))
+        by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
     today = next((figures["label"] for figures in told if figures["is_today"]), told[0]["label"])
     return over_repeats(by_label, baseline=today, over=ResampledUnit(told[0]["over"]), blocks=told[0]["blocks"])
 
@@ -120,7 +120,7 @@ class ResultsFile:
 
 
 @contextmanager
-def results_in(path: Path) -> Iterator[ResultsFile]:
+def read_results(path: Path) -> Iterator[ResultsFile]:
     """Open a file of results, or make one.
 
     Raises
@@ -252,7 +252,7 @@ def _example(table: type[BaseModel], key: str | None) -> str:
     return f"write {key} = {json.dumps(examples[0])}, or leave it out" if examples else "leave it out"
 
 
-def read_plan(path: Path) -> SweepPlan:
+def read_sweep_plan(path: Path) -> SweepPlan:
     """Read a plan.
 
     Raises
@@ -283,7 +283,7 @@ def read_plan(path: Path) -> SweepPlan:
     return plan
 
 
-def cross(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cross:
+def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cross:
     """Return every cell of a plan.
 
     Parameters
@@ -315,7 +315,7 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
         _one_by_one(plan.policies), _one_by_one(plan.backfills), _or_none(plan.run_times)
     ):
         try:
-            chosen += plans(
+            chosen += scenarios(
                 policies=policies, backfills=backfills, estimates=_as_asked(plan.estimates), run_times=run_times
             )
         except UsageError as reason:
@@ -327,7 +327,7 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
     chosen = _told(chosen, plan.options)
     if plan.controls:
         limit = RunTimes.LIMIT
-        controls = plans(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
+        controls = scenarios(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
         chosen = [*controls, *chosen]
     return list(dict.fromkeys(chosen)), notes
 
@@ -371,7 +371,7 @@ def _questions(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[
         [{"gpus_per_node": count} for count in asked.gpus_per_node] or [{}],
         [{"placement": placement} for placement in asked.placement] or [{}],
         [{"plan_quantile": quantile} for quantile in asked.plan_quantile] or [{}],
-        [{"predict_again_s": again_s(text) or 0} for text in asked.predict_again] or [{}],
+        [{"predict_again_s": repredict_interval_s(text) or 0} for text in asked.predict_again] or [{}],
         [{"default_time_limit_s": int(length(text).total_seconds())} for text in asked.default_time_limit] or [{}],
         [{"seed": seed} for seed in plan.seeds] or [{}],
     )
@@ -386,7 +386,7 @@ def _questions(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[
             yield replace(base, **within, **setting)
 
 
-def again_s(text: str) -> int | None:
+def repredict_interval_s(text: str) -> int | None:
     """Read how often what waits is predicted again, s, as ``1h``; None: ``never``.
 
     Raises
@@ -418,8 +418,8 @@ def sweep(
     asked: Cross,
     *,
     out: Path,
-    engine: Engine = here,
-    progress: Progress = in_silence,
+    engine: Engine = run_here,
+    progress: Progress = no_progress,
 ) -> Sweep:
     """Replay every cell that ``out`` does not hold yet, and return all that were asked for.
 
@@ -433,13 +433,13 @@ def sweep(
     DaskUnavailable, DaskMismatch
         The engine has no workers, or others.
     """
-    fingerprint = fingerprint_of(history)
+    fingerprint = package_fingerprint(history)
     keys = [cell.key(fingerprint) for cell in asked.cells]
-    with results_in(out) as results:
+    with read_results(out) as results:
         left = [place for place, key in enumerate(keys) if not results.has(key)]
         progress("Replaying cells", 1 - len(left) / len(keys))
         # Closed here, not when its garbage is collected: workers elsewhere go on until then.
-        with closing((engine if left else here)(history, [asked.cells[place] for place in left])) as replays:
+        with closing((engine if left else run_here)(history, [asked.cells[place] for place in left])) as replays:
             for number, done in enumerate(replays, start=1):
                 place = left[done.place]
                 results.add(keys[place], asked.cells[place], done.told)
@@ -492,4 +492,4 @@ def _differences(members: Sequence[tuple[SweepRun, Told]]) -> Differences | None
     whole = [outcomes for repeat, outcomes in by_repeat.items() if repeat and all(FIGURES in told for told in outcomes)]
     if len(whole) < 2:
         return None
-    return compared([told[FIGURES] for outcomes in whole for told in outcomes])
+    return compare_runs([told[FIGURES] for outcomes in whole for told in outcomes])

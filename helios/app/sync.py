@@ -12,7 +12,7 @@ import pandas as pd
 
 from helios.errors import NoSuchCluster
 from helios.ingest import TraceFormat, open_trace
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.warehouse import Warehouse
 from helios.warehouse.revising import LIVE_SOURCE
 
@@ -69,7 +69,7 @@ class SyncResult:
         return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{said}"
 
 
-def read_history(
+def sync_history(
     accounting: AccountingSource,
     *,
     url: str,
@@ -78,7 +78,7 @@ def read_history(
     start: datetime | None,
     window: timedelta,
     overlap: timedelta,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> SyncResult:
     """Read what is missing of a cluster's history, and the last ``overlap`` of it again.
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.model import ModelRecord
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict.causal_stats import FEATURES, NEVER_S
-from helios.predict.comparison import Comparison, hold_contest
-from helios.predict.duration import DurationModel, HistoryPredictor, Trainer, learn_here, train_on
-from helios.predict.job_table import FeaturesAtStart, JobTable, known_of
-from helios.predict.model_record import provenance_of, to_record
+from helios.predict.comparison import Comparison, compare_predictors
+from helios.predict.duration import DurationModel, HistoryPredictor, Trainer, train_locally, train_on
+from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start
+from helios.predict.model_record import describe_provenance, to_record
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def learn(
     seed: int,
     made_at: datetime,
     dask: str = "",
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> ModelRecord:
     """Train a duration model on what had ended before ``until`` and keep it in the warehouse, in charge of nothing.
 
@@ -51,20 +51,20 @@ def learn(
     """
     pass
 
-    studied = study(history, progress=progress)
-    model = studied.train(until=until, seed=seed, progress=progress, learner=learner_at(dask))
+    studied = prepare_history(history, progress=progress)
+    model = studied.train(until=until, seed=seed, progress=progress, learner=trainer_at(dask))
     record = studied.record(model, seed=seed, made_at=made_at)
     with Warehouse.open(url) as warehouse:
         warehouse.add_model(record)
     return record
 
 
-def learner_at(dask: str) -> Trainer:
+def trainer_at(dask: str) -> Trainer:
     """Return what grows trees on the workers of the Dask scheduler at ``dask``, or here where that is empty."""
     from helios.predict.dask_training import DaskTrainer  # noqa: PLC0415 - as above
-    from helios.predict.duration import learn_here  # noqa: PLC0415 - as above
+    from helios.predict.duration import train_locally  # noqa: PLC0415 - as above
 
-    return DaskTrainer(address=dask) if dask else learn_here
+    return DaskTrainer(address=dask) if dask else train_locally
 
 
 def judge(
@@ -75,7 +75,7 @@ def judge(
     gpu_only: bool = False,
     refit_every: timedelta | None = None,
     seed: int = 0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> Evaluation:
     """Train on the earlier part of a history and judge on the later, beside the naive controls.
 
@@ -142,8 +142,8 @@ class PreparedHistory:
         *,
         until: datetime | None,
         seed: int,
-        progress: Progress = in_silence,
-        learner: Trainer = learn_here,
+        progress: Progress = no_progress,
+        learner: Trainer = train_locally,
     ) -> DurationModel:
         """Learn from what had ended before ``until`` (all, if None).
 
@@ -164,7 +164,7 @@ class PreparedHistory:
 
     def record(self, model: DurationModel, *, seed: int, made_at: datetime) -> ModelRecord:
         """Return ``model``, which learned from this history, with its manifest and the scores of its backtest."""
-        provenance = provenance_of(model, self.history.jobs, table=self.table, features=self.features, seed=seed)
+        provenance = describe_provenance(model, self.history.jobs, table=self.table, features=self.features, seed=seed)
         contest = self.backtest(model)
         scores = {"since": model.backtest.until.isoformat()} | contest.to_json() if model.backtest and contest else {}
         return to_record(model, trained_at=made_at, scores=scores, provenance=provenance)
@@ -192,7 +192,7 @@ class PreparedHistory:
         """Judge ``models`` and the controls on the jobs ``rows``."""
         features = self.features[rows]
         predictions = {name: model.predict(features) for name, model in models.items()}
-        return hold_contest(
+        return compare_predictors(
             predictions | _controls(features),
             self.table.run_time_s[rows],
             challenger=challenger,
@@ -212,11 +212,11 @@ class PreparedHistory:
         return now if len(ends) and int(ends.max()) >= _seconds(now) else None
 
 
-def study(history: LoadedHistory, *, progress: Progress = in_silence) -> PreparedHistory:
+def prepare_history(history: LoadedHistory, *, progress: Progress = no_progress) -> PreparedHistory:
     """Describe every job of ``history`` as it was known at its submission."""
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(history.jobs, timezone=history.timezone)
-    return PreparedHistory(history=history, table=table, known=known_of(table))
+    return PreparedHistory(history=history, table=table, known=features_at_start(table))
 
 
 def _controls(features: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:

@@ -12,15 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import ReplayCluster, machine_for
-from helios.app.scenarios import AGAIN_S, ORDERS, Policy, RunTimes, Scenario, bound_of
+from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
+from helios.app.scenarios import AGAIN_S, ORDERS, Policy, RunTimes, Scenario, wait_bound
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.queue import summarize_queue, wait
-from helios.ports import Progress, ReplayPredictor, in_silence
+from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict import DurationModel, ReplayTrainedPredictor, train
 from helios.report.whatif import Named, Run, WhatIf
 from helios.simulate import Backfill, JobTrace, Placement, Replay, Reservation, Workload, replay
-from helios.units import DAY_S, spoken_duration, unit_of
+from helios.units import DAY_S, best_unit, duration_in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
         )
 
 
-def whatif(history: LoadedHistory, question: WhatIfRequest, *, progress: Progress = in_silence) -> WhatIf:
+def whatif(history: LoadedHistory, question: WhatIfRequest, *, progress: Progress = no_progress) -> WhatIf:
     """Replay a window of a cluster's history once for each plan, and measure each replay alike.
 
     Raises
@@ -86,14 +86,14 @@ def whatif(history: LoadedHistory, question: WhatIfRequest, *, progress: Progres
     JobLargerThanPartition, PartitionUnknown
         The jobs do not fit the cluster as described.
     """
-    stage = set_the_stage(history, question)
-    taught = teach(history, stage, question, progress)
+    stage = prepare_replay(history, question)
+    taught = train_predictor(history, stage, question, progress)
     runs, said = [], []
     for plan in question.plans:
         predictor = predictor_for(stage, taught, question) if plan.uses_predictions else None
-        runs.append(run_of(plan, stage, predictor, progress, question=question))
-        said += sources_said(predictor)
-    return answered(history, question, stage, runs=runs, said=said)
+        runs.append(to_run(plan, stage, predictor, progress, question=question))
+        said += describe_sources(predictor)
+    return answer_request(history, question, stage, runs=runs, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class ReplaySetup:
     first: NDArray[np.int64] | None = None
 
 
-def answered(
+def answer_request(
     history: LoadedHistory, question: WhatIfRequest, stage: ReplaySetup, *, runs: Sequence[Run], said: Sequence[str]
 ) -> WhatIf:
     """Return the replays of one stage as an answer, with all that is to be said of it."""
@@ -128,7 +128,7 @@ def answered(
         cluster=history.cluster,
         partitions=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
         gpus_per_node=question.gpus_per_node,
-        resource=resource_of(history, question),
+        resource=replayed_resource(history, question),
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
         notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said), *_bounds_said(runs)),
@@ -140,21 +140,21 @@ def answered(
     )
 
 
-def resource_of(history: LoadedHistory, question: WhatIfRequest) -> str:
+def replayed_resource(history: LoadedHistory, question: WhatIfRequest) -> str:
     """Return what is replayed: what the question says, else GPUs where any job asks for one, else CPUs."""
     return question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
 
 
-def set_the_stage(history: LoadedHistory, question: WhatIfRequest) -> ReplaySetup:
+def prepare_replay(history: LoadedHistory, question: WhatIfRequest) -> ReplaySetup:
     """Choose the jobs to replay and the machine; raises as :func:`whatif`."""
-    resource = resource_of(history, question)
+    resource = replayed_resource(history, question)
     submitted = history.jobs["submitted_at"]
     first, end = submitted.min(), submitted.max() + timedelta(seconds=1)
     since = pd.Timestamp(question.since) if question.since else first
     until = pd.Timestamp(question.until) if question.until else end
     opening = since - question.warm_up
     replayable, notes = _replayable(history.jobs, opening, until, resource)
-    machine = machine_for(
+    machine = replay_cluster_for(
         replayable,
         resource=resource,
         nodes=question.nodes,
@@ -204,7 +204,7 @@ def _replayable(
         notes.append(f"{int((~timed).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
     sized = window[resource].fillna(0) > 0
     if not sized.all():
-        notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {unit_of(resource)} were left out.")
+        notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {best_unit(resource)} were left out.")
     if not (timed & sized).any():
         raise NotEnoughHistory("No job in the window can be replayed.", remedy="\n".join(notes))
     return window[timed & sized], notes
@@ -213,7 +213,7 @@ def _replayable(
 def _bounds_said(runs: Sequence[Run]) -> list[str]:
     """Say what bound each replay that had one of its own came to."""
     return [
-        f"{run.label}: by the end, who had waited {spoken_duration(run.bound_s)} went first; the service qssf finds "
+        f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first; the service qssf finds "
         "such a bound by itself."
         for run in runs
         if run.bound_s is not None and run.policy == Policy.BALANCED and "patience_s" not in run.options
@@ -233,7 +233,7 @@ def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list
     return np.where(unlimited, default_s, limit_s).astype(np.int64), notes
 
 
-def teach(
+def train_predictor(
     history: LoadedHistory, stage: ReplaySetup, question: WhatIfRequest, progress: Progress
 ) -> DurationModel | None:
     """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
@@ -265,7 +265,7 @@ def predictor_for(stage: ReplaySetup, taught: DurationModel | None, question: Wh
     )
 
 
-def sources_said(predictor: ReplayTrainedPredictor | None) -> list[str]:
+def describe_sources(predictor: ReplayTrainedPredictor | None) -> list[str]:
     """Say who predicted, where that was not one model taught beforehand."""
     if predictor is None:
         return []
@@ -279,7 +279,7 @@ def sources_said(predictor: ReplayTrainedPredictor | None) -> list[str]:
     ]
 
 
-def run_of(
+def to_run(
     plan: Scenario,
     stage: ReplaySetup,
     predictor: ReplayPredictor | None,
@@ -288,8 +288,8 @@ def run_of(
     question: WhatIfRequest | None = None,
 ) -> Run:
     """Make one replay, and measure what counts of it; ``question`` says placement, planning and seed."""
-    result = replayed(plan, stage, predictor, progress, question=question)
-    return measured(
+    result = replay_scenario(plan, stage, predictor, progress, question=question)
+    return measure(
         stage,
         policy=plan.policy.value,
         run_times=plan.run_times.value if plan.run_times else None,
@@ -302,7 +302,7 @@ def run_of(
     )
 
 
-def measured(
+def measure(
     stage: ReplaySetup,
     *,
     policy: str,
@@ -341,7 +341,7 @@ def measured(
     )
 
 
-def replayed(
+def replay_scenario(
     plan: Scenario,
     stage: ReplaySetup,
     predictor: ReplayPredictor | None,
@@ -384,7 +384,7 @@ def _again_s(plan: Scenario, question: WhatIfRequest) -> int | None:
 
 def _bound(plan: Scenario) -> dict[str, Any]:
     """Return what bounds the waits: ``balanced`` has a bound of its own, the other orders where they are told one."""
-    guard = bound_of(plan.policy.value, plan.options)
+    guard = wait_bound(plan.policy.value, plan.options)
     if guard is None:
         return {}
     closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.app.job_controller import MEMORY
-from helios.app.live_cluster import refuse_unknown_partitions, services_of
+from helios.app.live_cluster import configured_services, refuse_unknown_partitions
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.operations import Operations
 from helios.cli.options import AsJson, Cluster, configuration
@@ -25,7 +25,7 @@ from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, UsageError
 from helios.model import Mode
 from helios.ports import Domain
-from helios.services.registry import installed, office_of
+from helios.services.registry import domain_of, installed
 from helios.warehouse import Warehouse
 
 MOST_LINES = 40
@@ -91,7 +91,7 @@ def mode_(
     on some jobs. active: on all. Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
     settings = configuration().settings
-    services = services_of(settings)
+    services = configured_services(settings)
     name = _cluster_name(settings.database.url, cluster)
     if service is not None and mode is not None:
         if service not in services:
@@ -133,7 +133,7 @@ def mode_(
         return
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
     for row_name, row_mode in modes.items():
-        table.add_row(row_name, row_mode.mode.value, scope(row_mode, of=office_of(services[row_name])))
+        table.add_row(row_name, row_mode.mode.value, scope(row_mode, of=domain_of(services[row_name])))
     show(table)
 
 
@@ -203,7 +203,7 @@ def resume_(cluster: Cluster = None) -> None:
         warehouse.remember(name, MEMORY, "", at=now)
         forget_what_is_damaged(warehouse, name, at=now)
     _resumes_the_nodes_daemon(Path(settings.control.state_folder))
-    modes = modes_in_force(settings.database.url, name, services_of(settings))
+    modes = modes_in_force(settings.database.url, name, configured_services(settings))
     said = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
     show(f"Helios goes on with its next turn: {said}.")
 
@@ -405,9 +405,9 @@ def clear(
 
 
 def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bool) -> None:
-    from helios.app.node_controller import counted  # noqa: PLC0415 - only where it is shown
+    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
 
-    show(", ".join(f"{number:,} {state}" for state, number in counted(report).items()) + ".")
+    show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
     if report.still:
         show("Nothing is done:", *(f"  {reason}" for reason in report.still))
     lines = report.decisions[report.decisions["action"] != "Turn"]
@@ -436,12 +436,12 @@ def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bo
 
 
 def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:
-    from helios.app.node_controller import counted  # noqa: PLC0415 - only where it is shown
+    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
 
     decisions = report.decisions.astype("object")
     return {
         "taken_at": report.taken_at.isoformat(),
-        "nodes": counted(report),
+        "nodes": count_states(report),
         "slept": list(report.slept),
         "woken": list(report.woken),
         "weighed": list(report.weighed),

@@ -141,13 +141,13 @@ def _on_series(
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
-    from helios.ingest.node_series import read_series, summed  # noqa: PLC0415 - as above
+    from helios.ingest.node_series import read_series, sum_series  # noqa: PLC0415 - as above
     from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
 
     per_node = gpus_per_node or settings.whatif.gpus_per_node
     share = None if total is None else total / len(files)
     read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
-    one = read[0] if len(read) == 1 else summed(read, name=f"{files[0].parent.name} ({len(read)} files)")
+    one = read[0] if len(read) == 1 else sum_series(read, name=f"{files[0].parent.name} ({len(read)} files)")
     question = EnergySeriesRequest(
         name=one.name,
         start_s=one.start_s,

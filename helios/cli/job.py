@@ -9,7 +9,7 @@ import typer
 from helios.app.explain_job import explain
 from helios.app.operations import Operations
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Policy, RunTimes, plans
+from helios.app.scenarios import Policy, RunTimes, scenarios
 from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
@@ -105,8 +105,8 @@ def explain_in_replay(
     Without --policy the replay is what a Slurm site has today (FIFO with EASY backfill by time limits); with another
     order, the job's start under today's stands beside it. For a job that waits now, see helios why.
     """
-    from helios.app.explain_wait import tell  # noqa: PLC0415 - only this command needs it
-    from helios.cli.whatif import estimate_of  # noqa: PLC0415 - that module registers this command
+    from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - only this command needs it
+    from helios.cli.whatif import read_estimate  # noqa: PLC0415 - that module registers this command
     from helios.report.job_wait import story_screen  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
@@ -116,8 +116,8 @@ def explain_in_replay(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
         question = WhatIfRequest(
-            plans=plans(
-                policies=[policy], backfills=[backfill], estimates=[estimate_of(estimates)], run_times=run_times
+            plans=scenarios(
+                policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
             ),
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
@@ -129,7 +129,7 @@ def explain_in_replay(
             default_time_limit_s=settings.whatif.default_time_limit_s,
             seed=settings.model.seed,
         )
-        story = tell(history, question, job, progress=progress)
+        story = explain_wait(history, question, job, progress=progress)
     say_notes(story.notes)
     if as_json:
         show_json(story.to_json())

@@ -31,10 +31,10 @@ from helios.errors import UsageError
 from helios.model import ModelRecord
 from helios.report.models import (
     OrderValue,
-    contest_table,
+    comparison_table,
     drift_tables,
+    model_notes,
     models_table,
-    notes_of,
     outcome_text,
     value_table,
 )
@@ -54,7 +54,7 @@ AsOf = Annotated[
 def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """List the models kept for a cluster, newest first: what each learned from, how good it is, which is in charge."""
     url, name = _site(cluster)
-    listed, decided = model_registry.listing(url, name), model_registry.told_decisions(url, name)
+    listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
     if as_json:
         show_json(listed)
         return
@@ -64,7 +64,7 @@ def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """List every decision about the model in charge, oldest first, with its reason."""
     url, name = _site(cluster)
-    told = model_registry.told_decisions(url, name)
+    told = model_registry.describe_decisions(url, name)
     if as_json:
         show_json(told)
         return
@@ -108,7 +108,7 @@ def compare_(
     if as_json:
         show_json(contest.to_json() | {"notes": list(notes)})
         return
-    show(contest_table(contest.to_json(), notes=notes))
+    show(comparison_table(contest.to_json(), notes=notes))
 
 
 def nightly_(
@@ -144,7 +144,7 @@ def nightly_(
         return
     show(*outcome_text(outcome.to_json()), f"Drift: {drift}.")
     if outcome.contest:
-        show("", contest_table(outcome.contest.to_json()))
+        show("", comparison_table(outcome.contest.to_json()))
 
 
 def drift_(
@@ -326,7 +326,7 @@ def evaluate(
                 seed=settings.model.seed,
                 progress=progress,
             )
-    say_notes([*history.notes, *evaluation.notes, *notes_of(worth)])
+    say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     if as_json:
         show_json(evaluation.to_json() | {"value": worth.to_json() if isinstance(worth, OrderValue) else None})
         return
@@ -355,7 +355,7 @@ def explain_(
     Works for jobs of the history, as it was known when they were submitted, and for jobs that wait or run now. Of a
     trace file without --model, a model is trained on what had ended before the job.
     """
-    from helios.app.explain_prediction import explain, kept_model, model_of_that_day, queue_of  # noqa: PLC0415 - only this command needs it
+    from helios.app.explain_prediction import explain, kept_model, model_in_use, queue_at_submission  # noqa: PLC0415 - only this command needs it
     from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
@@ -364,10 +364,10 @@ def explain_(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
         if trace is not None and model_id is None:
-            choose = model_of_that_day(history, seed=settings.model.seed, progress=progress)
+            choose = model_in_use(history, seed=settings.model.seed, progress=progress)
         else:
             choose = kept_model(history, url=settings.database.url, model_id=model_id)
-        look = None if trace is not None else queue_of(settings, history.cluster)
+        look = None if trace is not None else queue_at_submission(settings, history.cluster)
         told = explain(history, job, choose=choose, look=look, restart=restart)
     say_notes(history.notes)
     if as_json:

@@ -12,7 +12,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from helios.app.history import LoadedHistory, read_file, recall
+from helios.app.history import LoadedHistory, load_history, read_file
 from helios.cli.output import say
 from helios.config import Configuration, load_configuration, zone
 from helios.errors import UsageError
@@ -166,7 +166,7 @@ def history_from(
     settings = configuration()
     if trace is None:
         progress("Reading the warehouse", 0.0)
-        history = recall(url=settings.settings.database.url, cluster=cluster)
+        history = load_history(url=settings.settings.database.url, cluster=cluster)
         progress("Reading the warehouse", 1.0)
         return history
     return read_file(

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, rehearse
-from helios.app.sweep import again_s
+from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
+from helios.app.sweep import repredict_interval_s
 from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
@@ -40,7 +40,7 @@ from helios.errors import UsageError
 from helios.ports import Domain, Service
 from helios.report.history import describe
 from helios.report.tables import whatif_table
-from helios.services.registry import build, office_of
+from helios.services.registry import build, domain_of
 
 
 def rehearse_(
@@ -98,7 +98,7 @@ def rehearse_(
             default_time_limit_s=settings.whatif.default_time_limit_s,
             seed=settings.model.seed,
         )
-        result = rehearse(
+        result = simulate_services(
             history,
             question,
             services,
@@ -106,7 +106,7 @@ def rehearse_(
             resolution=settings.slurm.site_factor_most,
             raises_to_bench=settings.control.raises_to_bench,
             most_of_one_user=settings.control.most_of_one_user,
-            predict_again_s=again_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
+            predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
             progress=progress,
         )
     say_notes(result.whatif.notes)
@@ -147,7 +147,7 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
             f"--set names {', '.join(strangers)}, which is not rehearsed.", remedy=f"Rehearsed: {', '.join(chosen)}"
         )
     built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
-    on_nodes = [name for name, service in built.items() if office_of(service) is Domain.NODES]
+    on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
     if on_nodes and (names or len(on_nodes) == len(built)):
         raise UsageError(
             f"{', '.join(on_nodes)} acts on nodes, and a rehearsal shows the waits of jobs.",

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from helios.app.demo import Demo, try_out
+from helios.app.demo import Demo, run_demo
 from helios.app.doctor import diagnose
 from helios.app.operations import Operations
 from helios.cli.options import AsJson, Cluster, configuration
@@ -93,12 +93,12 @@ def daemon_(
 
     Log lines go to standard error. Example: HELIOS_DAEMON_LOGS=json helios daemon --no-nightly
     """
-    from helios.app.operations import chores  # noqa: PLC0415 - it knows every room, and takes its time to import
+    from helios.app.operations import operations_for  # noqa: PLC0415 - it knows every room, and takes its time to import
     from helios.daemon import run, start_logs  # noqa: PLC0415 - APScheduler is not needed by any other command
 
     settings = configuration()
     start_logs(settings.settings.daemon.logs, stream=sys.stderr)
-    work = chores(settings, cluster=cluster, offices=frozenset(office or Domain), ingest=ingest)
+    work = operations_for(settings, cluster=cluster, offices=frozenset(office or Domain), ingest=ingest)
     ending = run(work, settings=settings.settings, nightly=nightly, environment=os.environ)
     if ending.stuck:
         _leave_at_once(ending.code)
@@ -185,7 +185,7 @@ def try_(
     Nothing outside the folder is touched. Example: helios try --days 10 --folder /tmp/helios-try
     """
     with progress_bars() as progress:
-        trial = try_out(
+        trial = run_demo(
             folder, profile=profile.value, days=days, seed=seed, made_at=datetime.now(UTC), progress=progress
         )
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import

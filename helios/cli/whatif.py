@@ -9,8 +9,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Estimates, Policy, RunTimes, plans, with_options
-from helios.app.sweep import FEWEST_REPEATS, again_s, repeats
+from helios.app.scenarios import Estimates, Policy, RunTimes, scenarios, with_options
+from helios.app.sweep import FEWEST_REPEATS, repeats, repredict_interval_s
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.cli import job, whatif_published, whatif_slurm
 from helios.cli.options import (
@@ -129,7 +129,7 @@ def whatif_(
         of_many={"--out": out, "--csv": csv},
         repeat=repeat,
     )
-    chosen = plans(
+    chosen = scenarios(
         policies=_choices(policy, Policy, "--policy"),
         backfills=_choices(backfill, Backfill, "--backfill"),
         estimates=_estimates(estimates),
@@ -151,7 +151,7 @@ def whatif_(
             resource=resource.value if resource else None,
             skip_oversized=oversized is Oversized.SKIP,
             default_time_limit_s=settings.whatif.default_time_limit_s,
-            predict_again_s=None if predict_again is None else again_s(predict_again) or 0,
+            predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
             seed=settings.model.seed,
         )
         if sweep_file is not None:
@@ -207,10 +207,10 @@ def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[C
 
 def _estimates(given: list[str] | None) -> list[Estimates]:
     words = [word.strip() for text in given or [] for word in text.split(",")]
-    return [estimate_of(word) for word in words]
+    return [read_estimate(word) for word in words]
 
 
-def estimate_of(word: str) -> Estimates:
+def read_estimate(word: str) -> Estimates:
     """Read what ``--estimates`` says; raises Misuse."""
     if word.isdecimal() and int(word) > 0:
         return int(word)

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from helios.app.executors import DaskScheduler, Engine, Processes, SlurmExecutor, here
+from helios.app.executors import DaskScheduler, Engine, Processes, SlurmExecutor, run_here
 from helios.app.history import LoadedHistory
-from helios.app.sweep import SweepPlan, cross, read_plan, sweep
+from helios.app.sweep import SweepPlan, cross_options, read_sweep_plan, sweep
 from helios.app.whatif import WhatIfRequest
 from helios.cli.output import say, say_notes, show, show_json
 from helios.errors import UsageError
@@ -60,7 +60,7 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
         Slurm's jobs are not described.
     """
     if dask != SLURM:
-        return DaskScheduler(address=dask) if dask else Processes(workers=workers) if workers > 1 else here
+        return DaskScheduler(address=dask) if dask else Processes(workers=workers) if workers > 1 else run_here
     if plan is None or not plan.slurm:
         raise UsageError(
             "--dask slurm needs to know what to ask Slurm for.",
@@ -96,8 +96,8 @@ def run_sweep(
     Misuse
         The plan, or where results go, cannot be used.
     """
-    plan = read_plan(path)
-    asked = cross(plan, base=base, timezone=history.timezone)
+    plan = read_sweep_plan(path)
+    asked = cross_options(plan, base=base, timezone=history.timezone)
     engine = engine_for(dask=dask, workers=workers or (1 if dask else all_cores()), plan=plan)
     into = out or path.with_suffix(".results.jsonl")
     try:

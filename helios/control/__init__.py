@@ -6,23 +6,23 @@ passes no service's wish that a guard refuses.
 
 from __future__ import annotations
 
-from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, Tolerance, Undo, node_books_of
+from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, Tolerance, Undo, read_applied_nodes
 from helios.control.circuit_breaker import BreakerState, CircuitBreaker, Fault, ServiceSuspension
-from helios.control.cycle import take_node_turn, take_turn
+from helios.control.cycle import run_cycle, run_node_cycle
 from helios.control.modes import (
     CanaryCluster,
     CanaryNodes,
     ServiceMode,
     ShadowCluster,
     ShadowNodes,
-    door_for,
-    node_door_for,
+    cluster_for_mode,
+    node_cluster_for_mode,
 )
-from helios.control.preconditions import Preconditions, reasons_to_be_still
+from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.reconcile import ActiveService
 from helios.control.release import release, release_nodes
 from helios.control.report import CycleReport, NodeCycleReport
-from helios.control.state import ControllerState, Failure, NodeControllerState, WakeUp, cleared
+from helios.control.state import ControllerState, Failure, NodeControllerState, WakeUp, clear_service
 
 __all__ = [
     "ActiveService",
@@ -46,13 +46,13 @@ __all__ = [
     "Tolerance",
     "Undo",
     "WakeUp",
-    "cleared",
-    "door_for",
-    "node_books_of",
-    "node_door_for",
-    "reasons_to_be_still",
+    "clear_service",
+    "cluster_for_mode",
+    "node_cluster_for_mode",
+    "read_applied_nodes",
     "release",
     "release_nodes",
-    "take_node_turn",
-    "take_turn",
+    "run_cycle",
+    "run_node_cycle",
+    "suspension_reasons",
 ]

@@ -21,7 +21,7 @@ from helios.changes import LIST, Key, NodeKey
 from helios.config import SlurmSettings
 from helios.control.observed import PendingJob
 from helios.errors import HostlistInvalid
-from helios.model import NODE_STANDINGS, STANDINGS, Mode, Snapshot
+from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, Mode, Snapshot
 from helios.model.hostlist import expand
 
 # What stands changed on nodes: Helios' own book, and what others did to it since.
@@ -32,7 +32,7 @@ from helios.model.hostlist import expand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedNodeChange:
-    """One change that stands, as in ``NODE_STANDINGS``.
+    """One change that stands, as in ``APPLIED_NODE_CHANGES``.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class AppliedNodeChanges:
     shadow: NodeBook
 
     def frame(self) -> pd.DataFrame:
-        """Return both as columns of ``NODE_STANDINGS``."""
+        """Return both as columns of ``APPLIED_NODE_CHANGES``."""
         return _node_frame([*self.real.values(), *self.shadow.values()])
 
     def ours(self, lever: NodeSetting) -> list[AppliedNodeChange]:
@@ -89,9 +89,9 @@ class AppliedNodeChanges:
         return {key: row.own for key, row in self.real.items() if not row.admins}
 
 
-def node_books_of(frame: pd.DataFrame) -> AppliedNodeChanges:
-    """Read ``NODE_STANDINGS``."""
-    rows = [_node_standing(record) for record in NODE_STANDINGS.check(frame).to_dict("records")]
+def read_applied_nodes(frame: pd.DataFrame) -> AppliedNodeChanges:
+    """Read ``APPLIED_NODE_CHANGES``."""
+    rows = [_node_standing(record) for record in APPLIED_NODE_CHANGES.check(frame).to_dict("records")]
     return AppliedNodeChanges(
         real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
         shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
@@ -196,13 +196,13 @@ def _text(value: Any) -> str:
 def _node_frame(rows: Iterable[AppliedNodeChange]) -> pd.DataFrame:
     rows = list(rows)
     if not rows:
-        return NODE_STANDINGS.empty()
-    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in NODE_STANDINGS.names}
+        return APPLIED_NODE_CHANGES.empty()
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in APPLIED_NODE_CHANGES.names}
     columns["lever"] = [row.lever.value for row in rows]
     columns["mode"] = [row.mode.value for row in rows]
     columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
     columns["admins"] = [int(row.admins) for row in rows]
-    return NODE_STANDINGS.conform(pd.DataFrame(columns))
+    return APPLIED_NODE_CHANGES.conform(pd.DataFrame(columns))
 
 
 # How coarsely a cluster holds what it is asked to hold: what counts as the same when it is read back.
@@ -250,7 +250,7 @@ SET_AGAIN = " (set again)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedChange:
-    """One change that stands, as in ``STANDINGS``.
+    """One change that stands, as in ``APPLIED_CHANGES``.
 
     Attributes
     ----------
@@ -302,7 +302,7 @@ class AppliedChanges:
     shadow: Book
 
     def frame(self) -> pd.DataFrame:
-        """Return both as columns of ``STANDINGS``."""
+        """Return both as columns of ``APPLIED_CHANGES``."""
         return _frame([*self.real.values(), *self.shadow.values()])
 
     def of_the_admins(self) -> frozenset[Key]:
@@ -310,9 +310,9 @@ class AppliedChanges:
         return frozenset(key for key, row in self.real.items() if row.admins)
 
 
-def books_of(frame: pd.DataFrame) -> AppliedChanges:
-    """Read ``STANDINGS``."""
-    submitted_us = STANDINGS.check(frame)["submitted_at"].astype("int64")
+def read_applied(frame: pd.DataFrame) -> AppliedChanges:
+    """Read ``APPLIED_CHANGES``."""
+    submitted_us = APPLIED_CHANGES.check(frame)["submitted_at"].astype("int64")
     rows = [
         _standing(record, submitted) for record, submitted in zip(frame.to_dict("records"), submitted_us, strict=True)
     ]
@@ -322,7 +322,7 @@ def books_of(frame: pd.DataFrame) -> AppliedChanges:
     )
 
 
-def without_the_gone(books: AppliedChanges, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> AppliedChanges:
+def drop_gone_jobs(books: AppliedChanges, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> AppliedChanges:
     """Return the books without jobs that left the queue.
 
     What is an admin's is remembered while the job runs: a requeue brings it back.
@@ -334,7 +334,7 @@ def without_the_gone(books: AppliedChanges, *, jobs: Mapping[str, PendingJob], s
     )
 
 
-def changed_by_others(book: Book, *, jobs: Mapping[str, PendingJob], resolution: Tolerance) -> list[AppliedChange]:
+def find_overridden(book: Book, *, jobs: Mapping[str, PendingJob], resolution: Tolerance) -> list[AppliedChange]:
     """Return what was read back as Helios had asked, and now reads otherwise.
 
     Jobs that cannot be read (not eligible) or must be left alone anyway are not judged.
@@ -342,7 +342,7 @@ def changed_by_others(book: Book, *, jobs: Mapping[str, PendingJob], resolution:
     return [row for row in book.values() if _differs(row, jobs.get(row.job_id), resolution)]
 
 
-def without_the_released(book: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
+def drop_released(book: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
     """Return the book after a kill switch took everything back: without what is seen to be gone from the cluster.
 
     That it is gone is nobody's will about that job, and no reason to keep off it.
@@ -355,7 +355,7 @@ def _may_stand(row: AppliedChange, job: PendingJob | None) -> bool:
     return job is None or job.carries(row.lever) or not job.readable(row.lever) or bool(job.hands_off)
 
 
-def given_to_the_admins(book: Book, rows: Iterable[AppliedChange]) -> Book:
+def mark_overridden(book: Book, rows: Iterable[AppliedChange]) -> Book:
     """Return the book with ``rows`` marked as somebody else's."""
     return book | {row.key: replace(row, admins=True) for row in rows}
 
@@ -384,12 +384,12 @@ def _standing(record: Mapping[Any, Any], submitted_us: int) -> AppliedChange:
 
 def _frame(rows: list[AppliedChange]) -> pd.DataFrame:
     if not rows:
-        return STANDINGS.empty()
+        return APPLIED_CHANGES.empty()
     columns: dict[str, Any] = {
-        name: [getattr(row, name) for row in rows] for name in STANDINGS.names if name != "submitted_at"
+        name: [getattr(row, name) for row in rows] for name in APPLIED_CHANGES.names if name != "submitted_at"
     }
     columns["lever"] = [row.lever.value for row in rows]
     columns["mode"] = [row.mode.value for row in rows]
     columns["submitted_at"] = pd.to_datetime([row.submitted_us for row in rows], unit="us", utc=True)
     columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
-    return STANDINGS.conform(pd.DataFrame(columns))
+    return APPLIED_CHANGES.conform(pd.DataFrame(columns))

@@ -17,7 +17,7 @@ import pandas as pd
 from helios.actions import NodeOutcome, Outcome, Result
 from helios.control.modes import OUTSIDE
 from helios.control.observed import PendingJob
-from helios.control.state import digest_of, target_of
+from helios.control.state import jobs_digest, state_digest
 from helios.model import DECISIONS
 
 HELIOS = "helios"
@@ -113,13 +113,13 @@ class AuditLog:
             self.count(service, outcome.result)
             self.bad |= outcome.result in _OUT_OF_PLACE
             if outcome.result is Result.DONE:
-                self.changed.add(target_of(outcome))
+                self.changed.add(jobs_digest(outcome))
             if outcome.remark == OUTSIDE:
                 continue  # that is what a canary is for: nothing to say of it, turn by turn
             if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
-                self.say(_line(service, mode, outcome, (jobs or {}).get(target_of(outcome))))
+                self.say(_line(service, mode, outcome, (jobs or {}).get(jobs_digest(outcome))))
 
     def frame(self, lines: Iterable[AuditEntry] | None = None) -> pd.DataFrame:
         """Return ``lines`` (default all so far) as columns of ``DECISIONS``."""
@@ -145,7 +145,7 @@ class AuditLog:
     def _is_new(self, service: str, outcome: Outcome | NodeOutcome) -> bool:
         if outcome.result not in _OUT_OF_PLACE | {Result.REFUSED}:
             return True
-        digest = digest_of(outcome)
+        digest = state_digest(outcome)
         self._said.setdefault(service, set()).add(digest)
         return digest not in self._said_before.get(service, frozenset())
 
@@ -155,7 +155,7 @@ def _line(service: str, mode: str, outcome: Outcome | NodeOutcome, job: PendingJ
         service=service,
         mode=mode,
         action=outcome.action,
-        target=target_of(outcome),
+        target=jobs_digest(outcome),
         reason=outcome.reason,
         outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
         before=outcome.before or None,

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from helios.actions import Action, NodeSetting, Result
-from helios.changes import Key, node_proposal_of, proposal_of
+from helios.changes import Key, to_changes, to_node_changes
 from helios.config import Control, Settings
 from helios.control.applied import (
     AppliedChange,
@@ -20,12 +20,12 @@ from helios.control.applied import (
     AppliedNodeChanges,
     Tolerance,
     Undo,
-    books_of,
-    changed_by_others,
-    given_to_the_admins,
-    node_books_of,
-    without_the_gone,
-    without_the_released,
+    drop_gone_jobs,
+    drop_released,
+    find_overridden,
+    mark_overridden,
+    read_applied,
+    read_applied_nodes,
 )
 from helios.control.audit import HELIOS, PAUSED, AuditEntry, AuditLog
 from helios.control.circuit_breaker import CircuitBreaker, ServiceSuspension
@@ -33,32 +33,32 @@ from helios.control.execute import (
     Execution,
     NodeActivity,
     NodeExecution,
-    carried_out,
-    entered,
-    nodes_carried_out,
-    nodes_entered,
+    execute,
+    execute_nodes,
+    record_intent,
+    record_node_intent,
 )
-from helios.control.modes import worded
+from helios.control.modes import describe_mode
 from helios.control.node_guards import NodeCycleContext
-from helios.control.node_watch import NodeObservation, lines_of_shadows, watched
-from helios.control.observed import carried, nodes_seen, pending_jobs, wanted_partitions
-from helios.control.preconditions import Preconditions, is_cut_short, reasons_of_the_world, reasons_to_be_still
-from helios.control.reconcile import ActiveService, CycleContext, NodeReconcilePlan, node_plan_of, plan_of
+from helios.control.node_watch import NodeObservation, shadow_entries, update_nodes
+from helios.control.observed import carried_values, observed_nodes, partitions_wanted, pending_jobs
+from helios.control.preconditions import Preconditions, cluster_suspension_reasons, is_cut_short, suspension_reasons
+from helios.control.reconcile import ActiveService, CycleContext, NodeReconcilePlan, plan_jobs, plan_nodes
 from helios.control.release import (
     NodeReleaseResult,
     ReleaseResult,
-    all_woken,
-    book_after,
-    books_after,
-    jobs_of,
-    left_of,
-    minutes_of_the_awakening,
-    minutes_of_the_release,
-    standing_on,
-    take_everything_back,
-    with_the_undone,
+    all_awake,
+    applied_after,
+    applied_nodes_after,
+    applied_on,
+    jobs_in,
+    node_release_entries,
+    release_entries,
+    revert_everything,
+    still_applied,
+    with_undo_records,
 )
-from helios.control.report import CycleReport, NodeCycleReport, node_sums_of, sums_of, wanted_awake
+from helios.control.report import CycleReport, NodeCycleReport, cycle_counts, node_cycle_counts, wanted_awake
 from helios.control.state import ControllerState, NodeControllerState
 from helios.errors import HeliosError, LeaseLost
 from helios.model import DECISIONS, Mode, Snapshot
@@ -167,7 +167,7 @@ def _playing(
 NO_BOOKS = AppliedChanges(real={}, shadow={})
 
 
-def take_turn(
+def run_cycle(
     *,
     seats: Sequence[ActiveService],
     cluster: Cluster,
@@ -277,7 +277,7 @@ class _Cycle:
         except HeliosError as error:
             self.faults += (f"there are no predictions: {error.fact}",)
         jobs = pending_jobs(self.snapshot)
-        self.known = without_the_gone(self._books(), jobs=jobs, snapshot=self.snapshot)
+        self.known = drop_gone_jobs(self._books(), jobs=jobs, snapshot=self.snapshot)
         return CycleContext(
             snapshot=self.snapshot,
             jobs=jobs,
@@ -291,7 +291,7 @@ class _Cycle:
             world = conditions(scene.snapshot)
         except HeliosError as error:
             raise _Suspended(*self.faults, f"the conditions are not known: {error.fact}") from error
-        reasons = reasons_to_be_still(
+        reasons = suspension_reasons(
             world,
             self.settings.control,
             snapshot=scene.snapshot,
@@ -316,18 +316,18 @@ class _Cycle:
             minutes=self.minutes,
             settings=self.settings.control,
             now=self.now,
-            understand=proposal_of,
+            understand=to_changes,
         )
-        plan = plan_of(answers.proposals, seats=answers.playing, scene=scene)
+        plan = plan_jobs(answers.proposals, seats=answers.playing, scene=scene)
         errand = Execution(
             plan=plan, seats=answers.playing, scene=scene, disputed=disputed, now=self.now, why_stop=self._why_stop
         )
         self._take_down(errand)
         self._tell_of_orphans(plan.orphans)
-        books = entered(errand)
+        books = record_intent(errand)
         if errand.writes:
             self._mean(errand, books)
-        settled = carried_out(errand, cluster=self.cluster, books=books, minutes=self.minutes)
+        settled = execute(errand, cluster=self.cluster, books=books, minutes=self.minutes)
         if settled != self.known or self._unwritten():
             self._write(settled)
         self.memory = replace(answers.memory, breaker=self._breaker(), said=self.minutes.said, still=())
@@ -347,7 +347,7 @@ class _Cycle:
         if self.everything is not None or self.snapshot is None:
             return ""  # what is left has been said, job by job; or nobody could look
         jobs = pending_jobs(self.snapshot)
-        seen = carried(list(jobs.values()))
+        seen = carried_values(list(jobs.values()))
         known = [(row.lever, jobs[row.job_id]) for row in self.known.real.values() if not row.admins]
         hidden = sum(
             not job.carries(lever) and (not job.readable(lever) or bool(job.hands_off)) for lever, job in known
@@ -368,15 +368,15 @@ class _Cycle:
             seen=self.snapshot is not None or self.token is None,
             recorded=self.recorded,
             leads=self.token is not None,
-            remaining=() if self.everything is None else jobs_of(self.everything),
+            remaining=() if self.everything is None else jobs_in(self.everything),
             notes=self.minutes.told(),
             memory=self.memory,
-            **sums_of(self.snapshot),
+            **cycle_counts(self.snapshot),
         )
 
     def _books(self) -> AppliedChanges:
         try:
-            return books_of(self.ledger.standings())
+            return read_applied(self.ledger.standings())
         except HeliosError as error:
             self.faults += (f"what stands changed could not be read: {error.fact}",)
             return NO_BOOKS
@@ -389,21 +389,21 @@ class _Cycle:
 
     def _take_everything_back(self, scene: CycleContext, reason: str) -> None:
         stands = any(not row.admins for row in self.known.real.values())
-        if not stands and not carried(list(scene.jobs.values())):
+        if not stands and not carried_values(list(scene.jobs.values())):
             return
-        self.everything = take_everything_back(self.cluster, reason)
-        self.minutes = minutes_of_the_release(self.everything, now=self.now, reason=reason)
+        self.everything = revert_everything(self.cluster, reason)
+        self.minutes = release_entries(self.everything, now=self.now, reason=reason)
         if self.memory.still and not self.minutes.changed:
             self.minutes.lines.clear()  # what cannot be taken back is written down once, not in every turn
-        self._write(book_after(self.known, self.everything))
+        self._write(applied_after(self.known, self.everything))
 
     def _disputed(self, scene: CycleContext) -> tuple[CycleContext, frozenset[Key]]:
-        real = without_the_released(scene.books.real, jobs=scene.jobs) if self.released else scene.books.real
-        rows = changed_by_others(real, jobs=scene.jobs, resolution=scene.resolution)
+        real = drop_released(scene.books.real, jobs=scene.jobs) if self.released else scene.books.real
+        rows = find_overridden(real, jobs=scene.jobs, resolution=scene.resolution)
         theirs = [row for row in rows if row.set_again]
         for row in theirs:
-            self._say_theirs(row, read=worded(row.lever, scene.jobs[row.job_id].value(row.lever)))
-        books = replace(scene.books, real=given_to_the_admins(real, theirs))
+            self._say_theirs(row, read=describe_mode(row.lever, scene.jobs[row.job_id].value(row.lever)))
+        books = replace(scene.books, real=mark_overridden(real, theirs))
         return replace(scene, books=books), frozenset(row.key for row in rows if not row.set_again)
 
     def _say_theirs(self, row: AppliedChange, *, read: str) -> None:
@@ -497,7 +497,7 @@ NOBODY_SLEEPS = "no node is put to sleep"
 NO_NODE_BOOKS = AppliedNodeChanges(real={}, shadow={})
 
 
-def take_node_turn(
+def run_node_cycle(
     *,
     seats: Sequence[ActiveService],
     cluster: NodeCluster,
@@ -621,7 +621,7 @@ class _NodeCycle:
             self.snapshot = self.cluster.snapshot()
         except HeliosError as error:
             raise _Suspended(*self.faults, f"the cluster could not be looked at: {error.fact}") from error
-        nodes, wanted = nodes_seen(self.snapshot), wanted_partitions(self.snapshot)
+        nodes, wanted = observed_nodes(self.snapshot), partitions_wanted(self.snapshot)
         try:
             self.snapshot = expectation(self.snapshot)
         except HeliosError as error:
@@ -644,7 +644,7 @@ class _NodeCycle:
             world = conditions(scene.snapshot)
         except HeliosError as error:
             raise _Suspended(*self.faults, f"the conditions are not known: {error.fact}") from error
-        reasons = reasons_of_the_world(
+        reasons = cluster_suspension_reasons(
             world, self.settings.control, snapshot=scene.snapshot, memory=self.memory.turn, now=self.now
         )
         if not is_cut_short(scene.snapshot, self.memory.turn):
@@ -665,19 +665,19 @@ class _NodeCycle:
             minutes=self.minutes,
             settings=self.settings.control,
             now=self.now,
-            understand=node_proposal_of,
+            understand=to_node_changes,
         )
         if self.minutes.is_news(HELIOS, self.no_forecast):
             self._say_turn(self.mode, reason=f"there is no forecast: {self.no_forecast}", outcome=NOBODY_SLEEPS)
         self.wanted = wanted_awake(answers.proposals, scene.nodes)
-        plan = node_plan_of(answers.proposals, seats=answers.playing, scene=scene)
+        plan = plan_nodes(answers.proposals, seats=answers.playing, scene=scene)
         errand = NodeExecution(plan=plan, seats=answers.playing, scene=scene, now=self.now, why_stop=self._why_stop)
         self._take_down(errand)
-        books = nodes_entered(errand)
+        books = record_node_intent(errand)
         if errand.writes:
             self._mean(errand, books)
         self.deeds = NodeActivity(memory=self.memory)
-        settled = nodes_carried_out(errand, cluster=self.cluster, books=books, minutes=self.minutes, deeds=self.deeds)
+        settled = execute_nodes(errand, cluster=self.cluster, books=books, minutes=self.minutes, deeds=self.deeds)
         if settled != self.known or self.known != self.read or self._unwritten():
             self._write(settled)
             self._undo_is(settled)
@@ -717,13 +717,13 @@ class _NodeCycle:
             notes=self.minutes.told(),
             protected=self.memory.protected,
             memory=self.memory,
-            **node_sums_of(self.snapshot, self.known, at=self.now, wanted=self.wanted),
+            **node_cycle_counts(self.snapshot, self.known, at=self.now, wanted=self.wanted),
         )
 
     def _books(self) -> AppliedNodeChanges:
         books = NO_NODE_BOOKS
         try:
-            books = node_books_of(self.ledger.standings())
+            books = read_applied_nodes(self.ledger.standings())
             self.book_was_read = True
         except HeliosError as error:
             self.faults += (f"what stands changed could not be read: {error.fact}",)
@@ -732,7 +732,7 @@ class _NodeCycle:
         except HeliosError as error:
             self.minutes.notes.append(f"the undo file could not be read: {error.fact}")
         # Only where the book is gone: a file that lay on a standby's disk may be about what was long since undone.
-        return books if books.real or self.file is None else with_the_undone(books, self.file, at=self.now)
+        return books if books.real or self.file is None else with_undo_records(books, self.file, at=self.now)
 
     def _never(self) -> frozenset[str]:
         try:
@@ -749,8 +749,8 @@ class _NodeCycle:
             settings=self.settings.power,
             released=released,
         )
-        found = watched(self.memory, scene.books, look)
-        for line in (*found.lines, *lines_of_shadows(scene.books, found.books)):
+        found = update_nodes(self.memory, scene.books, look)
+        for line in (*found.lines, *shadow_entries(scene.books, found.books)):
             self.minutes.say(line)
         self.minutes.notes.extend(found.notes)
         if found.memory.protected:
@@ -767,19 +767,19 @@ class _NodeCycle:
         self.memory = replace(self.memory, turn=turn)
 
     def _wake_everything(self, scene: NodeCycleContext, reason: str) -> None:
-        if not standing_on(scene.snapshot, self.known.real):
-            self.known = AppliedNodeChanges(real=left_of(self.known.real, scene.snapshot), shadow={})
+        if not applied_on(scene.snapshot, self.known.real):
+            self.known = AppliedNodeChanges(real=still_applied(self.known.real, scene.snapshot), shadow={})
             return
-        self.awakening = all_woken(self.cluster, self.known.real, reason)
+        self.awakening = all_awake(self.cluster, self.known.real, reason)
         lines, notes = self.minutes.lines, self.minutes.notes
-        self.minutes = minutes_of_the_awakening(self.awakening, now=self.now, reason=reason)
+        self.minutes = node_release_entries(self.awakening, now=self.now, reason=reason)
         if self.memory.turn.still and not self.minutes.changed:
             self.minutes.lines.clear()  # what cannot be taken back yet is written down once, not in every turn
         self.minutes.lines[:0], self.minutes.notes[:0] = lines, notes
         self.deeds = NodeActivity(memory=self.memory)
         self.deeds.take_note(self.awakening.outcomes, now=self.now)
         self.memory = self.deeds.memory
-        left = books_after(self.known, self.awakening)
+        left = applied_nodes_after(self.known, self.awakening)
         self._write(left)
         self.known = left
         self._undo_is(left)

@@ -17,7 +17,7 @@ from helios.actions import (
     RevertJobs,
     RevertNodes,
 )
-from helios.changes import AWAKE, LIST, JobChange, Key, NodeChange, NodeKey, actions_of, node_actions_of
+from helios.changes import AWAKE, LIST, JobChange, Key, NodeChange, NodeKey, to_actions, to_node_actions
 from helios.control.applied import (
     SET_AGAIN,
     AppliedChange,
@@ -28,7 +28,7 @@ from helios.control.applied import (
     NodeBook,
 )
 from helios.control.audit import HELIOS, AuditLog
-from helios.control.modes import door_for, node_door_for, worded
+from helios.control.modes import cluster_for_mode, describe_mode, node_cluster_for_mode
 from helios.control.node_guards import NodeCycleContext
 from helios.control.reconcile import (
     ActiveService,
@@ -79,7 +79,7 @@ class Execution:
         return [seat for seat in self.seats if seat.mode.writes]
 
 
-def entered(errand: Execution) -> AppliedChanges:
+def record_intent(errand: Execution) -> AppliedChanges:
     """Return the books with every change entered before it is made, and what was found as asked adopted."""
     real = {key: row for key, row in errand.scene.books.real.items() if key not in errand.plan.forget}
     for seat in errand.writers():
@@ -93,7 +93,7 @@ def entered(errand: Execution) -> AppliedChanges:
     )
 
 
-def carried_out(errand: Execution, *, cluster: Cluster, books: AppliedChanges, minutes: AuditLog) -> AppliedChanges:
+def execute(errand: Execution, *, cluster: Cluster, books: AppliedChanges, minutes: AuditLog) -> AppliedChanges:
     """Act, and return the books settled by what became of it.
 
     A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the turn began;
@@ -102,7 +102,7 @@ def carried_out(errand: Execution, *, cluster: Cluster, books: AppliedChanges, m
     Parameters
     ----------
     books : Books
-        As :func:`entered` gave them, and as they were written down.
+        As :func:`record_intent` gave them, and as they were written down.
     """
     real, shadow = dict(books.real), dict(books.shadow)
     try:
@@ -121,7 +121,7 @@ class _Stopped(Exception):
     """Nothing more may be written in this turn."""
 
 
-def _mind(errand: Execution) -> None:
+def _check_preconditions(errand: Execution) -> None:
     if why := errand.why_stop():
         raise _Stopped(why)
 
@@ -129,7 +129,7 @@ def _mind(errand: Execution) -> None:
 def _take_back(errand: Execution, cluster: Cluster, real: Book, minutes: AuditLog) -> None:
     if not errand.plan.take_back:
         return
-    _mind(errand)
+    _check_preconditions(errand)
     restores = _restores(errand.plan.take_back)
     for outcome in _applied(cluster, restores, errand, minutes, service=HELIOS, mode=Mode.ACTIVE):
         if outcome.result in _NOTHING_STANDS:
@@ -139,12 +139,12 @@ def _take_back(errand: Execution, cluster: Cluster, real: Book, minutes: AuditLo
 def _send(errand: Execution, seat: ActiveService, cluster: Cluster, book: Book, minutes: AuditLog) -> None:
     wishes = {wish.key: wish for wish in errand.plan.send.get(seat.name, ())}
     ends = [back for back in errand.plan.shadows_end if back.service == seat.name and seat.mode.mode is Mode.SHADOW]
-    actions = [*actions_of([_explained(errand, wish) for wish in wishes.values()]), *_restores(ends)]
+    actions = [*to_actions([_explained(errand, wish) for wish in wishes.values()]), *_restores(ends)]
     door = _door(errand, seat, cluster)
     if not actions or door is None:
         return
     if seat.mode.writes:
-        _mind(errand)
+        _check_preconditions(errand)
     for outcome in _applied(door, actions, errand, minutes, service=seat.name, mode=seat.mode.mode):
         key = (outcome.lever, outcome.job_id)
         if key in wishes:
@@ -155,7 +155,7 @@ def _send(errand: Execution, seat: ActiveService, cluster: Cluster, book: Book, 
 
 def _door(errand: Execution, seat: ActiveService, cluster: Cluster) -> Cluster | None:
     snapshot = errand.scene.snapshot
-    return door_for(
+    return cluster_for_mode(
         seat.mode,
         cluster,
         look=lambda: snapshot,
@@ -175,7 +175,7 @@ def _applied(
 def _settle(book: Book, errand: Execution, wish: JobChange, seat: ActiveService, outcome: Outcome) -> None:
     prior = _books_of(errand, seat).get(wish.key)
     if outcome.result in _READ_BACK and not errand.scene.resolution.is_nothing(wish.lever, wish.value):
-        after = (outcome.after or worded(wish.lever, wish.value)) + _again(errand, wish.key)
+        after = (outcome.after or describe_mode(wish.lever, wish.value)) + _again(errand, wish.key)
         book[wish.key] = _entry(errand, wish, seat, after=after)
     elif outcome.result in _NOT_WRITTEN and prior is not None:
         book[wish.key] = prior
@@ -190,7 +190,7 @@ def _adopt(real: Book, errand: Execution, wish: JobChange, seat: ActiveService) 
     row, read = real.get(wish.key), errand.scene.jobs[wish.job_id].value(wish.lever)
     known = row is not None and row.confirmed and row.service == seat.name
     if row is None or not known or not errand.scene.resolution.same(wish.lever, asked=row.value, read=read):
-        after = worded(wish.lever, read) + (SET_AGAIN if row is not None and row.set_again else "")
+        after = describe_mode(wish.lever, read) + (SET_AGAIN if row is not None and row.set_again else "")
         real[wish.key] = _entry(errand, wish, seat, after=after)
 
 
@@ -215,7 +215,7 @@ def _again(errand: Execution, key: Key) -> str:
 def _explained(errand: Execution, wish: JobChange) -> JobChange:
     if wish.key not in errand.disputed:
         return wish
-    read = worded(wish.lever, errand.scene.jobs[wish.job_id].value(wish.lever))
+    read = describe_mode(wish.lever, errand.scene.jobs[wish.job_id].value(wish.lever))
     return replace(wish, reason=f"{wish.reason}; set again, once: {read} was found instead of what Helios had set")
 
 
@@ -290,7 +290,7 @@ class NodeActivity:
                 self.memory = self.memory.with_wake(outcome.node, WakeUp(since=now, by="Helios"))
 
 
-def nodes_entered(errand: NodeExecution) -> AppliedNodeChanges:
+def record_node_intent(errand: NodeExecution) -> AppliedNodeChanges:
     """Return the books with every change entered before it is made, and what was found as asked adopted."""
     real = dict(errand.scene.books.real)
     for seat in errand.writers():
@@ -312,7 +312,7 @@ def nodes_entered(errand: NodeExecution) -> AppliedNodeChanges:
     )
 
 
-def nodes_carried_out(
+def execute_nodes(
     errand: NodeExecution, *, cluster: NodeCluster, books: AppliedNodeChanges, minutes: AuditLog, deeds: NodeActivity
 ) -> AppliedNodeChanges:
     """Act, and return the books settled by what became of it.
@@ -323,7 +323,7 @@ def nodes_carried_out(
     Parameters
     ----------
     books : NodeBooks
-        As :func:`entered` gave them, and as they were written down.
+        As :func:`record_intent` gave them, and as they were written down.
     """
     real, shadow = dict(books.real), dict(books.shadow)
     try:
@@ -339,7 +339,7 @@ def nodes_carried_out(
     return AppliedNodeChanges(real=real, shadow=shadow)
 
 
-def restores_of(backs: Iterable[NodeReversion]) -> list[RevertNodes]:
+def reverts(backs: Iterable[NodeReversion]) -> list[RevertNodes]:
     """Return the actions that take ``backs`` back, wakes first."""
     grouped: dict[tuple[NodeSetting, str], list[tuple[str, str]]] = {}
     for back in backs:
@@ -348,7 +348,7 @@ def restores_of(backs: Iterable[NodeReversion]) -> list[RevertNodes]:
     return [RevertNodes(lever=lever, own=tuple(own), reason=why) for (lever, why), own in ranked]
 
 
-def _mind_nodes(errand: NodeExecution) -> None:
+def _check_node_preconditions(errand: NodeExecution) -> None:
     if why := errand.why_stop():
         raise _Stopped(why)
 
@@ -358,8 +358,8 @@ def _take_nodes_back(
 ) -> None:
     if not errand.plan.take_back:
         return
-    _mind_nodes(errand)
-    outcomes = cluster.steer(restores_of(errand.plan.take_back))
+    _check_node_preconditions(errand)
+    outcomes = cluster.steer(reverts(errand.plan.take_back))
     minutes.outcomes(HELIOS, Mode.ACTIVE, outcomes)
     deeds.take_note(outcomes, now=errand.now)
     for outcome in outcomes:
@@ -382,7 +382,7 @@ def _send_nodes(
     if not actions or door is None:
         return
     if seat.mode.writes:
-        _mind_nodes(errand)
+        _check_node_preconditions(errand)
     outcomes = _with_own_reasons(door.steer(actions), wishes)
     minutes.outcomes(seat.name, seat.mode.mode, outcomes)
     deeds.take_note(outcomes, now=errand.now)
@@ -411,12 +411,12 @@ def _actions(errand: NodeExecution, seat: ActiveService, wishes: dict[NodeKey, N
     # An order of filling is given whole: what a weight becomes depends on who else is in the order.
     same = [wish for wish in errand.plan.same.get(seat.name, ()) if wish.lever is NodeSetting.WEIGHT and weighs]
     own = {} if shadow else errand.scene.books.own()
-    return [*node_actions_of([*wishes.values(), *([] if shadow else same)], own=own), *restores_of(ends)]
+    return [*to_node_actions([*wishes.values(), *([] if shadow else same)], own=own), *reverts(ends)]
 
 
 def _node_door(errand: NodeExecution, seat: ActiveService, cluster: NodeCluster) -> NodeCluster | None:
     snapshot = errand.scene.snapshot
-    return node_door_for(seat.mode, cluster, look=lambda: snapshot, stands=errand.scene.books.shadow)
+    return node_cluster_for_mode(seat.mode, cluster, look=lambda: snapshot, stands=errand.scene.books.shadow)
 
 
 def _settle_node(

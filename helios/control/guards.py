@@ -31,7 +31,7 @@ class GuardResult:
     refused: tuple[Outcome, ...]
 
 
-def guarded(
+def apply_guards(
     wishes: Sequence[JobChange],
     *,
     jobs: Mapping[str, PendingJob],
@@ -54,7 +54,7 @@ def guarded(
     allowed = [wish for wish, reason in zip(wishes, reasons, strict=True) if not reason]
     once, twice = _each_once(allowed)
     return GuardResult(
-        allowed=tuple(capped(once, jobs=jobs, share=most_of_one_user)),
+        allowed=tuple(cap_changes(once, jobs=jobs, share=most_of_one_user)),
         refused=(
             *(wish.outcome(_result(why), why) for wish, why in zip(wishes, reasons, strict=True) if why),
             *(wish.outcome(Result.REFUSED, "the service named this job twice") for wish in twice),
@@ -62,7 +62,7 @@ def guarded(
     )
 
 
-def one_owner_each(
+def keep_one_owner(
     wishes: Mapping[str, Sequence[JobChange]], *, held: Mapping[Key, str]
 ) -> tuple[dict[str, tuple[JobChange, ...]], dict[str, tuple[Outcome, ...]]]:
     """Let each lever of each job have one service: the first configured wins.
@@ -80,7 +80,7 @@ def one_owner_each(
     allowed, refused : dict
         By service.
     """
-    owner = owners_of({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
+    owner = owners({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
     allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
     refused = {
         name: tuple(
@@ -93,7 +93,7 @@ def one_owner_each(
     return allowed, refused
 
 
-def owners_of(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
+def owners(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
     """Return which service has each key: the first configured of those that ask, and of those that hold it.
 
     Parameters
@@ -112,7 +112,7 @@ def owners_of(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) 
     return owner
 
 
-def capped(wishes: Sequence[JobChange], *, jobs: Mapping[str, PendingJob], share: float) -> list[JobChange]:
+def cap_changes(wishes: Sequence[JobChange], *, jobs: Mapping[str, PendingJob], share: float) -> list[JobChange]:
     """Make neutral what exceeds one user's share of the jobs that are put ahead of others' in a partition.
 
     Such is a job of urgency above 0 where another user's, eligible before it, has less. Who has waited longest is put

@@ -26,9 +26,9 @@ from helios.actions import (
     RevertJobs,
     RevertNodes,
 )
-from helios.changes import AWAKE, TIER, JobChange, Key, NodeChange, NodeKey, actions_of, node_proposal_of, proposal_of
+from helios.changes import AWAKE, TIER, JobChange, Key, NodeChange, NodeKey, to_actions, to_changes, to_node_changes
 from helios.control.applied import AppliedNodeChange, Tolerance
-from helios.control.observed import PendingJob, nodes_seen, pending_jobs
+from helios.control.observed import PendingJob, observed_nodes, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.ports import Cluster, NodeCluster
 
@@ -81,7 +81,7 @@ class ServiceMode:
         return chosen and (not self.partitions or set(partitions) <= set(self.partitions))
 
 
-def door_for(
+def cluster_for_mode(
     mode: ServiceMode,
     cluster: Cluster,
     *,
@@ -126,7 +126,7 @@ class ShadowCluster:
         """Say what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
         restores = [action for action in actions if isinstance(action, RevertJobs)]
-        wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
+        wishes = [wish for action in actions for wish in to_changes([action]).wishes]
         return [
             *(self._would(wish, jobs.get(wish.job_id)) for wish in wishes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
@@ -140,7 +140,7 @@ class ShadowCluster:
         before = self.stands.get(wish.key, NOTHING[wish.lever])
         same = self.resolution.same(wish.lever, asked=wish.value, read=before)
         outcome = wish.outcome(Result.UNCHANGED if same else Result.WOULD)
-        return replace(outcome, before=worded(wish.lever, before), after=worded(wish.lever, wish.value))
+        return replace(outcome, before=describe_mode(wish.lever, before), after=describe_mode(wish.lever, wish.value))
 
     def _taken_back(self, restore: RevertJobs) -> list[Outcome]:
         return [
@@ -150,8 +150,8 @@ class ShadowCluster:
                 job_id=job_id,
                 result=Result.WOULD,
                 reason=restore.reason,
-                before=worded(lever, before),
-                after=worded(lever, NOTHING[lever]),
+                before=describe_mode(lever, before),
+                after=describe_mode(lever, NOTHING[lever]),
             )
             for (lever, job_id), before in self.stands.items()
             if restore.lever in {None, lever} and (restore.job_ids is None or job_id in restore.job_ids)
@@ -173,14 +173,14 @@ class CanaryCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Let pass what concerns jobs of the canary."""
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
-        wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
+        wishes = [wish for action in actions for wish in to_changes([action]).wishes]
         refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.job_id not in inside]
         restores = [_within(action, inside) for action in actions if isinstance(action, RevertJobs)]
-        allowed = [*actions_of([wish for wish in wishes if wish.job_id in inside]), *restores]
+        allowed = [*to_actions([wish for wish in wishes if wish.job_id in inside]), *restores]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
 
-def worded(lever: JobSetting, value: float) -> str:
+def describe_mode(lever: JobSetting, value: float) -> str:
     """Say in words what a job has, or would have."""
     if lever is JobSetting.ORDER:
         return f"urgency {value:.3g}"
@@ -203,7 +203,7 @@ _UNTOUCHED = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
 """What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
 
 
-def node_door_for(
+def node_cluster_for_mode(
     mode: ServiceMode,
     cluster: NodeCluster,
     *,
@@ -241,8 +241,8 @@ class ShadowNodes:
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         """Say what would become of each node, and change nothing."""
-        nodes = nodes_seen(self.look())
-        wishes = node_proposal_of(actions).wishes
+        nodes = observed_nodes(self.look())
+        wishes = to_node_changes(actions).wishes
         restores = [action for action in actions if isinstance(action, RevertNodes)]
         return [
             *(self._would(wish, known=not wish.node or wish.node in nodes) for wish in wishes),
@@ -289,10 +289,10 @@ class CanaryNodes:
         """Let pass what concerns nodes of the canary."""
         inside = {
             node.name
-            for node in nodes_seen(self.look()).values()
+            for node in observed_nodes(self.look()).values()
             if self.mode.reaches(node.name, partitions=node.partitions)
         }
-        wishes = node_proposal_of(actions).wishes
+        wishes = to_node_changes(actions).wishes
         refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.node and wish.node not in inside]
         allowed = [narrowed for action in actions if (narrowed := _nodes_within(action, inside)) is not None]
         return [*refused, *(self.cluster.steer(allowed) if allowed else [])]

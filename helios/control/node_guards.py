@@ -16,7 +16,7 @@ from helios.actions import NodeOutcome, NodeSetting, Result
 from helios.changes import AWAKE, NodeChange, NodeKey
 from helios.config import Power, Settings
 from helios.control.applied import AppliedNodeChanges, same_list, weight_in
-from helios.control.guards import owners_of
+from helios.control.guards import owners
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import UNTOUCHABLE, ObservedNode
 from helios.control.state import NodeControllerState
@@ -72,10 +72,12 @@ class NodeGuardResult:
     refused: tuple[NodeOutcome, ...]
 
 
-def guarded_nodes(wishes: Sequence[NodeChange], *, scene: NodeCycleContext, mode: ServiceMode) -> NodeGuardResult:
+def apply_node_guards(wishes: Sequence[NodeChange], *, scene: NodeCycleContext, mode: ServiceMode) -> NodeGuardResult:
     """Pass one service's wishes through every guard that looks at one node."""
     once, twice = _each_once(wishes)
-    same = [wish for wish in once if _may_be_named(wish, scene, mode) == "" and is_so(wish, scene, mode.mode)]
+    same = [
+        wish for wish in once if _may_be_named(wish, scene, mode) == "" and is_in_desired_state(wish, scene, mode.mode)
+    ]
     kept = {wish.key for wish in same}
     why = {wish.key: _refusal(wish, scene, mode) for wish in once if wish.key not in kept}
     return NodeGuardResult(
@@ -88,7 +90,7 @@ def guarded_nodes(wishes: Sequence[NodeChange], *, scene: NodeCycleContext, mode
     )
 
 
-def one_owner_of_each_node(
+def keep_one_node_owner(
     wishes: Mapping[str, Sequence[NodeChange]], *, held: Mapping[NodeKey, str]
 ) -> tuple[dict[str, tuple[NodeChange, ...]], dict[str, tuple[NodeOutcome, ...]]]:
     """Let each lever of each node have one service: the first configured wins.
@@ -105,7 +107,7 @@ def one_owner_of_each_node(
     allowed, refused : dict
         By service.
     """
-    owner = owners_of({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
+    owner = owners({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
     allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
     refused = {
         name: tuple(
@@ -118,7 +120,7 @@ def one_owner_of_each_node(
     return allowed, refused
 
 
-def is_so(wish: NodeChange, scene: NodeCycleContext, mode: Mode) -> bool:
+def is_in_desired_state(wish: NodeChange, scene: NodeCycleContext, mode: Mode) -> bool:
     """Return whether what is wished for stands already; for a shadow, whether it would."""
     row = (scene.books.shadow if mode is Mode.SHADOW else scene.books.real).get(wish.key)
     node = scene.nodes.get(wish.node)

@@ -64,7 +64,7 @@ class NodeObservation:
     released: bool = False
 
 
-def watched(memory: NodeControllerState, books: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
+def update_nodes(memory: NodeControllerState, books: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
     """Hold memory and book against what is seen."""
     memory = memory.without_the_old(look.at)
     for row in books.ours(NodeSetting.POWER):
@@ -271,7 +271,7 @@ def _line(action: str, row: AppliedNodeChange, *, reason: str, outcome: str, rea
     )
 
 
-def lines_of_shadows(before: AppliedNodeChanges, after: AppliedNodeChanges) -> Iterable[AuditEntry]:
+def shadow_entries(before: AppliedNodeChanges, after: AppliedNodeChanges) -> Iterable[AuditEntry]:
     """Say which nodes a shadow would have had asleep when a job came for them."""
     for key, row in before.shadow.items():
         if key not in after.shadow:

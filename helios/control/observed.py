@@ -84,7 +84,7 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
     return {row[0]: PendingJob(**dict(zip(columns, row, strict=True))) for row in rows}
 
 
-def carried(jobs: Sequence[PendingJob]) -> list[Key]:
+def carried_values(jobs: Sequence[PendingJob]) -> list[Key]:
     """Return every lever of every job on which something that Helios set is seen."""
     return [(lever, job.job_id) for job in jobs for lever in JobSetting if job.carries(lever)]
 
@@ -173,7 +173,7 @@ class ObservedNode:
         return [f"pool {self.pool}", *typed, *(f"feature {feature}" for feature in self.features)]
 
 
-def nodes_seen(snapshot: Snapshot) -> dict[str, ObservedNode]:
+def observed_nodes(snapshot: Snapshot) -> dict[str, ObservedNode]:
     """Return the nodes by name, in the cluster's order."""
     frame = snapshot.nodes
     text = {name: _text(frame[name]) for name in ("name", "partitions", "state", "flags", "power", "hands_off")}
@@ -198,7 +198,7 @@ def nodes_seen(snapshot: Snapshot) -> dict[str, ObservedNode]:
     return {row[0]: ObservedNode(**dict(zip(columns, row, strict=True))) for row in rows}
 
 
-def wanted_partitions(snapshot: Snapshot) -> frozenset[str]:
+def partitions_wanted(snapshot: Snapshot) -> frozenset[str]:
     """Return the partitions in which a pending job waits for nodes: eligible, not held, and not for a limit."""
     pending = snapshot.pending
     waits = (

@@ -55,7 +55,7 @@ class Preconditions:
     drift: str = ""
 
 
-def reasons_to_be_still(
+def suspension_reasons(
     conditions: Preconditions,
     settings: Control,
     *,
@@ -73,7 +73,7 @@ def reasons_to_be_still(
     now : datetime
         Start of the turn.
     """
-    shared = reasons_of_the_world(conditions, settings, snapshot=snapshot, memory=memory, now=now)
+    shared = cluster_suspension_reasons(conditions, settings, snapshot=snapshot, memory=memory, now=now)
     if conditions.paused:
         return shared
     reasons = [
@@ -85,7 +85,7 @@ def reasons_to_be_still(
     return [*shared, *(reason for reason in reasons if reason)]
 
 
-def reasons_of_the_world(
+def cluster_suspension_reasons(
     conditions: Preconditions, settings: Control, *, snapshot: Snapshot, memory: ControllerState, now: datetime
 ) -> list[str]:
     """Return the reasons that hold for every office, whatever it acts on: all but those about predictions of jobs."""

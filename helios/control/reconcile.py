@@ -19,23 +19,23 @@ from helios.changes import (
     NodeKey,
     RequestedChanges,
     RequestedNodeChanges,
-    listed,
-    names_in,
+    join_names,
+    nodes_named,
 )
 from helios.config import Settings
 from helios.control.applied import AppliedChange, AppliedChanges, AppliedNodeChange, Book, NodeBook, Tolerance
-from helios.control.guards import GuardResult, guarded, one_owner_each
+from helios.control.guards import GuardResult, apply_guards, keep_one_owner
 from helios.control.modes import NOTHING, ServiceMode
 from helios.control.node_guards import (
     NodeCycleContext,
     NodeGuardResult,
     PowerBudget,
-    guarded_nodes,
-    is_so,
-    one_owner_of_each_node,
+    apply_node_guards,
+    is_in_desired_state,
+    keep_one_node_owner,
     why_not_asleep,
 )
-from helios.control.observed import PendingJob, carried
+from helios.control.observed import PendingJob, carried_values
 from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Service
 
@@ -106,7 +106,7 @@ class ReconcilePlan:
     orphans: int = 0
 
 
-def plan_of(
+def plan_jobs(
     proposals: Mapping[str, RequestedChanges], *, seats: Sequence[ActiveService], scene: CycleContext
 ) -> ReconcilePlan:
     """Return what to do about ``proposals``.
@@ -149,7 +149,7 @@ class _Owned:
 
 
 def _verdict(proposal: RequestedChanges, seat: ActiveService, scene: CycleContext) -> GuardResult:
-    return guarded(
+    return apply_guards(
         proposal.wishes,
         jobs=scene.jobs,
         mode=seat.mode,
@@ -162,7 +162,7 @@ def _owned(verdicts: Mapping[str, GuardResult], seats: Sequence[ActiveService], 
     silent = {seat.name for seat in seats} - set(verdicts)
     held = {key: row.service for key, row in book.items() if row.service in silent}
     wishes = {seat.name: verdicts[seat.name].allowed if seat.name in verdicts else () for seat in seats}
-    allowed, refused = one_owner_each(wishes, held=held)
+    allowed, refused = keep_one_owner(wishes, held=held)
     return _Owned(allowed=allowed, refused=refused)
 
 
@@ -225,7 +225,7 @@ def _why_not_stand(
 def _nobodys(
     proposals: Mapping[str, RequestedChanges], writers: Mapping[str, ActiveService], keep: set[Key], scene: CycleContext
 ) -> Iterable[JobReversion]:
-    for key in carried(list(scene.jobs.values())):
+    for key in carried_values(list(scene.jobs.values())):
         job = scene.jobs[key[1]]
         if key in keep or key in scene.books.real or job.hands_off:
             continue
@@ -240,7 +240,7 @@ def _orphans(writers: Sequence[ActiveService], scene: CycleContext) -> int:
         key not in scene.books.real
         and not scene.jobs[key[1]].hands_off
         and not any(seat.mode.covers(scene.jobs[key[1]]) for seat in writers)
-        for key in carried(list(scene.jobs.values()))
+        for key in carried_values(list(scene.jobs.values()))
     )
 
 
@@ -337,7 +337,7 @@ class NodeReconcilePlan:
     waiting: tuple[AppliedNodeChange, ...] = ()
 
 
-def node_plan_of(
+def plan_nodes(
     proposals: Mapping[str, RequestedNodeChanges], *, seats: Sequence[ActiveService], scene: NodeCycleContext
 ) -> NodeReconcilePlan:
     """Return what to do about ``proposals``.
@@ -350,7 +350,9 @@ def node_plan_of(
         In the order of configuration; without those that sit out.
     """
     verdicts = {
-        seat.name: guarded_nodes(_bounded(proposals[seat.name].wishes, scene, seat.mode), scene=scene, mode=seat.mode)
+        seat.name: apply_node_guards(
+            _bounded(proposals[seat.name].wishes, scene, seat.mode), scene=scene, mode=seat.mode
+        )
         for seat in seats
         if seat.name in proposals
     }
@@ -388,7 +390,7 @@ class _Draft:
 
     def own(self, seats: Sequence[ActiveService], verdicts: Mapping[str, NodeGuardResult], book: NodeBook) -> None:
         asked = {seat.name: verdicts[seat.name].allowed if seat.name in verdicts else () for seat in seats}
-        allowed, refused = one_owner_of_each_node(asked, held={key: row.service for key, row in book.items()})
+        allowed, refused = keep_one_node_owner(asked, held={key: row.service for key, row in book.items()})
         for name in asked:
             self.send[name] = list(allowed[name])
             self.same[name] = list(verdicts[name].same) if name in verdicts else []
@@ -424,7 +426,7 @@ class _Draft:
 
     def _narrow(self, seat: ActiveService, wish: NodeChange, room: PowerBudget, kept: list[NodeChange]) -> None:
         narrowed = _kept_longer(wish, self.scene, room, mode=seat.mode.mode)
-        (self.same[seat.name] if is_so(narrowed, self.scene, seat.mode.mode) else kept).append(narrowed)
+        (self.same[seat.name] if is_in_desired_state(narrowed, self.scene, seat.mode.mode) else kept).append(narrowed)
 
     def cut(self, writers: Sequence[ActiveService], *, left: int) -> None:
         """Keep what the writes of a turn pay for: power first, then the list, weights last."""
@@ -447,7 +449,7 @@ def _bounded(wishes: Iterable[NodeChange], scene: NodeCycleContext, mode: Servic
             known = [scene.nodes[name] for name in wish.names if name in scene.nodes]
             reached = {n.name for n in scene.nodes.values() if mode.reaches(n.name, partitions=n.partitions)}
             inside, never = {node.name for node in known} & reached, scene.never & reached
-            bounded.append(replace(wish, value=listed(inside | never)))
+            bounded.append(replace(wish, value=join_names(inside | never)))
         else:
             bounded.append(wish)
     return bounded
@@ -470,7 +472,7 @@ def _about_to_fall(scene: NodeCycleContext) -> list[str]:
 def _kept_longer(wish: NodeChange, scene: NodeCycleContext, room: PowerBudget, *, mode: Mode) -> NodeChange:
     """Return the list with those nodes left in it that may not leave it now."""
     row = (scene.books.shadow if mode is Mode.SHADOW else scene.books.real).get(LIST)
-    leaving = [] if row is None else [name for name in names_in(row.value) if name not in wish.names]
+    leaving = [] if row is None else [name for name in nodes_named(row.value) if name not in wish.names]
     stays, first = [], ""
     for node in (scene.nodes[name] for name in leaving if name in scene.nodes):
         why = why_not_asleep(node, scene) or room.to_sleep(node)[1]
@@ -478,7 +480,7 @@ def _kept_longer(wish: NodeChange, scene: NodeCycleContext, room: PowerBudget, *
             stays.append(node.name)
             first = first or f"{node.name}: {why}"
     quarantined = [name for name in scene.memory.quarantined if name in scene.nodes and row is not None]
-    value = listed([*wish.names, *stays, *quarantined])
+    value = join_names([*wish.names, *stays, *quarantined])
     told = f"{wish.reason}; {len(stays)} more stay in it ({first})" if stays else wish.reason
     return replace(wish, value=value, reason=told)
 

@@ -18,16 +18,16 @@ from helios.control.applied import (
     AppliedNodeChanges,
     NodeBook,
     Undo,
-    books_of,
-    node_books_of,
+    read_applied,
+    read_applied_nodes,
     same_list,
     weight_in,
 )
 from helios.control.audit import HELIOS, PAUSED, AuditEntry, AuditLog
-from helios.control.execute import NodeActivity, restores_of
-from helios.control.observed import ObservedNode, carried, nodes_seen, pending_jobs
+from helios.control.execute import NodeActivity, reverts
+from helios.control.observed import ObservedNode, carried_values, observed_nodes, pending_jobs
 from helios.control.reconcile import NodeReversion
-from helios.control.report import CycleReport, NodeCycleReport, node_sums_of, sums_of
+from helios.control.report import CycleReport, NodeCycleReport, cycle_counts, node_cycle_counts
 from helios.control.state import NodeControllerState
 from helios.errors import HeliosError
 from helios.model import Snapshot
@@ -70,7 +70,7 @@ class ReleaseResult:
     failure: str = ""
 
 
-def take_everything_back(cluster: Cluster, reason: str, *, hidden: bool = False) -> ReleaseResult:
+def revert_everything(cluster: Cluster, reason: str, *, hidden: bool = False) -> ReleaseResult:
     """Restore every job that Helios set, then look whether any is left.
 
     Parameters
@@ -94,7 +94,7 @@ def take_everything_back(cluster: Cluster, reason: str, *, hidden: bool = False)
         return ReleaseResult(outcomes=list(outcomes.values()), failure=failure)
     jobs = pending_jobs(snapshot)
     refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
-    left = dict.fromkeys([*carried(list(jobs.values())), *((one.lever, one.job_id) for one in refused)])
+    left = dict.fromkeys([*carried_values(list(jobs.values())), *((one.lever, one.job_id) for one in refused)])
     return ReleaseResult(
         outcomes=list(outcomes.values()),
         remaining=list(left),
@@ -117,8 +117,8 @@ def release(
     holder : str
         Who asks; the lease is taken for the audit if it is free, and given back.
     """
-    everything = take_everything_back(cluster, reason, hidden=hidden)
-    minutes = minutes_of_the_release(everything, now=now, reason=reason)
+    everything = revert_everything(cluster, reason, hidden=hidden)
+    minutes = release_entries(everything, now=now, reason=reason)
     recorded = _written_down(ledger, minutes, everything, now=now, holder=holder)
     looked = everything.snapshot
     return CycleReport(
@@ -129,30 +129,30 @@ def release(
         decisions=minutes.frame(),
         recorded=recorded,
         leads=recorded,
-        remaining=jobs_of(everything),
+        remaining=jobs_in(everything),
         notes=minutes.told(),
-        **sums_of(looked),
+        **cycle_counts(looked),
     )
 
 
-def minutes_of_the_release(everything: ReleaseResult, *, now: datetime, reason: str) -> AuditLog:
+def release_entries(everything: ReleaseResult, *, now: datetime, reason: str) -> AuditLog:
     """Take down what became of taking everything back."""
     minutes = AuditLog(decided_at=now, said={})
     looked = everything.snapshot
     jobs = {} if looked is None else pending_jobs(looked)
     minutes.outcomes(HELIOS, PAUSED, everything.outcomes, jobs)
-    told = told_of(everything)
+    told = describe_release(everything)
     target = "" if looked is None else looked.cluster
     minutes.say(AuditEntry(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
     minutes.notes.append(told)
     return minutes
 
 
-def told_of(everything: ReleaseResult) -> str:
+def describe_release(everything: ReleaseResult) -> str:
     """Say in a sentence how taking everything back went."""
     if everything.failure:
         return f"{Result.FAILED}: {everything.failure}"
-    left = jobs_of(everything) or ()
+    left = jobs_in(everything) or ()
     others = {*everything.hidden, *everything.unproved}
     still = [job_id for job_id in left if job_id not in others]
     parts = [
@@ -175,14 +175,14 @@ def _named(job_ids: Sequence[str]) -> str:
     return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
 
 
-def jobs_of(everything: ReleaseResult) -> tuple[str, ...] | None:
+def jobs_in(everything: ReleaseResult) -> tuple[str, ...] | None:
     """Return the jobs that still carry something; None: nobody could look."""
     if everything.remaining is None:
         return None
     return tuple(dict.fromkeys(job_id for _, job_id in everything.remaining))
 
 
-def book_after(books: AppliedChanges, everything: ReleaseResult) -> AppliedChanges:
+def applied_after(books: AppliedChanges, everything: ReleaseResult) -> AppliedChanges:
     """Return the book without what was taken back: what remains or could not be looked at stays, and what is theirs."""
     left = everything.remaining
     stays = set(books.real) if left is None else set(left)
@@ -195,7 +195,7 @@ def _written_down(ledger: Ledger, minutes: AuditLog, everything: ReleaseResult, 
         if token is None:
             minutes.notes.append("the audit has no line of this: another Helios holds the lease, and may set it again")
             return False
-        books = book_after(books_of(ledger.standings()), everything)
+        books = applied_after(read_applied(ledger.standings()), everything)
         ledger.record(token=token, decisions=minutes.frame(), standings=books.frame())
         ledger.release(holder=holder)
     except HeliosError as error:
@@ -254,7 +254,7 @@ class NodeReleaseResult:
         return tuple(dict.fromkeys(row.node or THE_LIST for row in self.remaining))
 
 
-def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> NodeReleaseResult:
+def all_awake(cluster: NodeCluster, real: NodeBook, reason: str) -> NodeReleaseResult:
     """Take back everything of the book that is seen to stand, then look whether any is left.
 
     A sleeping node that an admin has in hand by now is left as it is, and is not waited for; the book keeps it.
@@ -263,8 +263,8 @@ def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> NodeReleaseR
     try:
         snapshot = cluster.snapshot()
         for _ in range(ROUNDS):
-            backs = [NodeReversion(row=row, why=reason) for row in standing_on(snapshot, real)]
-            answer = cluster.steer(restores_of(backs)) if backs else []
+            backs = [NodeReversion(row=row, why=reason) for row in applied_on(snapshot, real)]
+            answer = cluster.steer(reverts(backs)) if backs else []
             outcomes |= {
                 (outcome.lever, outcome.node): outcome
                 for outcome in answer
@@ -279,37 +279,37 @@ def all_woken(cluster: NodeCluster, real: NodeBook, reason: str) -> NodeReleaseR
     in_hand = {key: said for key, said in outcomes.items() if _is_in_hand(said)}
     return NodeReleaseResult(
         outcomes=list(outcomes.values()),
-        remaining=[row for row in standing_on(snapshot, real) if row.key not in in_hand],
+        remaining=[row for row in applied_on(snapshot, real) if row.key not in in_hand],
         snapshot=snapshot,
         in_hand=tuple(in_hand.values()),
     )
 
 
-def standing_on(snapshot: Snapshot, real: NodeBook) -> list[AppliedNodeChange]:
+def applied_on(snapshot: Snapshot, real: NodeBook) -> list[AppliedNodeChange]:
     """Return what of the book is seen to stand on the cluster and is Helios' own."""
-    nodes = nodes_seen(snapshot)
+    nodes = observed_nodes(snapshot)
     kept = None if snapshot.power is None else snapshot.power.keep_awake
     return [row for row in real.values() if not row.admins and _stands(row, nodes.get(row.node), kept)]
 
 
-def with_the_undone(books: AppliedNodeChanges, undo: Undo, *, at: datetime) -> AppliedNodeChanges:
+def with_undo_records(books: AppliedNodeChanges, undo: Undo, *, at: datetime) -> AppliedNodeChanges:
     """Return the books with what the undo file names and they do not: nobody's, so that it is taken back."""
     return AppliedNodeChanges(real={**undo.rows(at=at, service=HELIOS), **books.real}, shadow=books.shadow)
 
 
-def books_after(books: AppliedNodeChanges, awakening: NodeReleaseResult) -> AppliedNodeChanges:
+def applied_nodes_after(books: AppliedNodeChanges, awakening: NodeReleaseResult) -> AppliedNodeChanges:
     """Return what remains; what could not be looked at stays.
 
     What was somebody else's is forgotten: nothing of Helios stands, so that what is read now is the site's own.
     """
     if awakening.snapshot is None or awakening.remaining is None:
         return AppliedNodeChanges(real=books.real, shadow={})
-    return AppliedNodeChanges(real=left_of(books.real, awakening.snapshot), shadow={})
+    return AppliedNodeChanges(real=still_applied(books.real, awakening.snapshot), shadow={})
 
 
-def left_of(real: NodeBook, snapshot: Snapshot) -> NodeBook:
+def still_applied(real: NodeBook, snapshot: Snapshot) -> NodeBook:
     """Return what is seen to stand, and what is about nodes that are not seen at all."""
-    stands, seen = {row.key for row in standing_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
+    stands, seen = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
     return {key: row for key, row in real.items() if key in stands or (row.node not in seen and not row.admins)}
 
 
@@ -341,10 +341,10 @@ def release_nodes(
     """
     notes: list[str] = []
     books = _known(ledger, undone, notes, at=now)
-    awakening = NodeReleaseResult(failure=NOT_KNOWN) if books is None else all_woken(cluster, books.real, reason)
-    minutes = minutes_of_the_awakening(awakening, now=now, reason=reason)
+    awakening = NodeReleaseResult(failure=NOT_KNOWN) if books is None else all_awake(cluster, books.real, reason)
+    minutes = node_release_entries(awakening, now=now, reason=reason)
     minutes.notes.extend(notes)
-    left = books_after(books or AppliedNodeChanges(real={}, shadow={}), awakening)
+    left = applied_nodes_after(books or AppliedNodeChanges(real={}, shadow={}), awakening)
     recorded = _nodes_written_down(ledger, minutes, left, now=now, holder=holder)
     if books is not None:
         _undo_is(undo, left, minutes)
@@ -363,11 +363,11 @@ def release_nodes(
         notes=minutes.told(),
         protected=deeds.memory.protected,
         memory=deeds.memory,
-        **node_sums_of(awakening.snapshot, left, at=now),
+        **node_cycle_counts(awakening.snapshot, left, at=now),
     )
 
 
-def minutes_of_the_awakening(awakening: NodeReleaseResult, *, now: datetime, reason: str) -> AuditLog:
+def node_release_entries(awakening: NodeReleaseResult, *, now: datetime, reason: str) -> AuditLog:
     """Take down what became of taking everything back."""
     minutes = AuditLog(decided_at=now, said={})
     minutes.outcomes(HELIOS, PAUSED, awakening.outcomes)
@@ -411,7 +411,7 @@ def _known(
     """Return what stands, as far as it was written down; None: neither the book nor the undo file can be had."""
     books, file = None, None
     try:
-        books = node_books_of(ledger.standings())
+        books = read_applied_nodes(ledger.standings())
     except HeliosError as error:
         notes.append(f"the book could not be read, the undo file stands in for it: {error.fact}")
     try:
@@ -420,7 +420,7 @@ def _known(
         notes.append(f"the undo file could not be read: {error.fact}")
     if books is None and file is None:
         return None
-    return with_the_undone(books or AppliedNodeChanges(real={}, shadow={}), file or Undo(), at=at)
+    return with_undo_records(books or AppliedNodeChanges(real={}, shadow={}), file or Undo(), at=at)
 
 
 def _nodes_written_down(

@@ -14,7 +14,7 @@ import pandas as pd
 from helios.actions import NodeSetting, PowerDown, PowerUp, Result
 from helios.changes import AWAKE, RequestedNodeChanges
 from helios.control.applied import AppliedNodeChanges
-from helios.control.observed import ObservedNode, nodes_seen
+from helios.control.observed import ObservedNode, observed_nodes
 from helios.control.state import ControllerState, NodeControllerState
 from helios.model import NODE_TALLIES, NodePower, Snapshot
 
@@ -88,7 +88,7 @@ class CycleCounts(TypedDict, total=False):
     gpus_running: int
 
 
-def sums_of(snapshot: Snapshot | None) -> CycleCounts:
+def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
     """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`; None: it was not seen."""
     if snapshot is None:
         return {}
@@ -173,7 +173,7 @@ class NodeCycleCounts(TypedDict, total=False):
     tallies: pd.DataFrame
 
 
-def node_sums_of(
+def node_cycle_counts(
     snapshot: Snapshot | None, books: AppliedNodeChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
 ) -> NodeCycleCounts:
     """Return the sums of a look.
@@ -187,29 +187,29 @@ def node_sums_of(
     """
     if snapshot is None:
         return {"taken_at": at}
-    nodes = nodes_seen(snapshot)
-    ours = away_by_helios(nodes, books)
+    nodes = observed_nodes(snapshot)
+    ours = count_asleep_by_helios(nodes, books)
     return {
         "taken_at": snapshot.taken_at,
-        "nodes": powers_of(nodes),
+        "nodes": power_states(nodes),
         "asleep_by_helios": len(ours),
-        "tallies": tallies_of(nodes, at=snapshot.taken_at, ours=ours, wanted=wanted or {}),
+        "tallies": service_tallies(nodes, at=snapshot.taken_at, ours=ours, wanted=wanted or {}),
     }
 
 
-def powers_of(nodes: Mapping[str, ObservedNode]) -> dict[NodePower, int]:
+def power_states(nodes: Mapping[str, ObservedNode]) -> dict[NodePower, int]:
     """Return how many nodes are in each state of power."""
     found = Counter(node.power for node in nodes.values())
     return {power: found[power] for power in NodePower}
 
 
-def away_by_helios(nodes: Mapping[str, ObservedNode], books: AppliedNodeChanges) -> frozenset[str]:
+def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], books: AppliedNodeChanges) -> frozenset[str]:
     """Return the nodes that are asleep, or falling asleep, because Helios asked for it."""
     ours = (row.node for row in books.ours(NodeSetting.POWER))
     return frozenset(name for name in ours if name in nodes and nodes[name].away)
 
 
-def tallies_of(
+def service_tallies(
     nodes: Mapping[str, ObservedNode], *, at: datetime, ours: frozenset[str], wanted: Mapping[str, float]
 ) -> pd.DataFrame:
     """Count the nodes of each pool, columns of ``NODE_TALLIES``.

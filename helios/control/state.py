@@ -97,14 +97,14 @@ class ControllerState:
             ) from reason
 
 
-def target_of(outcome: Outcome | NodeOutcome) -> str:
+def jobs_digest(outcome: Outcome | NodeOutcome) -> str:
     """Return what an outcome is about: a job's id, or a node's name."""
     return outcome.job_id if isinstance(outcome, Outcome) else outcome.node
 
 
-def digest_of(outcome: Outcome | NodeOutcome) -> str:
+def state_digest(outcome: Outcome | NodeOutcome) -> str:
     """Return a short name of a refusal or failure: the same while nothing about it changes."""
-    text = "\0".join((outcome.lever, target_of(outcome), outcome.result, outcome.remark))
+    text = "\0".join((outcome.lever, jobs_digest(outcome), outcome.result, outcome.remark))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -265,7 +265,7 @@ class NodeControllerState:
             ) from reason
 
 
-def cleared(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:
+def clear_service(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:
     """Return the memory after a person looked: what failed to wake may sleep again.
 
     Parameters

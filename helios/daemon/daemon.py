@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from helios.app.controller_state import only_daemon
+from helios.app.controller_state import hold_daemon_lock
 from helios.app.cycle_summary import DaemonOperations
 from helios.app.modes import PAUSE_FILE
 from helios.config import Settings
@@ -21,7 +21,7 @@ from helios.daemon.health import Health, HealthFile, TaskTimes
 from helios.daemon.http import AddressTaken, Server
 from helios.daemon.metrics import Metrics
 from helios.daemon.systemd import Notifier
-from helios.daemon.tasks import Schedule, TaskScheduler, trouble_of
+from helios.daemon.tasks import Schedule, TaskScheduler, task_error
 from helios.errors import ConfigurationInvalid
 from helios.ports import Domain
 
@@ -115,7 +115,7 @@ class Daemon:
             The address is none that this machine has.
         """
         with ExitStack() as until_started:
-            until_started.enter_context(only_daemon(self._folder, offices=_offices(self._chores)))
+            until_started.enter_context(hold_daemon_lock(self._folder, offices=_offices(self._chores)))
             self._serve()
             self._clock.start()
             self._locks = until_started.pop_all()
@@ -197,7 +197,7 @@ class Daemon:
         try:
             _log.info("%s", self._chores.release(why))
         except Exception as error:  # the process ends anyway; its last word must be what is left
-            trouble = trouble_of(error)
+            trouble = task_error(error)
             _log.error("not all is taken back: %s", trouble.line(), exc_info=error if trouble.defect else None)
             return False
         return True

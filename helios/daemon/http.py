@@ -35,7 +35,7 @@ class AddressTaken(HeliosError):
 _log = logging.getLogger("helios.daemon.http")
 
 
-def address_of(listen: str) -> tuple[str, int]:
+def parse_address(listen: str) -> tuple[str, int]:
     """Read ``HOST:PORT``; an IPv6 host stands in brackets.
 
     Raises
@@ -73,7 +73,7 @@ class Server:
     """
 
     def __init__(self, listen: str, *, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
-        host, port = address_of(listen)
+        host, port = parse_address(listen)
         self._server = _bound(host, port, _answers(registry, health), listen=listen)
         self.port = self._server.server_port
         self._thread = Thread(target=self._server.serve_forever, name="server", daemon=True)

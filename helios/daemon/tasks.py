@@ -106,7 +106,7 @@ class TaskError:
     @property
     def kind(self) -> str:
         """What makes it another trouble than the last."""
-        return kind_of(self.fact)
+        return error_kind(self.fact)
 
     def line(self) -> str:
         """Return fact and remedy in one line."""
@@ -114,12 +114,12 @@ class TaskError:
         return " What to do: ".join(" ".join(part.split()) for part in parts if part)
 
 
-def kind_of(line: str) -> str:
+def error_kind(line: str) -> str:
     """Return a line without its figures: a wait of 30.1 s and one of 30.2 s are the same trouble."""
     return re.sub(r"\d[\d.,]*", "#", line)
 
 
-def trouble_of(error: Exception) -> TaskError:
+def task_error(error: Exception) -> TaskError:
     """Say what an error means to the operator."""
     if isinstance(error, HeliosError):
         return TaskError(fact=error.fact, remedy=error.remedy, at_once=isinstance(error, CycleUnderWay))
@@ -287,7 +287,7 @@ class Task:
         if self._pace.trouble is not None:
             lasted_min = (began_s - self._pace.failing_since_s) / 60
             self._log.warning("works again, after %d failures in %.0f min", self._pace.failures, lasted_min)
-        if line and (self._repeats or kind_of(line) != kind_of(self._said)):
+        if line and (self._repeats or error_kind(line) != error_kind(self._said)):
             self._log.info("%s", line)
         self._said = line
         self._pace = self._pace.succeeded(began_s=began_s)
@@ -295,7 +295,7 @@ class Task:
         self._metrics.succeeded(self.name, at=self._times.now())
 
     def _fail(self, error: Exception, *, began_s: float) -> None:
-        trouble = trouble_of(error)
+        trouble = task_error(error)
         self._say(trouble, error)
         self._pace = self._pace.failed(trouble, began_s=began_s)
         self._health.failed(self.name, at=self._times.now(), trouble=trouble.line())
@@ -354,12 +354,12 @@ class StateChangeLog:
     def _say_notes(self, turn: CycleSummary | NodeCycleSummary) -> None:
         before, self._notes = self._notes, _kinds(turn.notes)
         for note in turn.notes:
-            if kind_of(note) not in before:
+            if error_kind(note) not in before:
                 self._log.warning("%s", note)
 
 
 def _kinds(lines: Iterable[str]) -> frozenset[str]:
-    return frozenset(kind_of(line) for line in lines)
+    return frozenset(error_kind(line) for line in lines)
 
 
 DAY_S = 86_400.0

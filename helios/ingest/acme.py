@@ -44,7 +44,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     FormatUnknown
         The first line does not name the columns ``job_id``, ``submit_time``, ``type`` and ``gpu_time``.
     """
-    return helios_csv.translated(reading, WORDING)
+    return helios_csv.translate(reading, WORDING)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), zone=ZONE)

@@ -31,7 +31,7 @@ from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
 from helios.ingest.lines import head
-from helios.ingest.parse import NEVER, Instants, category, instants, job_states, known, numbers, strings
+from helios.ingest.parse import NEVER, Instants, category, instants, job_states, known_values, numbers, strings
 from helios.model import JobState
 
 # The tables of Alibaba PAI 2020, and what the tasks and group tags of each job come to.
@@ -100,7 +100,7 @@ class Tasks:
         started = _amount(rows, "start_time", verdicts)
         frame = pd.DataFrame(
             {
-                "job": hashed(rows.columns["job_name"]),
+                "job": hash_names(rows.columns["job_name"]),
                 "gpus": asked["plan_gpu"] * PER_CENT,
                 "cpus": asked["plan_cpu"] * PER_CENT,
                 "memory_mib": asked["plan_mem"] * MIB_PER_GIB,
@@ -122,7 +122,7 @@ class Tasks:
 
     def of(self, jobs: pa.Array) -> pd.DataFrame:
         """Return gpus, cpus, memory_mib, started_s, gpu_type and has_task of each job, by name; NaN: unknown."""
-        return self._jobs.reindex(hashed(jobs)).reset_index(drop=True)
+        return self._jobs.reindex(hash_names(jobs)).reset_index(drop=True)
 
 
 class GroupTags:
@@ -134,7 +134,7 @@ class GroupTags:
 
     def add(self, rows: DelimitedRows) -> None:
         """Take note of rows of the tag table."""
-        tags = pd.Series(category(rows.columns["group"]), index=hashed(rows.columns["inst_id"]))
+        tags = pd.Series(category(rows.columns["group"]), index=hash_names(rows.columns["inst_id"]))
         self._rows.append(tags[tags.notna()])
 
     def close(self) -> None:
@@ -146,11 +146,11 @@ class GroupTags:
 
     def of(self, instances: pa.Array) -> pa.Array:
         """Return the tag of each job, by its ``inst_id``; null where it has none."""
-        found = self._tags.reindex(hashed(instances))
+        found = self._tags.reindex(hash_names(instances))
         return pa.array(found.astype(object).where(found.notna(), None), pa.string())
 
 
-def hashed(names: pa.Array) -> NDArray[np.uint64]:
+def hash_names(names: pa.Array) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each name: among a million, two share one with a chance of 3 in 100 million."""
     return pd.util.hash_array(pc.fill_null(names, "").to_numpy(zero_copy_only=False), categorize=False)
 
@@ -303,7 +303,7 @@ def _draft(rows: DelimitedRows, reading: FileReading, tasks: Tasks, tags: GroupT
 
 
 def _states(rows: DelimitedRows, verdicts: CheckResults) -> pd.Categorical:
-    texts = known(rows.columns["status"])
+    texts = known_values(rows.columns["status"])
     words = pc.index_in(texts, value_set=_THEIR_STATES)
     states, bad = job_states(pc.coalesce(_OUR_STATES.take(words), texts))
     verdicts.refuse(bad, Reason.UNKNOWN_STATE)

@@ -21,7 +21,7 @@ from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, Refused
-from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decoded
+from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decode
 
 _MARK = b"\0"
 """Stands for the delimiter while a block is read; what was read has no other."""
@@ -71,7 +71,7 @@ def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) ->
     """
     wanted = [name for name in dict.fromkeys(columns) if name in form.names]
     header = form.header.replace(form.delimiter, _MARK)
-    with decoded(reading.path) as (raw, text):
+    with decode(reading.path) as (raw, text):
         first, rest = 1, b""
         for data, ended in _blocks(reading, form, text):
             rest += data
@@ -82,10 +82,10 @@ def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) ->
         reading.tally[REPLACED] += text.replaced
 
 
-def digest_of(path: Path, form: Counted) -> str:
+def counts_digest(path: Path, form: Counted) -> str:
     """Return the SHA-256 of a file's text, which does not depend on the word chosen as its delimiter."""
     digest = sha256()
-    with decoded(path) as (_, text):
+    with decode(path) as (_, text):
         for piece in _marked(text, form):
             digest.update(piece)
     return digest.hexdigest()

@@ -29,7 +29,7 @@ from helios.ingest.parse import (
     category,
     durations,
     job_states,
-    known,
+    known_values,
     numbers,
     spans,
     strings,
@@ -108,10 +108,10 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     FormatUnknown
         The first line does not name the columns ``job_id`` and ``submit_time``.
     """
-    return translated(reading, PUBLISHED)
+    return translate(reading, PUBLISHED)
 
 
-def translated(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
+def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
     """Yield a file whose first line names columns of the Helios layout, worded as ``wording`` says.
 
     Raises
@@ -188,7 +188,7 @@ def _columns(reading: FileReading, wording: Wording) -> list[str]:
 def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRows:
     verdicts = CheckResults(len(rows))
     jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
-    state, bad = job_states(known(_column(rows, "state")))
+    state, bad = job_states(known_values(_column(rows, "state")))
     verdicts.refuse(bad, Reason.UNKNOWN_STATE)
     jobs["state"] = state
     _read_times(jobs, rows, reading, verdicts)

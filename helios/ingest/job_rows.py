@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.ingest.checks import CheckResults, Mask, Reason
-from helios.ingest.lines import sha256_of
+from helios.ingest.lines import file_sha256
 from helios.ingest.parse import TimeParser
 from helios.model import JOBS, REJECTS, Batch
 
@@ -152,7 +152,7 @@ class Layout:
     local_times: Callable[[bytes], bool]
     zone: str = "UTC"
     companions: Callable[[Path], tuple[Path, ...]] = _none_needed
-    digest: Callable[[Path], str] = sha256_of
+    digest: Callable[[Path], str] = file_sha256
 
 
 def readable(text: bytes) -> str:

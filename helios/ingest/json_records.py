@@ -21,7 +21,7 @@ from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, Refused
-from helios.ingest.lines import REPLACED, Block, Decoded, decoded
+from helios.ingest.lines import REPLACED, Block, Decoded, decode
 
 Fields = Mapping[str, str | None]
 """One record: texts by the name of their column; None where nothing is known."""
@@ -79,7 +79,7 @@ def read_records(
         The file cannot be read to its end, or is no JSON up to there.
     """
     names = tuple(names)
-    with decoded(reading.path) as (raw, text):
+    with decode(reading.path) as (raw, text):
         events = ijson.basic_parse(_Bounded(text), multiple_values=True)
         objects = _parsed(_items(events, prefix), reading.path)
         records = _numbered(objects, records_of)
@@ -104,7 +104,7 @@ def value_at(record: Any, *path: str) -> Any:
     return record
 
 
-def text_of(value: Any) -> str | None:
+def as_text(value: Any) -> str | None:
     """Return a JSON value as the text of a table's field; None where there is nothing."""
     if value is None or isinstance(value, str):
         return value or None

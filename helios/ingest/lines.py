@@ -110,7 +110,7 @@ class Decoded:
 
 
 @contextmanager
-def decoded(path: Path) -> Iterator[tuple[IO[bytes], Decoded]]:
+def decode(path: Path) -> Iterator[tuple[IO[bytes], Decoded]]:
     """Open a file that is one text: as it lies on disk (to tell how far it is read), and decompressed.
 
     Raises
@@ -122,7 +122,7 @@ def decoded(path: Path) -> Iterator[tuple[IO[bytes], Decoded]]:
         yield raw, Decoded(plain)
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Return the SHA-256 of the file as it lies on disk, in hex digits."""
     try:
         with path.open("rb") as raw:
@@ -131,7 +131,7 @@ def sha256_of(path: Path) -> str:
         raise _unreadable(path, reason) from reason
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Return the size of the file as it lies on disk, in bytes."""
     try:
         return path.stat().st_size

@@ -71,7 +71,7 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     return _even(path, told.seconds, active, there, notes)
 
 
-def resampled(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
+def resample(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
     """Return the most nodes active at once in each longer step; steps that the series covers in part are left out.
 
     A step counts as a gap where half of it or more is one.
@@ -105,7 +105,7 @@ def resampled(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
     )
 
 
-def summed(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
+def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
     """Return the sum of several series over the time that all of them cover; a gap of one is a gap of the sum.
 
     Raises

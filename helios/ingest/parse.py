@@ -57,7 +57,7 @@ _STATES_BY_CODE = {
 }
 
 
-def known(texts: pa.Array) -> pa.Array:
+def known_values(texts: pa.Array) -> pa.Array:
     """Return ``texts`` with the ways to say "not known" replaced by null."""
     return pc.if_else(pc.is_in(texts, value_set=UNKNOWN_TEXTS), pa.scalar(None, pa.string()), texts)
 
@@ -69,7 +69,7 @@ def distinct_texts(texts: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
     return codes, encoded.dictionary.to_pylist()
 
 
-def floats_of(texts: pa.Array, read: Callable[[str], float | None]) -> tuple[NDArray[np.float64], Mask]:
+def parse_floats(texts: pa.Array, read: Callable[[str], float | None]) -> tuple[NDArray[np.float64], Mask]:
     """Return ``read`` of each text as a float, NaN where null; and where ``read`` gave None."""
     codes, distinct = distinct_texts(texts)
     found = [read(text) for text in distinct]
@@ -83,9 +83,9 @@ def numbers(texts: pa.Array) -> tuple[NDArray[np.float64], Mask]:
     try:
         values = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
-        return floats_of(known(texts), _number)
+        return parse_floats(known_values(texts), _number)
     finite = np.isfinite(values) | texts.is_null().to_numpy(zero_copy_only=False)
-    return (values, ~finite) if finite.all() else floats_of(known(texts), _number)
+    return (values, ~finite) if finite.all() else parse_floats(known_values(texts), _number)
 
 
 def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float64], Mask]:
@@ -103,7 +103,7 @@ def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float6
     bad : array of shape (n_rows,)
         Where the text is no duration.
     """
-    return floats_of(known(texts), lambda text: _duration(text, bare_unit_s))
+    return parse_floats(known_values(texts), lambda text: _duration(text, bare_unit_s))
 
 
 def job_states(texts: pa.Array) -> tuple[pd.Categorical, Mask]:
@@ -234,7 +234,7 @@ class TimeParser:
 
         ISO 8601 with space or T is read, with or without a distance from UTC, and seconds since the epoch.
         """
-        texts = known(texts)
+        texts = known_values(texts)
         try:
             local = pc.cast(texts, pa.timestamp("us")).to_numpy(zero_copy_only=False)
         except pa.ArrowInvalid:

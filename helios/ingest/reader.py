@@ -16,7 +16,7 @@ from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import acme, alibaba, helios_csv, philly, sacct, sacct_json, swf
 from helios.ingest.checks import check_jobs
 from helios.ingest.job_rows import FileReading, JobRows, Layout
-from helios.ingest.lines import head, sha256_of, size_of
+from helios.ingest.lines import file_sha256, file_size, head
 from helios.ingest.parse import TimeParser
 from helios.ingest.requeues import Runs
 from helios.model import Batch
@@ -53,7 +53,7 @@ LAYOUTS: dict[TraceFormat, Layout] = {
 _TAR_MAGIC_AT = 257
 
 
-def start_of(path: Path) -> bytes:
+def read_start(path: Path) -> bytes:
     """Return the first decompressed bytes of a file that holds anything.
 
     Raises
@@ -122,7 +122,7 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     Misuse
         There is no such time zone.
     """
-    start = start_of(path)
+    start = read_start(path)
     chosen = sniff(path, start) if format is None else TraceFormat(format)
     layout = LAYOUTS[chosen]
     clock = TimeParser(timezone or layout.zone)
@@ -154,13 +154,13 @@ class TraceFile:
     @property
     def size_bytes(self) -> int:
         """Size of the file as it lies on disk."""
-        return size_of(self.path)
+        return file_size(self.path)
 
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the file's content, in hex digits; with companions, of theirs behind each other."""
         layout = LAYOUTS[self.format]
-        hashes = [layout.digest(self.path), *map(sha256_of, companions := layout.companions(self.path))]
+        hashes = [layout.digest(self.path), *map(file_sha256, companions := layout.companions(self.path))]
         return sha256("".join(hashes).encode()).hexdigest() if companions else hashes[0]
 
     @property

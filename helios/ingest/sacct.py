@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
 from helios.ingest.checks import CheckResults, Mask, Reason
-from helios.ingest.counted import Counted, digest_of, read_counted
+from helios.ingest.counted import Counted, counts_digest, read_counted
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
-from helios.ingest.lines import head, sha256_of
+from helios.ingest.lines import file_sha256, head
 from helios.ingest.parse import (
     NEVER,
     Instants,
     category,
     durations,
     job_states,
-    known,
+    known_values,
     numbers,
     spans,
     strings,
@@ -185,24 +185,24 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     for rows in read:
         reading.tally[REJOINED] += rows.rejoined
         reading.tally[FORGEABLE] += len(rows) * forgeable
-        yield translated(rows, reading)
+        yield translate(rows, reading)
 
 
 def _digest(path: Path) -> str:
     dialect = _dialect(head(path))
-    return digest_of(path, dialect) if isinstance(dialect, Counted) else sha256_of(path)
+    return counts_digest(path, dialect) if isinstance(dialect, Counted) else file_sha256(path)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), digest=_digest)
 
 
-def translated(rows: DelimitedRows, reading: FileReading) -> JobRows:
+def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
     """Return rows whose columns are called as sacct's fields are, in small letters, as a draft."""
     return _Translation(rows, reading).draft()
 
 
 def fields_wanted(reading: FileReading) -> list[str]:
-    """Return the fields that :func:`translated` looks at."""
+    """Return the fields that :func:`translate` looks at."""
     wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
     return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
 
@@ -468,4 +468,4 @@ class _Translation:
 
 
 def _distinct_known(texts: pa.Array | None) -> list[str]:
-    return [] if texts is None else pc.unique(known(texts)).drop_null().to_pylist()
+    return [] if texts is None else pc.unique(known_values(texts)).drop_null().to_pylist()

@@ -29,7 +29,7 @@ LEAST_S = 3 * 3_600
 """The shortest time after which a job goes first for having waited, s."""
 
 
-def faded(waited: NDArray[Any], patience: float | NDArray[Any]) -> NDArray[np.float64]:
+def age_discount(waited: NDArray[Any], patience: float | NDArray[Any]) -> NDArray[np.float64]:
     """Return what the key of a job counts that has waited: the square of the share of its patience that is left.
 
     So it comes nearer to the front long before it goes first, and many long jobs start in quiet hours.

@@ -56,7 +56,7 @@ class BusyIntervals:
         return BusyIntervals(names=self.names, node=node[begins], start_s=start_s[begins], end_s=ends_s)
 
 
-def intervals_of(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
+def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
     """Return where and when jobs ran, an interval for each node of each job; jobs that never ran are left out.
 
     Parameters

@@ -6,14 +6,14 @@ in a migration, and nowhere else; ``tests/unit/test_model.py`` holds schema and 
 """
 
 from helios.model.audit import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
     COVERAGE,
+    CYCLES,
     DECISIONS,
     MODES,
-    NODE_STANDINGS,
     NODE_TALLIES,
     PROMOTIONS,
-    STANDINGS,
-    TURNS,
     AuditStep,
     Mode,
 )
@@ -42,23 +42,23 @@ from helios.model.slurm_site import (
 from helios.model.snapshot import QUEUE, Snapshot, plain_values
 
 __all__ = [
+    "APPLIED_CHANGES",
+    "APPLIED_NODE_CHANGES",
     "COVERAGE",
+    "CYCLES",
     "DECISIONS",
     "JOBS",
     "MODES",
     "NODES",
     "NODE_EVENTS",
-    "NODE_STANDINGS",
     "NODE_STATES",
     "NODE_TALLIES",
     "PREDICTIONS",
     "PROMOTIONS",
     "QUEUE",
     "REJECTS",
-    "STANDINGS",
     "STEP_S",
     "TIME",
-    "TURNS",
     "AuditStep",
     "Batch",
     "Column",

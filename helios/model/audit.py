@@ -53,7 +53,7 @@ DECISIONS = FrameKind(
     ),
 )
 
-STANDINGS = FrameKind(
+APPLIED_CHANGES = FrameKind(
     name="standings",
     columns=columns(
         ("lever", "category", "A Lever: what of the job stands changed"),
@@ -68,7 +68,7 @@ STANDINGS = FrameKind(
     ),
 )
 
-NODE_STANDINGS = FrameKind(
+APPLIED_NODE_CHANGES = FrameKind(
     name="node standings",
     columns=columns(
         ("lever", "category", "A NodeLever: what of the node stands changed"),
@@ -111,7 +111,7 @@ MODES = FrameKind(
     ),
 )
 
-TURNS = FrameKind(
+CYCLES = FrameKind(
     name="turns",
     columns=columns(
         ("taken_at", TIME, "When the cluster was looked at"),

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.jit import kept, part
+from helios.jit import cached_jit, inline_jit
 from helios.predict.causal_stats import NEVER_S, REQUEST, USER_SIZE
 from helios.predict.job_table import JobTable
 
@@ -38,23 +38,23 @@ def without_repeats(
     rows : int64 array of shape (n_rows,)
         Jobs by their place in the other arrays.
     groups : int32 array of shape (n_jobs, n_levels)
-        As :func:`helios.predict.job_table.groups_of` makes them.
+        As :func:`helios.predict.job_table.group_columns` makes them.
     submitted_s : int64 array of shape (n_jobs,)
         s since the epoch.
     """
     gap_s = np.where(groups[rows, USER_SIZE] < 0, STRANGERS_GAP_S, BURST_GAP_S)
-    burst, place = _burst_and_place(alike_of(groups[rows]), submitted_s[rows], gap_s)
+    burst, place = _burst_and_place(similar_names(groups[rows]), submitted_s[rows], gap_s)
     length = np.bincount(burst)[burst]
     kept = np.minimum(np.ceil(KEPT * np.sqrt(length)), length)
     return np.asarray(rows[(place + 1) * kept // length > place * kept // length])
 
 
-def alike_of(groups: NDArray[np.int32]) -> NDArray[np.int32]:
+def similar_names(groups: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return with whom each job can share a burst: of its user, size and limit; of an unknown user, of its request."""
     return np.where(groups[:, USER_SIZE] >= 0, groups[:, USER_SIZE], groups[:, REQUEST])
 
 
-def bursts_of(alike: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
+def find_bursts(alike: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return each job's burst, numbered from 0 in the order in which they appear.
 
     A burst are jobs with the same ``alike``, each submitted within ``BURST_GAP_S`` of the one before.
@@ -163,7 +163,7 @@ class BurstUpdate:
         return revised
 
 
-@kept
+@cached_jit
 def _revise(  # noqa: PLR0917 - numba kernels are called by position
     quantiles: Any,
     jobs: Any,
@@ -200,7 +200,7 @@ def _revise(  # noqa: PLR0917 - numba kernels are called by position
             _conclude(quantiles[row], typical, weight, say)
 
 
-@part
+@inline_jit
 def _expect(quantiles: Any, typical: Any, weight: Any) -> None:
     """Lay the grid around the predicted median, with log weights of a normal distribution."""
     low, middle, high = np.log1p(quantiles[0]), np.log1p(quantiles[1]), np.log1p(quantiles[2])
@@ -210,14 +210,14 @@ def _expect(quantiles: Any, typical: Any, weight: Any) -> None:
         typical[step], weight[step] = middle + doubt * z, -0.5 * z * z
 
 
-@part
+@inline_jit
 def _see(typical: Any, weight: Any, log_run: float) -> None:
     """Weigh in a sibling that ended."""
     for step in range(len(typical)):
         weight[step] -= 0.5 * ((log_run - typical[step]) / SPREAD) ** 2
 
 
-@part
+@inline_jit
 def _see_running(typical: Any, weight: Any, log_lasted: float) -> None:
     """Weigh in a sibling that has run so long and goes on."""
     for step in range(len(typical)):
@@ -226,7 +226,7 @@ def _see_running(typical: Any, weight: Any, log_lasted: float) -> None:
         weight[step] += math.log(0.5 * math.erfc(z / math.sqrt(2.0))) if z < 8.0 else -0.5 * z * z - math.log(z) - 0.92
 
 
-@part
+@inline_jit
 def _conclude(quantiles: Any, typical: Any, weight: Any, say: float) -> None:
     """Draw the quantiles towards those of one more run of the burst, read off the weighted grid."""
     top, total, mean, squares = weight.max(), 0.0, 0.0, 0.0

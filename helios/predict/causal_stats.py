@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import kept, part
+from helios.jit import cached_jit, inline_jit
 
 # The names of what is known of a job at its submission, and the levels at which jobs are alike.
 
@@ -245,7 +245,7 @@ class CausalStats(NamedTuple):
     ring_length: NDArray[np.int64]
 
 
-def nothing_known(events: Events) -> CausalStats:
+def empty_stats(events: Events) -> CausalStats:
     """Return the history before the first job, with room for all groups of ``events``."""
     n_groups = int(events.groups.max(initial=-1)) + 1
     sums = np.zeros((n_groups, _N_SUMS))
@@ -264,8 +264,8 @@ def nothing_known(events: Events) -> CausalStats:
     )
 
 
-@kept
-def walk(  # noqa: PLR0917 - numba kernels are called by position
+@cached_jit
+def replay_events(  # noqa: PLR0917 - numba kernels are called by position
     history: Any,
     events: Any,
     submissions: Any,
@@ -301,8 +301,8 @@ def walk(  # noqa: PLR0917 - numba kernels are called by position
     return next_end
 
 
-@kept
-def describe_again(  # noqa: PLR0917 - numba kernels are called by position
+@cached_jit
+def refresh_features(  # noqa: PLR0917 - numba kernels are called by position
     history: Any,
     events: Any,
     jobs: Any,
@@ -312,7 +312,7 @@ def describe_again(  # noqa: PLR0917 - numba kernels are called by position
     next_end: int,
     features: Any,
 ) -> int:
-    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``; parameters as in :func:`walk`.
+    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``; parameters as in :func:`replay_events`.
 
     What ended jobs teach is brought up to date. What a job's row of ``features`` says of the act of submission, and of
     what else the user had in the queue then, stays: a model learned from these as they were at submission.
@@ -327,7 +327,7 @@ def describe_again(  # noqa: PLR0917 - numba kernels are called by position
     return next_end
 
 
-@part
+@inline_jit
 def _arrive(history: Any, events: Any, job: int) -> None:
     now = events.submitted_s[job]
     for group in events.groups[job]:
@@ -342,7 +342,7 @@ def _arrive(history: Any, events: Any, job: int) -> None:
         count[_LAST_SUBMIT_S] = now
 
 
-@part
+@inline_jit
 def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
     run = events.log_run[job]
     # Of an unlimited or an unknown limit a run is no share.
@@ -369,7 +369,7 @@ def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
             _remember(history, history.ring_of[group], run, events.nearness[job])
 
 
-@part
+@inline_jit
 def _add_run(sums: Any, run: float, decay: float) -> None:
     sums[_W] = sums[_W] * decay + 1.0
     sums[_S] = sums[_S] * decay + run
@@ -379,14 +379,14 @@ def _add_run(sums: Any, run: float, decay: float) -> None:
     sums[_LAST_1] = run
 
 
-@part
+@inline_jit
 def _add_share(sums: Any, value: float, column: int, decay: float) -> None:
     if not np.isnan(value):
         sums[column] = sums[column] * decay + 1.0
         sums[column + 1] = sums[column + 1] * decay + value
 
 
-@part
+@inline_jit
 def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
     entry = history.rings[ring, history.ring_length[ring] % NEIGHBOURS]
     entry[_RUN] = run
@@ -394,7 +394,7 @@ def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
     history.ring_length[ring] += 1
 
 
-@part
+@inline_jit
 def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float, float, float]:
     """Return mean, variance and total weight of the user's last ended jobs, near ones counting more.
 
@@ -419,7 +419,7 @@ def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float
     return mean, max(squares / weight - mean * mean, 0.0), weight
 
 
-@part
+@inline_jit
 def _describe_recent(entries: Any, length: int, row: Any) -> None:
     n = min(length, RECENT)
     runs = np.empty(n)
@@ -430,7 +430,7 @@ def _describe_recent(entries: Any, length: int, row: Any) -> None:
     row[_USER_RECENT_MEDIAN] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
 
 
-@part
+@inline_jit
 def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[float, float]:
     """Return mean and variance of a group whose wider group has ``mean`` and ``variance``."""
     weight = sums[_W] + pseudo
@@ -439,12 +439,12 @@ def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[flo
     return shrunk, max((spread + pseudo * (variance + (mean - shrunk) ** 2)) / weight, 0.0)
 
 
-@part
+@inline_jit
 def _share(sums: Any, column: int) -> float:
     return sums[column + 1] / sums[column] if sums[column] > 0.0 else np.nan
 
 
-@part
+@inline_jit
 def _describe(history: Any, events: Any, job: int, row: Any) -> None:
     row[:] = np.nan
     row[: len(REQUEST_FEATURES)] = events.request[job]
@@ -454,7 +454,7 @@ def _describe(history: Any, events: Any, job: int, row: Any) -> None:
     _describe_activity(history, events.groups[job], events.submitted_s[job], row)
 
 
-@part
+@inline_jit
 def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
     mean, variance = PRIOR_LOG_RUN, PRIOR_VARIANCE
     for level in range(len(LEVELS)):
@@ -482,7 +482,7 @@ def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
     row[_ANCHOR], row[_ANCHOR_SD] = mean, np.sqrt(variance)
 
 
-@part
+@inline_jit
 def _describe_last(history: Any, groups: Any, row: Any) -> None:
     _copy_last(history, groups[PARTITION], 1, row[_PARTITION_LAST_1:])
     _copy_last(history, groups[REQUEST], 2, row[_REQUEST_LAST_1:])
@@ -492,13 +492,13 @@ def _describe_last(history: Any, groups: Any, row: Any) -> None:
     _copy_last(history, groups[USER_NAME], 1, row[_USER_NAME_LAST_1:])
 
 
-@part
+@inline_jit
 def _copy_last(history: Any, group: int, how_many: int, row: Any) -> None:
     if group >= 0:
         row[:how_many] = history.sums[group, _LAST_1 : _LAST_1 + how_many]
 
 
-@part
+@inline_jit
 def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) -> None:
     groups = events.groups[job]
     user, key, any_limit = groups[USER], groups[USER_SIZE], groups[USER_ANY_LIMIT]
@@ -518,12 +518,12 @@ def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) ->
     row[_USER_ANY_LIMIT_END_GAP] = _since_last_end(history.counts[any_limit], now)
 
 
-@part
+@inline_jit
 def _since_last_end(count: Any, now: int) -> float:
     return np.log1p(float(now - count[_LAST_END_S])) if count[_ENDED] > 0 else np.nan
 
 
-@part
+@inline_jit
 def _describe_activity(history: Any, groups: Any, now: int, row: Any) -> None:
     user, key = groups[USER], groups[USER_SIZE]
     if user < 0:

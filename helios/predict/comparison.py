@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.predict.bursts import alike_of, bursts_of
-from helios.predict.job_table import JobTable, groups_of
+from helios.predict.bursts import find_bursts, similar_names
+from helios.predict.job_table import JobTable, group_columns
 from helios.predict.scores import spearman
 
 RESAMPLES = 400
@@ -164,7 +164,7 @@ class Comparison:
         return cls(**{name: told[name] for name in names}, scores=scores, against=against)
 
 
-def hold_contest(
+def compare_predictors(
     predictions: Mapping[str, NDArray[np.float64]],
     truth_s: NDArray[np.float64],
     *,
@@ -182,7 +182,7 @@ def hold_contest(
     challenger : str
         Which of them stands against each of the others.
     """
-    cluster, drawn = clusters_of(table, rows)
+    cluster, drawn = user_clusters(table, rows)
     counts = _draws(int(cluster.max(initial=-1)) + 1)
     alone = counts.shape[1] < 2
     medians = {name: _median(predicted) for name, predicted in predictions.items()}
@@ -194,7 +194,7 @@ def hold_contest(
         jobs=len(rows),
         clusters=counts.shape[1],
         drawn=drawn,
-        scores={name: score_of(predicted, truth_s) for name, predicted in predictions.items()},
+        scores={name: predictor_score(predicted, truth_s) for name, predicted in predictions.items()},
         against={
             name: Versus(
                 error=_difference(medians_of_errors[challenger], medians_of_errors[name], alone=alone),
@@ -206,7 +206,7 @@ def hold_contest(
     )
 
 
-def score_of(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
+def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
     """Return the figures of medians of shape (n,), or quantiles of shape (n, 3), in s."""
     log_error = np.log1p(_median(predicted)) - np.log1p(truth_s)
     inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
@@ -218,14 +218,14 @@ def score_of(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> Pr
     )
 
 
-def clusters_of(table: JobTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
+def user_clusters(table: JobTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
     """Return the group of each job that is drawn as one, numbered from 0, and what the groups are."""
     users = table.user[rows]
     known = users[users >= 0]
     sizes = np.bincount(known) if len(known) else np.zeros(1)
     if len(known) == len(rows) and (sizes > 0).sum() >= FEWEST_USERS and sizes.max() <= LARGEST_USER * len(rows):
         return pd.factorize(users)[0], "users"
-    return bursts_of(alike_of(groups_of(table)[rows]), table.submitted_s[rows]), "bursts"
+    return find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]), "bursts"
 
 
 def _draws(clusters: int) -> NDArray[np.float64]:

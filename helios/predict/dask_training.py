@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from helios.dask_client import connected, refuse_other_releases
 from helios.errors import DaskUnavailable, TrainingBroken
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict.duration import PARAMETERS, ROUNDS, TrainingSet
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class DaskTrainer:
     longest_s: float = 3600.0
 
     def __call__(
-        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
     ) -> tuple[str, ...]:
         """Return LightGBM's text of one ensemble for each of ``quantiles``.
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.predict.causal_stats import FEATURES
-from helios.predict.comparison import PredictorScore, score_of
+from helios.predict.comparison import PredictorScore, predictor_score
 from helios.predict.job_table import JobTable
 
 BINS = 10
@@ -155,7 +155,7 @@ class WeekOfErrors:
     shrinkage: PredictorScore
 
 
-def inputs_of(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.int64]) -> Inputs:
+def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.int64]) -> Inputs:
     """Describe the jobs ``rows`` that a model learned from.
 
     Parameters
@@ -175,7 +175,9 @@ def inputs_of(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.i
     )
 
 
-def moved(inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FeatureShift, ...]:
+def shifted_features(
+    inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]
+) -> tuple[FeatureShift, ...]:
     """Compare the jobs ``rows`` with training, the feature that moved farthest first; fewer than ``FEWEST_JOBS``: ().
 
     Features that training did not know are left out.
@@ -235,8 +237,8 @@ def weeks_of_errors(
         WeekOfErrors(
             begin=datetime.fromtimestamp(end_s - (back + 1) * WEEK_S, UTC),
             jobs=int((week == back).sum()),
-            model=score_of(predicted[week == back], truth_s[week == back]),
-            shrinkage=score_of(shrinkage[week == back], truth_s[week == back]),
+            model=predictor_score(predicted[week == back], truth_s[week == back]),
+            shrinkage=predictor_score(shrinkage[week == back], truth_s[week == back]),
         )
         for back in np.unique(week[week >= 0])[::-1].tolist()
     )

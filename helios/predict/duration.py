@@ -24,14 +24,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory
-from helios.jit import kept
-from helios.ports import Progress, in_silence
+from helios.jit import cached_jit
+from helios.ports import Progress, no_progress
 from helios.predict.bursts import without_repeats
-from helios.predict.calibration import Calibration, calibrated
+from helios.predict.calibration import Calibration, calibrate
 from helios.predict.causal_stats import FEATURES, NEVER_S
-from helios.predict.job_table import FeaturesAtStart, JobTable, groups_of, known_of
+from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
 from helios.predict.scores import spearman
-from helios.predict.trees import TreeEnsemble, grow, plant
+from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 
 # Growing the trees: one ensemble for each quantile, here or on other machines.
 #
@@ -85,14 +85,14 @@ class Trainer(Protocol):
     """Grows trees."""
 
     def __call__(
-        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
     ) -> tuple[str, ...]:
         """Return LightGBM's text of one ensemble for each of ``quantiles``."""
         ...
 
 
-def learn_here(
-    lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+def train_locally(
+    lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
 ) -> tuple[str, ...]:
     """Be a :class:`Trainer` on this machine, one thread for each quantile; the same seed gives the same trees."""
     learn = _learner(lesson, len(quantiles), seed, progress)
@@ -221,7 +221,7 @@ class DurationModel:
         said = [*self.texts, repr(self.trust), *(repr(part.tolist()) for part in self.calibration or ())]
         digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:8]
         object.__setattr__(self, "model_id", f"{self.cluster}-{self.trained_until:%Y%m%d}-{digest}")
-        object.__setattr__(self, "forest", plant(self.texts, features=self.features))
+        object.__setattr__(self, "forest", parse_trees(self.texts, features=self.features))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return p10, p50, p90 of the run time in s, as learned: not calibrated.
@@ -236,7 +236,7 @@ class DurationModel:
         float64 array of shape (n, 3)
             Ascending in each row; NaN: no prediction, where the trees give none that a run time can be.
         """
-        return np.asarray(_mixed(grow(self.forest, features), features, self.trust))
+        return np.asarray(_mixed(predict_trees(self.forest, features), features, self.trust))
 
     def as_judged(self) -> DurationModel | None:
         """Return the model that its backtest is: the same recipe, stopped earlier; None: there is none."""
@@ -259,9 +259,9 @@ def train(
     cluster: str,
     until: datetime | None = None,
     seed: int = 0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
     timezone: str = "UTC",
-    learner: Trainer = learn_here,
+    learner: Trainer = train_locally,
 ) -> DurationModel:
     """Learn run times from the jobs of ``cluster`` that ended before ``until`` (all, if None).
 
@@ -279,7 +279,9 @@ def train(
     """
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
-    return train_on(table, known_of(table), cluster=cluster, until=until, seed=seed, progress=progress, learner=learner)
+    return train_on(
+        table, features_at_start(table), cluster=cluster, until=until, seed=seed, progress=progress, learner=learner
+    )
 
 
 def train_on(
@@ -289,14 +291,14 @@ def train_on(
     cluster: str,
     until: datetime | None,
     seed: int,
-    progress: Progress = in_silence,
-    learner: Trainer = learn_here,
+    progress: Progress = no_progress,
+    learner: Trainer = train_locally,
 ) -> DurationModel:
     """Do as :func:`train` does, with what was known of each job at hand."""
     until_s = NEVER_S if until is None else int(np.ceil(until.timestamp()))
     ended = _ended_before(table, until_s)
     refuse_too_few(len(ended), until)
-    groups = groups_of(table)
+    groups = group_columns(table)
 
     def fitted(
         rows: NDArray[np.int64], stopped: datetime, share: tuple[float, float], most: int = MOST_JOBS
@@ -343,7 +345,7 @@ def refit(
         ended,
         features=known.at_submission,
         again=known,
-        groups=groups_of(table),
+        groups=group_columns(table),
         submitted_s=table.submitted_s,
         log_run=np.log1p(table.run_time_s),
         cluster=model.cluster,
@@ -369,7 +371,7 @@ def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
 
 def _believed(model: DurationModel, features: NDArray[np.float32], run_time_s: NDArray[np.float64]) -> DurationModel:
     """Return ``model`` with the trust that orders jobs, which it has not seen, best."""
-    opinions = grow(model.forest, features)
+    opinions = predict_trees(model.forest, features)
     scores = [spearman(_mixed(opinions, features, trust)[:, 1], run_time_s) or 0.0 for trust in TRUSTS]
     best = max(scores)
     return replace(
@@ -390,7 +392,7 @@ def _calibration(
     held_back = np.flatnonzero((table.submitted_s >= back_s) & (table.submitted_s < until_s))
     quantiles = np.full((table.n, 3), np.nan)
     quantiles[held_back] = judged.predict(features[held_back])
-    return calibrated(
+    return calibrate(
         features,
         quantiles,
         groups=groups,
@@ -428,8 +430,8 @@ def fit(
     seed: int,
     again: FeaturesAtStart | None = None,
     most: int = MOST_JOBS,
-    progress: Progress = in_silence,
-    learner: Trainer = learn_here,
+    progress: Progress = no_progress,
+    learner: Trainer = train_locally,
 ) -> DurationModel:
     """Learn from the rows ``ended`` (ordered by end) of the other arrays: of bursts some, and the last ``MOST_JOBS``.
 
@@ -464,7 +466,7 @@ def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, learner
     )
 
 
-@kept
+@cached_jit
 def _mixed(opinions: Any, features: Any, trust: float) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
@@ -481,7 +483,7 @@ def _mixed(opinions: Any, features: Any, trust: float) -> Any:
     return quantiles
 
 
-@kept
+@cached_jit
 def _shrinkage_quantiles(features: Any) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):

@@ -15,13 +15,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory, UsageError
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict.bursts import BurstUpdate
-from helios.predict.calibration import Calibration, calibrated
+from helios.predict.calibration import Calibration, calibrate
 from helios.predict.causal_stats import FEATURES
 from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
-from helios.predict.job_table import FeaturesAtStart, JobTable, groups_of, known_of
-from helios.predict.scores import EvaluationSet, GroupCoverage, Scores, figures_of, judged_of, spearman
+from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
+from helios.predict.scores import EvaluationSet, GroupCoverage, Scores, evaluation_set, scores_for, spearman
 
 __all__ = [
     "Evaluation",
@@ -30,9 +30,9 @@ __all__ = [
     "Scores",
     "calibrated_quantiles",
     "evaluate",
+    "evaluation_set",
     "figures_at_start",
-    "figures_of",
-    "judged_of",
+    "scores_for",
     "spearman",
 ]
 
@@ -95,7 +95,7 @@ def evaluate(
     gpu_only: bool = False,
     refit_every: timedelta | None = None,
     seed: int = 0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
     timezone: str = "UTC",
 ) -> Evaluation:
     """Train on what ended before a moment, and judge on the jobs submitted from then on.
@@ -131,14 +131,14 @@ def evaluate(
     taught = (table.ended_s < split_s) & np.isfinite(table.run_time_s)
     refuse_too_few(int(taught.sum()), moment)
     tested = _tested(table, first_test, moment, gpu_only=gpu_only)
-    known = known_of(table)
+    known = features_at_start(table)
     features = known.at_submission
     model = train_on(table, known, cluster=cluster, until=moment, seed=seed, progress=progress)
     course = _course(model, table, known, refit_every=refit_every, seed=seed, progress=progress)
     progress("Judging predictions", 0.0)
-    judged = judged_of(table, features, tested)
+    judged = evaluation_set(table, features, tested)
     learned = _as_learned(course, features, table.submitted_s, first_test)
-    figures = figures_of(calibrated_quantiles(model, table, features, learned)[tested], judged)
+    figures = scores_for(calibrated_quantiles(model, table, features, learned)[tested], judged)
     controls = _controls(table, features, taught, tested, judged)
     return Evaluation(
         cluster=cluster,
@@ -147,7 +147,7 @@ def evaluate(
         jobs=len(tested),
         model_id=model.model_id,
         figures=figures,
-        uncalibrated=figures_of(learned[tested], judged),
+        uncalibrated=scores_for(learned[tested], judged),
         figures_at_start=figures_at_start(course, table, known, tested=tested, judged=judged),
         controls=controls,
         notes=(*_grown_anew(course), *_better_controls(figures, controls), *_notes(table, tested, judged)),
@@ -240,10 +240,10 @@ def calibrated_quantiles(
     order = np.argsort(at_s, kind="stable")
     start: Calibration | None = getattr(model, "calibration", None)
     found = np.empty_like(learned)
-    found[order], _ = calibrated(
+    found[order], _ = calibrate(
         features[order],
         learned[order],
-        groups=groups_of(table)[order],
+        groups=group_columns(table)[order],
         submitted_s=at_s[order],
         ended_s=table.ended_s[order],
         run_time_s=table.run_time_s[order],
@@ -273,8 +273,8 @@ def figures_at_start(
     learned = _as_learned(course, latest, at_s, int(tested[0]))
     found = calibrated_quantiles(course[0][1], table, latest, learned, predicted_at_s=at_s)
     again = np.intersect1d(known.waited, tested)
-    found[again] = BurstUpdate(groups_of(table)).revised_at_start(found[again], again, table)
-    return figures_of(found[tested], judged)
+    found[again] = BurstUpdate(group_columns(table)).revised_at_start(found[again], again, table)
+    return scores_for(found[tested], judged)
 
 
 def _controls(
@@ -292,10 +292,10 @@ def _controls(
         shrinkage, table, features, _as_learned([(0, shrinkage)], features, table.submitted_s, 0)
     )
     return {
-        "user_last": figures_of(np.where(np.isnan(last_s), median_s, last_s), judged),
-        "time_limit": figures_of(np.where(np.isfinite(limit_s), limit_s, median_s), judged),
-        "size_only": figures_of(_median_of_size(table, taught, tested, median_s), judged),
-        "shrinkage": figures_of(by_shrinkage[tested], judged),
+        "user_last": scores_for(np.where(np.isnan(last_s), median_s, last_s), judged),
+        "time_limit": scores_for(np.where(np.isfinite(limit_s), limit_s, median_s), judged),
+        "size_only": scores_for(_median_of_size(table, taught, tested, median_s), judged),
+        "shrinkage": scores_for(by_shrinkage[tested], judged),
     }
 
 

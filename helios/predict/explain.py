@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.jit import kept
-from helios.predict.calibration import calibrated_alone, nothing_learned
+from helios.jit import cached_jit
+from helios.predict.calibration import calibrate_each, empty_calibration
 from helios.predict.causal_stats import (
     FEATURES,
     IN_CHAIN,
@@ -26,13 +26,13 @@ from helios.predict.causal_stats import (
     USER,
     CausalStats,
     Events,
-    nothing_known,
-    walk,
+    empty_stats,
+    replay_events,
 )
 from helios.predict.duration import LEVEL, Z90, DurationModel, HistoryPredictor
-from helios.predict.job_table import JobTable, events_of, groups_of
+from helios.predict.job_table import JobTable, event_order, group_columns
 from helios.predict.model_text import trees_alone
-from helios.predict.trees import grow
+from helios.predict.trees import predict_trees
 
 # Which past jobs a prediction rests on: the narrowest circle around the job in which one has ended.
 #
@@ -42,7 +42,7 @@ from helios.predict.trees import grow
 # the shrinkage (:mod:`helios.predict.causal_stats`) and of the model.
 
 BASES = ("user+size", "user", "group", "size", "all")
-"""Codes of :func:`basis_of`, by position: from the narrowest circle to the widest."""
+"""Codes of :func:`fallback_level`, by position: from the narrowest circle to the widest."""
 
 BASIS_WORDS = {
     "user+size": "jobs of this user with this size and time limit",
@@ -59,7 +59,7 @@ _USER_SIZE_ENDED, _USER_ENDED, _ACCOUNT_MEAN, _REQUEST_LAST = (
 _USER_SIZE, _USER, _GROUP, _SIZE, _ALL = range(len(BASES))
 
 
-def basis_of(features: NDArray[np.float32]) -> NDArray[np.int8]:
+def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
     """Say which jobs each prediction rests on.
 
     Parameters
@@ -75,7 +75,7 @@ def basis_of(features: NDArray[np.float32]) -> NDArray[np.int8]:
     return np.asarray(_bases(features))
 
 
-@kept
+@cached_jit
 def _bases(features: Any) -> Any:
     bases = np.empty(len(features), dtype=np.int8)
     for row in range(len(features)):
@@ -155,19 +155,19 @@ class RecentInGroup:
     longest_s: float
 
 
-def precedent(table: JobTable, basis: str) -> RecentInGroup | None:
+def recent_in_group(table: JobTable, basis: str) -> RecentInGroup | None:
     """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``); None: none had ended."""
-    return _precedent(table, groups_of(table), basis)
+    return _precedent(table, group_columns(table), basis)
 
 
-def narrowest(table: JobTable) -> tuple[str, RecentInGroup | None]:
+def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
     """Return the narrowest of ``BASES`` in which a job had ended by the last job's submission, and its last jobs."""
-    groups = groups_of(table)
+    groups = group_columns(table)
     found = ((basis, _precedent(table, groups, basis)) for basis in BASES)
     return next(((basis, there) for basis, there in found if there), (BASES[-1], None))
 
 
-def resembling(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
+def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
     """Return the past jobs most like the last of ``table``, the most alike first.
 
     The user's own come first, however far; if they are fewer than ``most``, others' of the same account, size or name
@@ -351,9 +351,9 @@ def explain_last(
     table = JobTable.from_frame(jobs, timezone=timezone)
     history, events, row = _known_at_the_end(table)
     predictor = model or HistoryPredictor()
-    learned = (model.calibration if model else None) or nothing_learned()
-    quantiles = calibrated_alone(row, predictor.predict(row), learned)[0]
-    basis = BASES[int(basis_of(row)[0])]
+    learned = (model.calibration if model else None) or empty_calibration()
+    quantiles = calibrate_each(row, predictor.predict(row), learned)[0]
+    basis = BASES[int(fallback_level(row)[0])]
     return Explained(
         quantiles_s=(float(quantiles[0]), float(quantiles[1]), float(quantiles[2])),
         source=predictor.model_id,
@@ -361,18 +361,18 @@ def explain_last(
         steps=_steps(history, events, row[0]),
         corrections=_corrections(model, row, np.log1p(quantiles[1])),
         features={name: float(value) for name, value in zip(FEATURES, row[0], strict=True)},
-        precedent=precedent(table, basis),
-        resembling=resembling(table, most=alike),
+        precedent=recent_in_group(table, basis),
+        resembling=similar_jobs(table, most=alike),
     )
 
 
 def _known_at_the_end(table: JobTable) -> tuple[CausalStats, Events, NDArray[np.float32]]:
     """Return what was learned by the last submission, and that job's features, of shape (1, len(FEATURES))."""
-    events = events_of(table)
-    history, ends = nothing_known(events), table.ends()
+    events = event_order(table)
+    history, ends = empty_stats(events), table.ends()
     features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
     # The last job's own arrival is counted too, which touches no mean.
-    walk(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
+    replay_events(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
     return history, events, features[-1:]
 
 
@@ -428,7 +428,7 @@ def _spoken(model: DurationModel, row: NDArray[np.float32]) -> dict[int, float]:
 
     Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
     """
-    opinions, anchor = grow(model.forest, row)[0], float(row[0, _ANCHOR])
+    opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, _ANCHOR])
     learned = np.array([opinions[0], (opinions[1] + opinions[LEVEL] - anchor) / 2, opinions[2]])
     untrained = Z90 * float(row[0, _ANCHOR_SD]) * np.array([-1, 0, 1])
     place = int(np.argsort(model.trust * learned + (1 - model.trust) * untrained, kind="stable")[1])

@@ -34,7 +34,7 @@ _NO_WORD = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[\W_])+")
 _EXTENSION = re.compile(r"\.[a-z]{1,6}$")
 
 
-def words_of(name: str) -> str:
+def split_words(name: str) -> str:
     """Return the words of a job's name, in lower case and order: without its path, extension, numbers and ids.
 
     Empty, if there are none: a hash or a number says nothing of kinship.
@@ -77,7 +77,7 @@ class JobNameFamilies:
         int
             ``NO_FAMILY`` where the user is unknown or the name has no words.
         """
-        return self._of_words(user, words_of(name)) if user >= 0 and name else NO_FAMILY
+        return self._of_words(user, split_words(name)) if user >= 0 and name else NO_FAMILY
 
     def codes(self, user: NDArray[np.int32], name: NDArray[np.int32], names: Sequence[str]) -> NDArray[np.int32]:
         """Return the families of many jobs, in the order of their submission, as :meth:`code` would one by one.
@@ -133,5 +133,5 @@ class JobNameFamilies:
 
 def _words_of_all(names: Sequence[str]) -> tuple[Sequence[str], NDArray[np.int64]]:
     """Return the distinct words of ``names``, and of each name its place among them; -1: it has none."""
-    of_name, words = pd.factorize(np.array([words_of(name) or None for name in names], dtype=object))
+    of_name, words = pd.factorize(np.array([split_words(name) or None for name in names], dtype=object))
     return list(words), of_name

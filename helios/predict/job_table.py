@@ -13,9 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.jit import kept, part
+from helios.jit import cached_jit, inline_jit
 from helios.model import JOBS, QUEUE, JobState
-from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, Events, describe_again, nothing_known, walk
+from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, Events, empty_stats, refresh_features, replay_events
 from helios.predict.job_names import JobNameFamilies
 
 _FAILURES = frozenset(
@@ -224,15 +224,15 @@ def causal_features(table: JobTable) -> FeatureMatrix:
     Known are its own request, earlier submissions, and jobs that ended strictly before. Of a job that had
     not ended, nothing but its request counts: not its wait, start, state or run time. O(n log n).
     """
-    events = events_of(table)
+    events = event_order(table)
     features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
     ends = table.ends()
-    walk(nothing_known(events), events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
+    replay_events(empty_stats(events), events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
     return FeatureMatrix(X=features, names=FEATURES)
 
 
-def events_of(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Events:
-    """Return what the walk through history needs of each job; ``groups`` default to :func:`groups_of`."""
+def event_order(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Events:
+    """Return what the walk through history needs of each job; ``groups`` default to :func:`group_columns`."""
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.where(table.time_limit_s > 0, table.run_time_s / table.time_limit_s, np.nan)
     return Events(
@@ -242,11 +242,11 @@ def events_of(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Ev
         failed=table.failed,
         request=_request(table),
         nearness=_nearness(table),
-        groups=groups_of(table) if groups is None else groups,
+        groups=group_columns(table) if groups is None else groups,
     )
 
 
-def groups_of(table: JobTable) -> NDArray[np.int32]:
+def group_columns(table: JobTable) -> NDArray[np.int32]:
     """Return each job's group at each of ``LEVELS``; groups of different levels never share a number.
 
     An unknown user has no history of its own: pooling all unknown users as one would call strangers alike.
@@ -258,7 +258,7 @@ def groups_of(table: JobTable) -> NDArray[np.int32]:
     first_free = 0
     for level, name in enumerate(LEVELS):
         codes, count = _joint_codes([columns[part] for part in ALIKE[name]], table.n)
-        member = belongs(table, name)
+        member = group_members(table, name)
         groups[member, level] = codes[member] + first_free
         first_free += count
     return groups
@@ -278,7 +278,7 @@ def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
     }
 
 
-def belongs(table: JobTable, level: str) -> NDArray[np.bool_]:
+def group_members(table: JobTable, level: str) -> NDArray[np.bool_]:
     """Say of each job whether enough is known of it to belong to a group of ``level``."""
     member = np.ones(table.n, dtype=np.bool_)
     for column in _NEVER_UNKNOWN.intersection(ALIKE[level]):
@@ -382,21 +382,21 @@ class FeaturesAtStart:
         return latest
 
 
-def known_of(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> FeaturesAtStart:
+def features_at_start(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> FeaturesAtStart:
     """Walk once through a history; causal as :func:`helios.predict.causal_features` is, each row as of its moment."""
-    events, ends = events_of(table, groups=groups), table.ends()
+    events, ends = event_order(table, groups=groups), table.ends()
     sane = (table.started_s != NEVER_S) & (table.started_s <= table.ended_s)
     waited = np.flatnonzero(sane & (table.started_s - table.submitted_s >= WAITED_S))
     waited = waited[np.argsort(table.started_s[waited], kind="stable")]
     features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
     at_start = np.empty((len(waited), len(FEATURES)), dtype=np.float32)
     _walk_and_ask(
-        nothing_known(events), events, ends, table.ended_s[ends], waited, table.started_s[waited], features, at_start
+        empty_stats(events), events, ends, table.ended_s[ends], waited, table.started_s[waited], features, at_start
     )
     return FeaturesAtStart(at_submission=features, waited=waited, at_start=at_start)
 
 
-@kept
+@cached_jit
 def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
     history: Any, events: Any, ends: Any, ends_s: Any, waited: Any, starts_s: Any, features: Any, at_start: Any
 ) -> None:
@@ -405,13 +405,13 @@ def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
         while asked < len(waited) and starts_s[asked] <= events.submitted_s[job]:
             next_end = _ask(history, events, ends, ends_s, next_end, waited, starts_s, asked, features, at_start)
             asked += 1
-        next_end = walk(history, events, jobs[job : job + 1], ends, ends_s, next_end, features)
+        next_end = replay_events(history, events, jobs[job : job + 1], ends, ends_s, next_end, features)
     while asked < len(waited):
         next_end = _ask(history, events, ends, ends_s, next_end, waited, starts_s, asked, features, at_start)
         asked += 1
 
 
-@part
+@inline_jit
 def _ask(  # noqa: PLR0917 - as above
     history: Any,
     events: Any,
@@ -426,7 +426,7 @@ def _ask(  # noqa: PLR0917 - as above
 ) -> int:
     job = waited[asked]
     submitted = features[job].copy()
-    next_end = describe_again(
+    next_end = refresh_features(
         history, events, waited[asked : asked + 1], starts_s[asked], ends, ends_s, next_end, features
     )
     at_start[asked] = features[job]
@@ -436,7 +436,7 @@ def _ask(  # noqa: PLR0917 - as above
 
 # Numbers for what jobs have in common, which stay as they are when more jobs come.
 #
-# A whole history is numbered at once by factorizing its columns (:func:`helios.predict.job_table.groups_of`). A live
+# A whole history is numbered at once by factorizing its columns (:func:`helios.predict.job_table.group_columns`). A live
 # predictor cannot: the user who comes tomorrow must not move the numbers under which it has learned of all others.
 
 _DIGITS_PATTERN = re.compile(r"\d+")
@@ -538,7 +538,7 @@ class Categories:
         groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
         for level, name in enumerate(LEVELS):
             keys = zip(repeat(level, table.n), *(columns[part] for part in ALIKE[name]), strict=True)
-            member = belongs(table, name)
+            member = group_members(table, name)
             if member.all():
                 groups[:, level] = self._groups.of(keys)
             else:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.jit import kept
+from helios.jit import cached_jit
 from helios.model import JOBS, PREDICTIONS, in_submission_order
 from helios.predict.causal_stats import (
     _BURST,
@@ -27,8 +27,8 @@ from helios.predict.causal_stats import (
     USER,
     CausalStats,
     Events,
-    nothing_known,
-    walk,
+    empty_stats,
+    replay_events,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class LivePredictor:
         return new
 
     def _features(self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime) -> NDArray[np.float32]:
-        from helios.predict.job_table import events_of  # noqa: PLC0415 - numba takes a while
+        from helios.predict.job_table import event_order  # noqa: PLC0415 - numba takes a while
 
         moment = pd.Timestamp(now).floor("s")
         with self._lock:
@@ -149,7 +149,7 @@ class LivePredictor:
                 if frame is not None and len(frame)
             ]
             return memory.describe(
-                events_of(asked, groups=groups),
+                event_order(asked, groups=groups),
                 unended=np.concatenate([groups[:0], *(of_some for of_some, _ in unended)]),
                 unended_submitted_s=np.concatenate([asked.submitted_s[:0], *(when_s for _, when_s in unended)]),
                 now_s=int(moment.timestamp()),
@@ -157,7 +157,7 @@ class LivePredictor:
 
     def _as_of(self, moment: pd.Timestamp) -> tuple[OnlineStats, Categories]:
         """Learn what ended strictly before ``moment``; return all that is known then."""
-        from helios.predict.job_table import JobTable, events_of  # noqa: PLC0415 - numba takes a while
+        from helios.predict.job_table import JobTable, event_order  # noqa: PLC0415 - numba takes a while
 
         pass
         from helios.predict.job_table import Categories  # noqa: PLC0415 - likewise
@@ -170,7 +170,7 @@ class LivePredictor:
         past = ((told["ended_at"] < moment) & (told["submitted_at"] < moment)).to_numpy()
         if past.any():
             table = JobTable.from_frame(told[past], coding=vocabulary)
-            memory.learn(events_of(table, groups=vocabulary.groups(table)), table.ended_s)
+            memory.learn(event_order(table, groups=vocabulary.groups(table)), table.ended_s)
             self._not_yet_past = told[~past]
         return memory, vocabulary
 
@@ -206,17 +206,17 @@ def _unended(
 
 
 def _as_frame(features: NDArray[np.float32], model: DurationModel | None, index: pd.Index[Any]) -> pd.DataFrame:
-    from helios.predict.calibration import calibrated_alone, nothing_learned  # noqa: PLC0415 - likewise
+    from helios.predict.calibration import calibrate_each, empty_calibration  # noqa: PLC0415 - likewise
     from helios.predict.duration import HistoryPredictor  # noqa: PLC0415 - likewise
-    from helios.predict.explain import BASES, basis_of  # noqa: PLC0415 - numba takes a while
+    from helios.predict.explain import BASES, fallback_level  # noqa: PLC0415 - numba takes a while
 
     predictor = model or HistoryPredictor()
     if model:
         sources, codes = _sources(model.model_id), np.zeros(len(features), dtype=np.int8)
     else:
-        sources, codes = _sources(*(f"{predictor.model_id}: {basis}" for basis in BASES)), basis_of(features)
-    learned = (model.calibration if model else None) or nothing_learned()
-    quantiles = calibrated_alone(features, predictor.predict(features), learned)
+        sources, codes = _sources(*(f"{predictor.model_id}: {basis}" for basis in BASES)), fallback_level(features)
+    learned = (model.calibration if model else None) or empty_calibration()
+    quantiles = calibrate_each(features, predictor.predict(features), learned)
     quantiles[~np.isfinite(quantiles).all(axis=1)] = np.nan  # no prediction: a bound beyond every number
     columns = *quantiles.T, pd.Categorical.from_codes(codes, dtype=sources)
     return pd.DataFrame(dict(zip(PREDICTIONS.names, columns, strict=True)), index=index)
@@ -252,7 +252,7 @@ class OnlineStats:
 
     def __init__(self) -> None:
         # One group and one user of whom nothing is known: every group that is yet to come looks like it.
-        self._blank = nothing_known(_NOBODY._replace(groups=np.zeros_like(_NOBODY.groups)))
+        self._blank = empty_stats(_NOBODY._replace(groups=np.zeros_like(_NOBODY.groups)))
         self._history = _padded(self._blank, groups=_ROOM, users=_ROOM)
         self._n_groups = self._n_users = 0
         self._submissions: dict[int, NDArray[np.int64]] = {}
@@ -274,7 +274,7 @@ class OnlineStats:
         order = np.argsort(ended_s, kind="stable")
         with_nobody = Events(*_joined(_NOBODY, events))
         unread = np.empty((1, len(FEATURES)), dtype=np.float32)
-        walk(self._history, with_nobody, np.zeros(1, dtype=np.int64), order + 1, ended_s[order], 0, unread)
+        replay_events(self._history, with_nobody, np.zeros(1, dtype=np.int64), order + 1, ended_s[order], 0, unread)
         for user, submitted_s in _by_group(events.groups[:, USER], events.submitted_s):
             earlier = self._submissions.get(user, _NO_JOBS)
             self._submissions[user] = np.sort(np.concatenate((earlier, submitted_s)))
@@ -303,7 +303,7 @@ class OnlineStats:
         _submit(history.counts, others, unended_submitted_s)
         self._count_bursts(history, numbers, others[:, USER], unended_submitted_s, now_s)
         features = np.empty((len(near), len(FEATURES)), dtype=np.float32)
-        walk(history, asked._replace(groups=near), np.arange(len(near)), _NO_JOBS, _NO_JOBS, 0, features)
+        replay_events(history, asked._replace(groups=near), np.arange(len(near)), _NO_JOBS, _NO_JOBS, 0, features)
         return features
 
     def _make_room(self, groups: NDArray[np.int32]) -> None:
@@ -388,7 +388,7 @@ def _by_group(groups: NDArray[np.int32], values: NDArray[np.int64]) -> list[tupl
     return [(group, part) for group, part in zip(found.tolist(), parts, strict=True) if group >= 0]
 
 
-@kept
+@cached_jit
 def _submit(counts: Any, groups: Any, submitted_s: Any) -> None:
     for job in range(len(groups)):
         for group in groups[job]:

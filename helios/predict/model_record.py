@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from helios.errors import ModelUnreadable
 from helios.model import ModelRecord
-from helios.predict.calibration import Calibration, nothing_learned
+from helios.predict.calibration import Calibration, empty_calibration
 from helios.predict.causal_stats import FEATURES
-from helios.predict.drift import Inputs, inputs_of
+from helios.predict.drift import Inputs, training_inputs
 from helios.predict.duration import MOST_JOBS, QUANTILES, Backtest, DurationModel
 from helios.predict.job_table import READ, JobTable
 from helios.predict.model_text import read_trees
@@ -63,7 +63,7 @@ class Provenance:
     inputs: Inputs
 
 
-def provenance_of(
+def describe_provenance(
     model: DurationModel, jobs: pd.DataFrame, *, table: JobTable, features: NDArray[np.float32], seed: int
 ) -> Provenance:
     """Say what ``model`` was made of.
@@ -82,10 +82,10 @@ def provenance_of(
     return Provenance(
         first_submission=submitted.min().to_pydatetime(),
         last_submission=submitted.max().to_pydatetime(),
-        digest=digest_of(jobs.iloc[rows]),
+        digest=model_digest(jobs.iloc[rows]),
         seed=seed,
         parameters=PARAMETERS | {"rounds": ROUNDS, "quantiles": list(QUANTILES), "most_jobs": MOST_JOBS},
-        inputs=inputs_of(features, table, rows),
+        inputs=training_inputs(features, table, rows),
     )
 
 
@@ -94,7 +94,7 @@ def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
     return np.flatnonzero((table.ended_s < int(np.ceil(until.timestamp()))) & np.isfinite(table.run_time_s))
 
 
-def digest_of(jobs: pd.DataFrame) -> str:
+def model_digest(jobs: pd.DataFrame) -> str:
     """Return a SHA-256 of what training reads of ``jobs``: equal for the same jobs in any order."""
     # Text of categories, not their numbers: these depend on what else was loaded.
     of_rows = pd.util.hash_pandas_object(jobs[list(TRAINED_ON)], index=False, categorize=True).to_numpy()
@@ -282,7 +282,7 @@ def _backtest(told: Mapping[str, Any] | None, texts: list[str] | None) -> Backte
 def _calibration(told: Mapping[str, Any] | None) -> Calibration | None:
     if told is None:
         return None
-    expected = nothing_learned()._asdict()
+    expected = empty_calibration()._asdict()
     if any((told[name]["dtype"], told[name]["shape"]) != _kind(array) for name, array in expected.items()):
         raise ValueError("its calibration is of another kind than this version of Helios learns")
     found = Calibration(**arrays_in(told))

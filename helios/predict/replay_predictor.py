@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from helios.model import JOBS
 from helios.predict.bursts import BurstUpdate
-from helios.predict.calibration import calibrate_again, calibrate_submitted, intervals_of, learn_ends
-from helios.predict.causal_stats import FEATURES, NEVER_S, describe_again, nothing_known, walk
+from helios.predict.calibration import calibrate_again, calibrate_submitted, empty_intervals, learn_ends
+from helios.predict.causal_stats import FEATURES, NEVER_S, empty_stats, refresh_features, replay_events
 from helios.predict.duration import DurationModel, HistoryPredictor, fit
-from helios.predict.job_table import JobTable, events_of
+from helios.predict.job_table import JobTable, event_order
 
 FIRST_FIT_JOBS = 1_000
 _USER_LAST, _GLOBAL_MEAN = FEATURES.index("user_last_1"), FEATURES.index("global_mean")
@@ -92,8 +92,8 @@ class ReplayTrainedPredictor:
         table = JobTable.from_frame(_one_after_the_other(history, jobs), timezone=timezone)
         self._first = table.n - len(jobs)
         # The replay may submit a job at another moment than the record says.
-        self._events = events_of(table)._replace(submitted_s=table.submitted_s.copy())
-        self._history = nothing_known(self._events)
+        self._events = event_order(table)._replace(submitted_s=table.submitted_s.copy())
+        self._history = empty_stats(self._events)
         recorded = table.ends()
         self._recorded = recorded[recorded < self._first]
         self._recorded_s = table.ended_s[self._recorded]
@@ -111,7 +111,7 @@ class ReplayTrainedPredictor:
         self._cluster = taught.cluster if taught else "replay"
         self._trust = taught.trust if taught else 1.0
         self._predictor: Forecaster = model or HistoryPredictor()
-        self._intervals = intervals_of(self._events.groups, start=taught.calibration if taught else None)
+        self._intervals = empty_intervals(self._events.groups, start=taught.calibration if taught else None)
         self._next_fit = max(FIRST_FIT_JOBS, 2 * taught.jobs if taught else 0)
         self.features = np.full((table.n, len(FEATURES)), np.nan, dtype=np.float32)
         self.sources = [HistoryPredictor().model_id] + ([model.model_id] if model else [])
@@ -132,7 +132,7 @@ class ReplayTrainedPredictor:
         self._events.submitted_s[rows] = now_s
         ends, ends_s = self._due(now_s)
         self._note_learned(ends)
-        walk(self._history, self._events, rows, ends, ends_s, 0, self.features)
+        replay_events(self._history, self._events, rows, ends, ends_s, 0, self.features)
         if self._refit and self._is_outgrown(now_s):
             self._fit(now_s)
         self.source[jobs] = len(self.sources) - 1
@@ -157,7 +157,7 @@ class ReplayTrainedPredictor:
         ends, ends_s = self._due(now_s)
         self._note_learned(ends)
         as_submitted = self.features[rows]
-        describe_again(self._history, self._events, rows, now_s, ends, ends_s, 0, self.features)
+        refresh_features(self._history, self._events, rows, now_s, ends, ends_s, 0, self.features)
         as_of_now = self.features[rows]
         self.features[rows] = as_submitted
         self.source[jobs] = len(self.sources) - 1
@@ -184,7 +184,7 @@ class ReplayTrainedPredictor:
 
     def _replay_history(self) -> None:
         rows = np.arange(self._first)
-        self._next_recorded = walk(
+        self._next_recorded = replay_events(
             self._history, self._events, rows, self._recorded, self._recorded_s, 0, self.features
         )
         self._note_learned(self._recorded[: self._next_recorded])

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.jit import kept, part
-from helios.predict.bursts import alike_of, bursts_of
-from helios.predict.calibration import members_of
-from helios.predict.job_table import JobTable, groups_of
+from helios.jit import cached_jit, inline_jit
+from helios.predict.bursts import find_bursts, similar_names
+from helios.predict.calibration import quantile_columns
+from helios.predict.job_table import JobTable, group_columns
 
 QUANTILES = (0.1, 0.5, 0.9)
 # A figure of jobs that count as often as they are drawn
@@ -123,7 +123,7 @@ class ScoreDifference:
     median_abs_log_error: tuple[float, float] | None
 
 
-def judged_of(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> EvaluationSet:
+def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> EvaluationSet:
     """Return the jobs ``rows`` of ``table``, which must have a known run time, to judge predictions on.
 
     Parameters
@@ -134,7 +134,7 @@ def judged_of(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.i
     return EvaluationSet(
         run_time_s=table.run_time_s[rows],
         unit=_units(table.user[rows], table.submitted_s[rows]),
-        burst=bursts_of(alike_of(groups_of(table)[rows]), table.submitted_s[rows]),
+        burst=find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]),
         groups=_groups(table, features, rows),
     )
 
@@ -146,7 +146,7 @@ def _units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[n
 
 
 def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
-    _, new_user, burst, many_gpus, many_cpus = members_of(features[rows]).T
+    _, new_user, burst, many_gpus, many_cpus = quantile_columns(features[rows]).T
     user = table.user[rows]
     counts = np.bincount(user[user >= 0], minlength=1)
     return {
@@ -157,7 +157,7 @@ def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int
     }
 
 
-def figures_of(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
+def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
     """Judge ``predicted``: medians of shape (n,), or p10, p50 and p90 of shape (n, 3), in s."""
     median = predicted if predicted.ndim == 1 else predicted[:, 1]
     truth = judged.run_time_s
@@ -208,7 +208,7 @@ def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
     return _correlated(predicted, truth)(np.ones(len(truth)))
 
 
-def difference_of(first: NDArray[np.float64], second: NDArray[np.float64], judged: EvaluationSet) -> ScoreDifference:
+def score_difference(first: NDArray[np.float64], second: NDArray[np.float64], judged: EvaluationSet) -> ScoreDifference:
     """Say how two predictors' medians, each of shape (n,) in s, differ on the same jobs, resampling both alike."""
     truth = judged.run_time_s
     of_each = [figure for median in (first, second) for figure in (_correlated(median, truth), _erring(median, truth))]
@@ -252,7 +252,7 @@ def _correlated(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> _
     return correlation
 
 
-@kept
+@cached_jit
 def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
     """Correlate the mean ranks of values numbered by their order; not by BLAS, whose threads wait for each other."""
     x, y = _mean_ranks(a, weight), _mean_ranks(b, weight)
@@ -265,7 +265,7 @@ def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
     return xy / np.sqrt(xx * yy) if xx * yy > 0.0 else np.nan
 
 
-@part
+@inline_jit
 def _mean_ranks(place: Any, weight: Any) -> Any:
     """Return the mean rank at each place, less the mean of all, where each job is there ``weight`` times."""
     times = np.bincount(place, weights=weight)

@@ -21,7 +21,7 @@ from llvmlite import ir  # type: ignore[import-untyped]  # because it ships no t
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from helios.jit import kept, part
+from helios.jit import cached_jit, inline_jit
 from helios.predict.model_text import read_trees
 
 # LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
@@ -68,7 +68,7 @@ class TreeEnsemble(NamedTuple):
     first_tree: NDArray[np.int32]
 
 
-def plant(texts: tuple[str, ...], *, features: Sequence[str] | None = None) -> TreeEnsemble:
+def parse_trees(texts: tuple[str, ...], *, features: Sequence[str] | None = None) -> TreeEnsemble:
     """Return the forest of LightGBM model ``texts``, one ensemble for each.
 
     Parameters
@@ -163,8 +163,8 @@ def _children(of_trees: list[list[int]], nodes: NDArray[np.int32], leaves: NDArr
     return np.array(children, dtype=np.int32)
 
 
-@kept
-def grow(forest: Any, features: Any) -> Any:
+@cached_jit
+def predict_trees(forest: Any, features: Any) -> Any:
     """Return each ensemble's sum of leaves for each row of ``features``.
 
     Parameters
@@ -186,7 +186,7 @@ def grow(forest: Any, features: Any) -> Any:
     return sums
 
 
-@part
+@inline_jit
 def _fall_each(forest: Any, features: Any, sums: Any) -> None:
     for row in range(len(features)):
         for ensemble in range(sums.shape[1]):
@@ -194,7 +194,7 @@ def _fall_each(forest: Any, features: Any, sums: Any) -> None:
                 sums[row, ensemble] += forest.leaf[~_fall(forest, forest.root[tree], features[row])]
 
 
-@part
+@inline_jit
 def _fall(forest: Any, node: int, row: Any) -> int:
     while node >= 0:
         value = row[forest.feature[node]]
@@ -203,7 +203,7 @@ def _fall(forest: Any, node: int, row: Any) -> int:
     return node
 
 
-@part
+@inline_jit
 def _strike_out(forest: Any, features: Any, sums: Any) -> None:
     columns = features.T.copy()
     every_leaf = (~np.zeros(1, dtype=forest.keeps.dtype))[0]
@@ -218,7 +218,7 @@ def _strike_out(forest: Any, features: Any, sums: Any) -> None:
                 sums[row, ensemble] += forest.leaf[first_leaf + _lowest_bit(left_over[row])]
 
 
-@part
+@inline_jit
 def _try_split(forest: Any, node: int, values: Any, left_over: Any, every_leaf: Any) -> None:
     threshold, keeps = forest.threshold[node], forest.keeps[node]
     # Comparisons with NaN are false: each of the two sends it where it belongs.

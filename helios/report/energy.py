@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declared
-from helios.units import DAY_S, percent, spoken_duration
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declare_fields
+from helios.units import DAY_S, duration_in_words, percent
 
 ALWAYS_ON = "always_on"
 TIMERS_MIN = (30, 10)
@@ -150,7 +150,7 @@ class EnergyLedger:
 
 def fields_by(by: str) -> tuple[Field, ...]:
     """Return the fields of the report by ``day``, ``partition`` or ``node``."""
-    return declared(
+    return declare_fields(
         (_HEADS[by], "line", FieldKind.TEXT, 10 if by == "day" else 12, f"The {by}"),
         ("BusyH", "busy_h", FieldKind.COUNT, 7, "Node hours with a job"),
         ("IdleH", "idle_h", FieldKind.COUNT, 7, "Node hours awake without a job"),
@@ -215,7 +215,7 @@ def energy_line(ledger: EnergyLedger) -> str:
     return f"Nodes asleep saved {_kwh(saved.kwh)} ({_money(saved.cost, ledger)}) against leaving them on."
 
 
-def savings_of(ledger: EnergyLedger) -> str:
+def savings(ledger: EnergyLedger) -> str:
     """Tell what sleep saved, with its uncertainty, against leaving the nodes on and against Slurm's idle timer."""
     saved, timer = ledger.against(ALWAYS_ON), ledger.against(timer_name(TIMERS_MIN[0]))
     # A cycle costs energy too: many short ones can cost more than they save.
@@ -229,7 +229,7 @@ def savings_of(ledger: EnergyLedger) -> str:
 
 
 def _slept(ledger: EnergyLedger) -> Iterator[str]:
-    yield savings_of(ledger)
+    yield savings(ledger)
     timer = ledger.against(timer_name(TIMERS_MIN[0]))
     times = "time" if ledger.wakes == 1 else "times"
     yield f"Nodes were woken {ledger.wakes:,} {times}; with that timer it would have been {timer.wakes:,}."
@@ -285,7 +285,7 @@ def _idle(ledger: EnergyLedger) -> str:
 def _days(ledger: EnergyLedger) -> str:
     days = (ledger.end - ledger.begin).total_seconds() / DAY_S
     if days < 0.95:
-        return spoken_duration(days * DAY_S)
+        return duration_in_words(days * DAY_S)
     written = f"{days:.0f}" if abs(days - round(days)) < 0.05 else f"{days:.1f}"
     return "a day" if written == "1" else f"{written} days"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helios.report.admin.nightly_page import PAGES, TableCells, cells_of, inline
+from helios.report.admin.nightly_page import PAGES, TableCells, inline, to_cells
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_charts import nodes_over_time, saved_by_day
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, energy_figure, energy_verdict
@@ -20,7 +20,7 @@ def render_energy(ledger: EnergyLedger) -> str:
         ledger=ledger,
         sentences=energy_sentences(ledger),
         figures={"nodes": inline(nodes_over_time, ledger), "saved": inline(saved_by_day, ledger)},
-        table=cells_of(answer),
+        table=to_cells(answer),
     )
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from helios.report.charts import BLUE, GREEN, GREY, INK, ORANGE, canvas
-from helios.units import percent, spoken_duration
+from helios.units import duration_in_words, percent
 
 ALWAYS_ON, PUBLISHED, ORACLE, TIMER = "always_on", "ces_published", "oracle", "idle_timer_30min"
 MIDDLE, WIDE = 100, 150
@@ -193,7 +193,7 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
     if ces.jobs_delayed == 0:
         sentences.append("No job waited for a node to boot.")
     elif ces.jobs_delayed is not None:
-        longest = spoken_duration(ces.longest_delay_s or 0.0)
+        longest = duration_in_words(ces.longest_delay_s or 0.0)
         share = percent(ces.share_of_jobs_delayed, 3)
         sentences.append(f"{ces.jobs_delayed:,} jobs ({share}) waited for a node to boot, {longest} at the most.")
     return sentences
@@ -286,7 +286,7 @@ def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str
         "95 %": f"{low:.2f}-{high:.2f}",
         "Short node-h": f"{policy.node_hours_short:,.1f}",
         "Delayed": "-" if policy.jobs_delayed is None else f"{policy.jobs_delayed:,}",
-        "Longest": spoken_duration(longest) if longest else "-",
+        "Longest": duration_in_words(longest) if longest else "-",
         "Sleeps/day": f"{policy.sleeps_per_day:.2f}",
         "Nodes/wake": "-" if each is None else f"{each:.1f}",
         "Short/day": f"{policy.short_node_events_per_day:.2f}",

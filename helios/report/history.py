@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from helios.metrics.queue import mean_level_over_time
 from helios.model import JOBS, JobState
-from helios.units import unit_of
+from helios.units import best_unit
 
 QUANTILES = {"p10": 0.10, "p25": 0.25, "p50": 0.50, "p75": 0.75, "p90": 0.90, "p99": 0.99, "max": 1.0}
 SIZES = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
@@ -82,7 +82,7 @@ class Description:
     @property
     def unit(self) -> str:
         """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
-        return unit_of(self.resource)
+        return best_unit(self.resource)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -15,8 +15,8 @@ from helios.report import charts, whatif_charts
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Differences, of_one_replay
 from helios.report.tables import CONTROL_NAMES, best_figures, named_missing
-from helios.report.whatif import GroupGain, WhatIf, by_size, by_user, losing_jobs, named_users
-from helios.report.whatif_text import nobody_waits, proposed, verdict
+from helios.report.whatif import GroupGain, WhatIf, biggest_users, by_size, by_user, losing_jobs
+from helios.report.whatif_text import nobody_waits, propose_scenario, verdict
 from helios.units import change, duration, percent
 
 
@@ -61,7 +61,7 @@ def render_whatif(
     next_steps : sequence of str
         Commands for the reader to type next.
     """
-    chosen = None if nobody_waits(result) else proposed(result)
+    chosen = None if nobody_waits(result) else propose_scenario(result)
     users = by_user(chosen, result) if chosen is not None else []
     return _PAGES.get_template("whatif.html.j2").render(
         title=f"What if? {result.cluster}",
@@ -74,7 +74,7 @@ def render_whatif(
         chosen=chosen,
         by_size=by_size(chosen, result) if chosen is not None else [],
         users=users,
-        named_users=named_users(users),
+        named_users=biggest_users(users),
         losing_jobs=losing_jobs(chosen, result) if chosen is not None else [],
         sure=_how_sure(result, differences),
         figures=_comparison(result) | _gains(result, users),

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import Mode, Snapshot
-from helios.units import spoken_duration
+from helios.units import duration_in_words
 
 # Slurm's words for why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
 REASONS = {
@@ -133,23 +133,23 @@ class JobExplanation:
     def _headline(self) -> str:
         size = f"{self.gpus} GPUs" if self.gpus != 1 else "1 GPU"
         array = f", {self.tasks} tasks pending" if self.tasks > 1 else ""
-        waited = "" if np.isnan(self.waited_s) else f", waited {spoken_duration(self.waited_s)}"
+        waited = "" if np.isnan(self.waited_s) else f", waited {duration_in_words(self.waited_s)}"
         return f"Job {self.job_id} of {self.user} in {self.partition}: {self.state}, {size}{array}{waited}."
 
     def _prediction(self) -> str:
-        limit = f" Its limit is {spoken_duration(self.time_limit_s)}." if np.isfinite(self.time_limit_s) else ""
-        ran = "" if np.isnan(self.run_time_s) else f" It ran {spoken_duration(self.run_time_s)}."
+        limit = f" Its limit is {duration_in_words(self.time_limit_s)}." if np.isfinite(self.time_limit_s) else ""
+        ran = "" if np.isnan(self.run_time_s) else f" It ran {duration_in_words(self.run_time_s)}."
         if np.isnan(self.p50_s):
             return f"Its run time was not predicted.{ran}{limit}"
         return (
-            f"Predicted run time: {spoken_duration(self.p50_s)}; 8 of 10 such jobs take "
-            f"{spoken_duration(self.p10_s)} to {spoken_duration(self.p90_s)} (by {self.source}).{ran}{limit}"
+            f"Predicted run time: {duration_in_words(self.p50_s)}; 8 of 10 such jobs take "
+            f"{duration_in_words(self.p10_s)} to {duration_in_words(self.p90_s)} (by {self.source}).{ran}{limit}"
         )
 
     def _remains(self) -> str:
         if self.remaining_s is None:
             return ""
-        low, middle, high = (spoken_duration(part_s) for part_s in self.remaining_s)
+        low, middle, high = (duration_in_words(part_s) for part_s in self.remaining_s)
         return f"It has not ended yet; by now {middle} remain, in 8 of 10 such cases {low} to {high}."
 
     def _place(self) -> list[str]:

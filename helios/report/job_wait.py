@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.units import duration, spoken_duration
+from helios.units import duration, duration_in_words
 
 
 class Cause(StrEnum):
@@ -47,7 +47,7 @@ class Blocker:
     def named(self, unit: str) -> str:
         """Write it within a sentence."""
         whose = f" of {self.user}" if self.user else ""
-        return f"job {self.job_id}{whose} ({sized(self.gpus, unit)})"
+        return f"job {self.job_id}{whose} ({describe_size(self.gpus, unit)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +257,7 @@ def total_s(stretches: Sequence[WaitInterval]) -> int:
     return sum(stretch.length_s for stretch in stretches)
 
 
-def sized(gpus: int, unit: str) -> str:
+def describe_size(gpus: int, unit: str) -> str:
     """Write a number of GPUs."""
     return f"{gpus:,} {unit}{'' if gpus == 1 else 's'}"
 
@@ -295,10 +295,10 @@ def story_screen(story: WaitExplanation) -> RenderableType:
 def _headline(story: WaitExplanation) -> str:
     whose = f" of {story.job.user}" if story.job.user else ""
     today = ", what a Slurm site has today" if story.is_today else ""
-    waited = f"waited {spoken_duration(story.wait_s)}" if story.wait_s else "did not wait"
+    waited = f"waited {duration_in_words(story.wait_s)}" if story.wait_s else "did not wait"
     rank = f", number {story.rank:,} of {story.queued:,} in the queue at first" if story.rank else ""
     return (
-        f"Job {story.job.job_id}{whose} in {story.partition}: {sized(story.job.gpus, story.unit)}, submitted "
+        f"Job {story.job.job_id}{whose} in {story.partition}: {describe_size(story.job.gpus, story.unit)}, submitted "
         f"{story.submitted_at:%Y-%m-%d %H:%M:%S} UTC. Under {story.label}{today}, it {waited}{rank}."
     )
 
@@ -312,7 +312,7 @@ def _causes(story: WaitExplanation) -> list[str]:
     }
     longest_first = sorted(Cause, key=lambda cause: -total_s(story.of(cause)))
     return [
-        f"- {spoken_duration(total_s(found))} {told[cause](story, found)}."
+        f"- {duration_in_words(total_s(found))} {told[cause](story, found)}."
         for cause in longest_first
         if (found := story.of(cause))
     ]
@@ -320,19 +320,19 @@ def _causes(story: WaitExplanation) -> list[str]:
 
 def _behind(story: WaitExplanation, found: list[WaitInterval]) -> str:
     fitted_s = sum(stretch.fitted_s for stretch in found)
-    idle = f"; for {spoken_duration(fitted_s)} it would have fitted, but nothing may pass" if fitted_s else ""
+    idle = f"; for {duration_in_words(fitted_s)} it would have fitted, but nothing may pass" if fitted_s else ""
     scattered_s = sum(stretch.scattered_s for stretch in found)
-    pieces = f", for {spoken_duration(scattered_s)} enough for who came first, but in pieces" if scattered_s else ""
+    pieces = f", for {duration_in_words(scattered_s)} enough for who came first, but in pieces" if scattered_s else ""
     return f"on priority{_blockers(story, found, 'behind')}; {_free(story, found)}{pieces}{idle}"
 
 
 def _for_gpus(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    return f"next in line, for {sized(story.job.gpus, story.unit)}; {_free(story, found)}"
+    return f"next in line, for {describe_size(story.job.gpus, story.unit)}; {_free(story, found)}"
 
 
 def _in_pieces(story: WaitExplanation, found: list[WaitInterval]) -> str:
     return (
-        f"next in line, for {sized(story.job.gpus, story.unit)} in one piece; {_free(story, found)}, but on nodes that "
+        f"next in line, for {describe_size(story.job.gpus, story.unit)} in one piece; {_free(story, found)}, but on nodes that "
         f"hold a job of {_span(found, 'room')} at most"
     )
 
@@ -352,10 +352,10 @@ def _blockers(story: WaitExplanation, found: list[WaitInterval], how: str) -> st
     ranked = sorted(lasted, key=lambda job: -lasted[job])
     if len(ranked) == 1:
         return f" {how} {ranked[0].named(story.unit)}"
-    parts = [f"{spoken_duration(lasted[job])} {how} {job.named(story.unit)}" for job in ranked[:NAMED]]
+    parts = [f"{duration_in_words(lasted[job])} {how} {job.named(story.unit)}" for job in ranked[:NAMED]]
     if rest := ranked[NAMED:]:
         others = f"{len(rest):,} other{'' if len(rest) == 1 else 's'}"
-        parts.append(f"{spoken_duration(sum(lasted[job] for job in rest))} {how} {others}")
+        parts.append(f"{duration_in_words(sum(lasted[job] for job in rest))} {how} {others}")
     return f": {', '.join(parts)}"
 
 
@@ -377,7 +377,7 @@ def _holders(story: WaitExplanation) -> list[str]:
     if not story.holders:
         return []
     named = ", ".join(
-        f"{holder.job.named(story.unit)} for {spoken_duration(holder.held_s)}" for holder in story.holders
+        f"{holder.job.named(story.unit)} for {duration_in_words(holder.held_s)}" for holder in story.holders
     )
     return [f"Most was held meanwhile by {named}."]
 
@@ -403,19 +403,19 @@ def _shorter(story: WaitExplanation) -> list[str]:
         return []
     earlier_s = (story.started_at - story.shorter.started_at).total_seconds()
     if story.planned_by == "limit":
-        means = f"With a time limit of {spoken_duration(story.shorter.planned_s)}"
+        means = f"With a time limit of {duration_in_words(story.shorter.planned_s)}"
     else:
-        means = f"Planned with {spoken_duration(story.shorter.planned_s)}"
+        means = f"Planned with {duration_in_words(story.shorter.planned_s)}"
     return [
         f"{means} backfill would have started it by {story.shorter.started_at:%Y-%m-%d %H:%M} UTC, "
-        f"{spoken_duration(earlier_s)} earlier."
+        f"{duration_in_words(earlier_s)} earlier."
     ]
 
 
 def _beside(story: WaitExplanation) -> list[str]:
     return [
         f"Under {other.label}{', what a Slurm site has today' if other.is_today else ''}, it would have started at "
-        f"{other.started_at:%Y-%m-%d %H:%M:%S} UTC, having waited {spoken_duration(other.wait_s)}"
+        f"{other.started_at:%Y-%m-%d %H:%M:%S} UTC, having waited {duration_in_words(other.wait_s)}"
         f"{_difference(other.wait_s, story.wait_s)}."
         for other in story.beside
     ]
@@ -424,27 +424,27 @@ def _beside(story: WaitExplanation) -> list[str]:
 def _difference(other_s: int, mine_s: int) -> str:
     if other_s == mine_s:
         return ": no difference"
-    return f": {spoken_duration(abs(other_s - mine_s))} {'longer' if other_s > mine_s else 'shorter'}"
+    return f": {duration_in_words(abs(other_s - mine_s))} {'longer' if other_s > mine_s else 'shorter'}"
 
 
 def _run_time(story: WaitExplanation) -> str:
     parts = []
     if story.believed_s is not None:
-        parts.append(f"the order believed {spoken_duration(story.believed_s)}")
+        parts.append(f"the order believed {duration_in_words(story.believed_s)}")
     if story.planned_s is not None:
         source = {"limit": "its time limit", "predicted": "predicted", "expected": "expected", "true": "the truth"}.get(
             story.planned_by, ""
         )
-        parts.append(f"backfill planned with {spoken_duration(story.planned_s)}{f' ({source})' if source else ''}")
+        parts.append(f"backfill planned with {duration_in_words(story.planned_s)}{f' ({source})' if source else ''}")
     believed = f"; {', '.join(parts)}" if parts else ""
-    return f"It ran {spoken_duration(story.run_time_s)}{believed}."
+    return f"It ran {duration_in_words(story.run_time_s)}{believed}."
 
 
 def _recorded(story: WaitExplanation) -> list[str]:
     if story.recorded_wait_s is None:
         return []
     return [
-        f"In truth it waited {spoken_duration(story.recorded_wait_s)}: a replay knows no fairshare, limits or drained "
+        f"In truth it waited {duration_in_words(story.recorded_wait_s)}: a replay knows no fairshare, limits or drained "
         "nodes."
     ]
 

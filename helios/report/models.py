@@ -13,7 +13,7 @@ from rich.table import Table
 
 from helios.metrics.queue import QueueSummary
 from helios.report.tables import WIDE
-from helios.units import change, duration, percent, unit_of
+from helios.units import best_unit, change, duration, percent
 
 IN_CHARGE = "*"
 NAMES = {"model": "new model", "in charge": "model in charge", "user_last": "user's last ended job"}
@@ -34,7 +34,7 @@ def models_table(
     Parameters
     ----------
     models, decisions : sequences of mappings
-        As :func:`helios.app.model_registry.listing` and :func:`helios.app.model_registry.told_decisions` give them.
+        As :func:`helios.app.model_registry.list_models` and :func:`helios.app.model_registry.describe_decisions` give them.
     drift : str, optional
         What the last night measured.
     width : int
@@ -51,7 +51,7 @@ def models_table(
     return Group(table, "", *_below(models, decisions, drift))
 
 
-def contest_table(contest: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
+def comparison_table(contest: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
     """Compare predictors on the same jobs; the challenger's differences from each, with what chance explains."""
     table = _table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90", right_from=1)
     challenger = contest["challenger"]
@@ -316,7 +316,7 @@ class OrderValue:
         }
 
 
-def notes_of(value: OrderValue | str | None) -> tuple[str, ...]:
+def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
     """Return what is to be said aloud of the replays, or why there are none; nothing where none were asked for."""
     if isinstance(value, OrderValue):
         return value.notes
@@ -327,7 +327,7 @@ def value_table(value: OrderValue) -> RenderableType:
     """Compare the replays, and say in words what the predictions are worth."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("Replayed, with EASY by limits")
-    for name in ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {unit_of(value.resource)}"):
+    for name in ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}"):
         table.add_column(name, justify="right")
     for name, words in REPLAY_NAMES.items():
         if name in value.replays:

@@ -11,7 +11,7 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
 from helios.model.hostlist import fold
 
 MOST_SHOWN = 40
@@ -30,7 +30,7 @@ class NodeStatus:
     pools : DataFrame
         Columns of ``NODE_TALLIES``: each pool now.
     standings : DataFrame
-        Columns of ``NODE_STANDINGS``: what stands changed, and what would in a shadow.
+        Columns of ``APPLIED_NODE_CHANGES``: what stands changed, and what would in a shadow.
     protected : str
         Why nothing is put to sleep; empty: it may be.
     quarantined : mapping of str to str
@@ -51,7 +51,7 @@ class NodeStatus:
 
     def __post_init__(self) -> None:
         NODE_TALLIES.check(self.pools)
-        NODE_STANDINGS.check(self.standings)
+        APPLIED_NODE_CHANGES.check(self.standings)
 
     def parts(self) -> Iterator[Table | str]:
         """Yield what to show, for a person."""
@@ -98,7 +98,9 @@ class NodeStatus:
         table = Table(*names, box=None, pad_edge=False)
         rows = list(self._alike())
         for nodes, cells, since in rows[:MOST_SHOWN]:
-            table.add_row(*(escape(cell) for cell in (folded(nodes) or "(the list)", *cells)), f"{since:%m-%d %H:%M}")
+            table.add_row(
+                *(escape(cell) for cell in (fold_names(nodes) or "(the list)", *cells)), f"{since:%m-%d %H:%M}"
+            )
         if len(rows) > MOST_SHOWN:
             table.add_row(f"... and {len(rows) - MOST_SHOWN:,} more: --json shows all")
         return table
@@ -176,10 +178,10 @@ def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
     for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
         target, service, action, outcome, reason = map(_text, row)
         said.setdefault((service, action, outcome, reason), []).append(target)
-    return [(folded(nodes), *rest) for rest, nodes in said.items()]
+    return [(fold_names(nodes), *rest) for rest, nodes in said.items()]
 
 
-def folded(nodes: Iterable[str]) -> str:
+def fold_names(nodes: Iterable[str]) -> str:
     """Return nodes as a hostlist; an empty name, which is the keep-awake list's, is left out."""
     return fold(filter(None, nodes))
 

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.units import duration, percent, spoken_duration
+from helios.units import duration, duration_in_words, percent
 
 if TYPE_CHECKING:
     from helios.predict.explain import Explained, RecentInGroup
@@ -83,7 +83,7 @@ _FORMS = (
 )
 
 
-def group_of(feature: str) -> str:
+def describe_group(feature: str) -> str:
     """Return what a feature tells of; a feature that no word was written for stands for itself."""
     if feature in _GROUPS:
         return _GROUPS[feature]
@@ -95,12 +95,12 @@ def group_of(feature: str) -> str:
 
 def has_words(feature: str) -> bool:
     """Return whether words were written for ``feature``."""
-    group = group_of(feature)
+    group = describe_group(feature)
     return group in _PHRASES or group.removesuffix("_last") in LAST_OF
 
 
 def phrase(group: str, features: Features) -> str:
-    """Return what is known of a group of features, as a clause; see :func:`group_of`."""
+    """Return what is known of a group of features, as a clause; see :func:`describe_group`."""
     level = group.removesuffix("_last")
     if (group in _OF_THE_USER or level.startswith("user")) and (stranger := _stranger(group, features)):
         return stranger
@@ -132,7 +132,7 @@ def _time_limit(features: Features) -> str:
     limit_s = np.expm1(features.get("log_limit", np.nan))
     if np.isnan(limit_s):
         return "its time limit, which is unknown"
-    return f"its time limit of {spoken_duration(limit_s)}" if np.isfinite(limit_s) else "it has no time limit"
+    return f"its time limit of {duration_in_words(limit_s)}" if np.isfinite(limit_s) else "it has no time limit"
 
 
 def _time(features: Features) -> str:
@@ -214,7 +214,7 @@ def _counted(number: float, unit: str) -> str:
 
 
 def _time_of(log_seconds: float) -> str:
-    return spoken_duration(max(float(np.expm1(log_seconds)), 0.0))
+    return duration_in_words(max(float(np.expm1(log_seconds)), 0.0))
 
 
 _PHRASES: dict[str, Callable[[Features], str]] = {
@@ -363,7 +363,7 @@ class Explanation:
 def explanation_screen(told: Explanation) -> RenderableType:
     """Return the explanation for a terminal, readable at 80 columns."""
     parts: list[RenderableType] = [escape(line) for line in answer_lines(told)]
-    parts += ["", f"[bold]Why {spoken_duration(told.explained.quantiles_s[1])}[/]", _step_table(told.explained)]
+    parts += ["", f"[bold]Why {duration_in_words(told.explained.quantiles_s[1])}[/]", _step_table(told.explained)]
     parts += ["", f"[bold]{_heading(told)}[/]", *([_alike_table(told)] if told.alike else [])]
     if told.notes:
         parts += ["", *(escape(f"Note: {note}.") for note in told.notes)]
@@ -388,7 +388,7 @@ def rests_on(basis: str, precedent: RecentInGroup | None, *, user: str, account:
         user=_short(user) or "this user", account=_short(account), others="others" if user else "anyone"
     )
     ended = "1 ended job" if precedent.jobs == 1 else f"{precedent.jobs:,} ended jobs"
-    shortest, longest = spoken_duration(precedent.shortest_s), spoken_duration(precedent.longest_s)
+    shortest, longest = duration_in_words(precedent.shortest_s), duration_in_words(precedent.longest_s)
     took = f"took {shortest}" if shortest == longest else f"took {shortest} to {longest}"
     they = "it" if precedent.jobs == 1 else "they"
     last = they if precedent.jobs == precedent.last else f"the last {precedent.last}"
@@ -403,7 +403,7 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
     together: dict[str, float] = {}
     for name, factor in explained.corrections.items():
         if name != AFTERWARDS:
-            words = phrase(group_of(name), explained.features)
+            words = phrase(describe_group(name), explained.features)
             together[words] = together.get(words, 1.0) * factor
     ranked = sorted(together.items(), key=lambda part: -abs(np.log(part[1])))
     told = [part for part in ranked[:MOST_LINES] if abs(np.log(part[1])) >= np.log(WORTH_A_LINE)]
@@ -433,8 +433,8 @@ def _prediction(told: Explanation) -> str:
     p10_s, p50_s, p90_s = told.explained.quantiles_s
     when = "" if told.known_at == told.submitted_at else f" as of {told.known_at:%Y-%m-%d %H:%M} UTC"
     return (
-        f"Predicted run time{when}: {spoken_duration(p50_s)}; 8 of 10 such jobs take {spoken_duration(p10_s)} to "
-        f"{spoken_duration(p90_s)} (by {told.explained.source})."
+        f"Predicted run time{when}: {duration_in_words(p50_s)}; 8 of 10 such jobs take {duration_in_words(p10_s)} to "
+        f"{duration_in_words(p90_s)} (by {told.explained.source})."
     )
 
 
@@ -442,12 +442,12 @@ def _truth(told: Explanation) -> str:
     p10_s, _, p90_s = told.explained.quantiles_s
     where = "within" if p10_s <= told.run_time_s <= p90_s else "below" if told.run_time_s < p10_s else "above"
     state = f" ({told.state})" if told.state else ""
-    return f"It ran {spoken_duration(told.run_time_s)}{state}, {where} that range."
+    return f"It ran {duration_in_words(told.run_time_s)}{state}, {where} that range."
 
 
 def _remaining(elapsed_s: float, remaining_s: tuple[float, float, float]) -> str:
-    low, middle, high = (spoken_duration(part_s) for part_s in remaining_s)
-    return f"It has run {spoken_duration(elapsed_s)}; {middle} remain, in 8 of 10 such cases {low} to {high}."
+    low, middle, high = (duration_in_words(part_s) for part_s in remaining_s)
+    return f"It has run {duration_in_words(elapsed_s)}; {middle} remain, in 8 of 10 such cases {low} to {high}."
 
 
 def _step_table(explained: Explained) -> RenderableType:
@@ -470,7 +470,7 @@ def _shrinkage_rows(explained: Explained) -> list[tuple[str, str, str, str]]:
             STEP_WORDS.get(step.level, step.level.replace("_", " ")),
             f"{step.jobs:,}",
             _factor(step.factor) if place else "",
-            spoken_duration(step.run_time_s),
+            duration_in_words(step.run_time_s),
         )
         for place, step in enumerate(known)
     ]
@@ -482,7 +482,7 @@ def _add_corrections(table: Table, lines: list[tuple[str, float]], explained: Ex
     after_s = 1.0 + explained.steps[-1].run_time_s
     for text, factor in lines:
         after_s *= factor
-        table.add_row(escape(text), "", _factor(factor), spoken_duration(max(after_s - 1.0, 0.0)))
+        table.add_row(escape(text), "", _factor(factor), duration_in_words(max(after_s - 1.0, 0.0)))
 
 
 def _heading(told: Explanation) -> str:
@@ -520,7 +520,7 @@ def _size(gpus: int, cpus: float) -> str:
 
 
 def _limit(limit_s: float) -> str:
-    return spoken_duration(limit_s) if np.isfinite(limit_s) else "none"
+    return duration_in_words(limit_s) if np.isfinite(limit_s) else "none"
 
 
 def _brief_limit(job: PastJob) -> str:

@@ -178,7 +178,7 @@ class Differences:
         }
 
 
-def figures_of(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float | None]:
+def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float | None]:
     """Return the figures of a replay that are compared, from its summary or the summary's JSON, s."""
     told = summary.to_json() if isinstance(summary, QueueSummary) else summary
     names = ("mean_wait_s", "p99_wait_s", "max_wait_s")
@@ -193,7 +193,7 @@ def over_repeats(
     Parameters
     ----------
     replays : mapping
-        By label the figures of each repeat, as :func:`figures_of`; the same number for all, in the same order.
+        By label the figures of each repeat, as :func:`whatif_figures`; the same number for all, in the same order.
     baseline : str
         A label.
     blocks : int
@@ -232,7 +232,7 @@ def of_one_replay(result: WhatIf) -> Differences:
         over=over,
         blocks=blocks if over else 0,
         repeats=0,
-        baseline=Compared(label=base.label, figures=figures_of(base.summary), differences={}),
+        baseline=Compared(label=base.label, figures=whatif_figures(base.summary), differences={}),
         others=tuple(_cut(run, base, block, counts) for run in result.runs if run is not base),
     )
 
@@ -255,7 +255,7 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     return _redrawn(longer_s[kept], block[kept], _draws(int(block.max()) + 1))
 
 
-def interval_of(
+def confidence_interval(
     draws: NDArray[np.float64], *, value: float, independent: int | None
 ) -> tuple[float | None, float | None]:
     """Return the ``CONFIDENCE`` interval around ``value`` from its redrawn values.
@@ -338,7 +338,7 @@ def _repeated(draws: NDArray[np.float64], independent: int | None) -> Difference
     if not len(known):
         return None
     value = float(known.mean())
-    low, high = interval_of(known, value=value, independent=independent)
+    low, high = confidence_interval(known, value=value, independent=independent)
     return Difference(value=value, low=low, high=high)
 
 
@@ -362,7 +362,7 @@ def _draws(blocks: int) -> NDArray[np.float64]:
 
 
 def _cut(run: Run, base: Run, block: NDArray[np.int64], counts: NDArray[np.float64] | None) -> Compared:
-    figures, before = figures_of(run.summary), figures_of(base.summary)
+    figures, before = whatif_figures(run.summary), whatif_figures(base.summary)
     longer_s = (run.wait_s - base.wait_s).astype(np.float64)
     differences: dict[str, Difference | None] = {}
     for name in CRITERIA:
@@ -381,5 +381,5 @@ def _redrawn(longer_s: NDArray[np.float64], block: NDArray[np.int64], counts: ND
     drawn_jobs = counts @ jobs
     drawn = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0]
     value = float(longer_s.mean())
-    low, high = interval_of(drawn, value=value, independent=int(np.count_nonzero(jobs)))
+    low, high = confidence_interval(drawn, value=value, independent=int(np.count_nonzero(jobs)))
     return Difference(value=value, low=low, high=high)

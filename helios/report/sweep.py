@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.report.significance import CRITERIA, Differences, figures_of
+from helios.report.significance import CRITERIA, Differences, whatif_figures
 from helios.units import change, duration
 
 MOST_GROUPS_SHOWN = 12
@@ -45,7 +45,7 @@ class SweepRow:
     @classmethod
     def of(cls, found: Sequence[Mapping[str, Any]], reasons: Sequence[str], *, named: str) -> SweepRow:
         """Return the row of a plan from the figures of its cells, and the reasons of those that failed."""
-        all_figures = [figures_of(figures) for figures in found]
+        all_figures = [whatif_figures(figures) for figures in found]
         first: Mapping[str, Any] = found[0] if found else {"label": named, "is_today": False, "is_oracle": False}
         return cls(
             label=first["label"],

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.queue import QueueSummary
-from helios.units import spoken_duration, unit_of
+from helios.units import best_unit, duration_in_words
 
 POLICY_NAMES = {
     "fifo": "FIFO",
@@ -64,7 +64,7 @@ class Run:
     @property
     def label(self) -> str:
         """Say in a few words what was replayed: ``QSSF predicted + EASY (limit)``."""
-        return label_of(
+        return scenario_label(
             policy=self.policy,
             run_times=self.run_times,
             backfill=self.backfill,
@@ -96,7 +96,7 @@ class Run:
         }
 
 
-def label_of(
+def scenario_label(
     *,
     policy: str,
     run_times: str | None,
@@ -114,7 +114,7 @@ def _told(name: str, value: float | None) -> str:
     """Write an option as ``share 0.9`` or ``least 3 h``."""
     if value is None:
         return f"{name.removesuffix('_s')} never"
-    return f"{name.removesuffix('_s')} {spoken_duration(value)}" if name.endswith("_s") else f"{name} {value:g}"
+    return f"{name.removesuffix('_s')} {duration_in_words(value)}" if name.endswith("_s") else f"{name} {value:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,7 +186,7 @@ class WhatIf:
     @property
     def unit(self) -> str:
         """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
-        return unit_of(self.resource)
+        return best_unit(self.resource)
 
     @property
     def size(self) -> str:
@@ -318,7 +318,7 @@ def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
     return sorted(gains, key=lambda gain: (-gain.change_s, gain.name))
 
 
-def named_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[GroupGain]]:
+def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[GroupGain]]:
     """Return those users that a page names: who loses most, and who gains most."""
     return [gain for gain in gains if gain.loses][:LOSERS], [gain for gain in reversed(gains) if gain.gains][:GAINERS]
 

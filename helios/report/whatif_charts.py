@@ -25,7 +25,7 @@ from helios.report.charts import (
     time_steps,
 )
 from helios.report.whatif import GroupGain, Run, WhatIf, saved_gpu_hours
-from helios.report.whatif_text import proposed
+from helios.report.whatif_text import propose_scenario
 
 PANELS = 6
 """Partitions that are drawn, those in which most is waited for."""
@@ -36,7 +36,7 @@ LEAST_WAIT_S = 1.0
 
 def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
     """Draw queue and use of each partition, the baseline against the proposed order; None where there is but one."""
-    chosen, named = proposed(result), result.named
+    chosen, named = propose_scenario(result), result.named
     if chosen is None or named is None or len(result.partitions) < 2:
         return None
     pair = (result.baseline, chosen)

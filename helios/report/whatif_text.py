@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from helios.metrics.queue import SIZE_CLASSES, size_class
 from helios.report.significance import Difference, Differences, between, of_one_replay, signed
 from helios.report.whatif import SAME_S, Run, WhatIf, by_user, noticed_s
-from helios.units import change, percent, spoken_duration
+from helios.units import change, duration_in_words, percent
 
 SMALL_PART = 0.02
 """Share of the time to completion below which waiting is called a small part of it."""
@@ -54,9 +54,9 @@ class WaitComparison:
     @property
     def instead(self) -> str:
         """Write both: ``1 h instead of 2 h (-50 %)``; what reads alike with the difference: ``17 min, 18 s less``."""
-        new, old = spoken_duration(self.new_s), spoken_duration(self.old_s)
+        new, old = duration_in_words(self.new_s), duration_in_words(self.old_s)
         if new == old:
-            apart = spoken_duration(abs(self.new_s - self.old_s))
+            apart = duration_in_words(abs(self.new_s - self.old_s))
             return f"{new}, {apart} {'more' if self.is_longer else 'less'}{self.ratio}"
         return f"{new} instead of {old}{self.ratio}"
 
@@ -74,11 +74,14 @@ def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]
     differences : Differences, optional
         How sure the differences are, over repeats; None: as far as the one replay tells.
     """
-    today, chosen = result.baseline, proposed(result)
+    today, chosen = result.baseline, propose_scenario(result)
     if nobody_waits(result):
         return ["Hardly any job waited in this replay, so no order of the queue can change anything."]
     if chosen is None:
-        return [f"{today.label}: the mean wait is {spoken_duration(today.summary.mean_wait_s)}.", *_bound_alone(result)]
+        return [
+            f"{today.label}: the mean wait is {duration_in_words(today.summary.mean_wait_s)}.",
+            *_bound_alone(result),
+        ]
     sure = differences if differences is not None else of_one_replay(result)
     return [
         *_mean(chosen, result, sure),
@@ -97,7 +100,7 @@ def nobody_waits(result: WhatIf) -> bool:
     return max(run.summary.mean_wait_s for run in result.runs) < SAME_S
 
 
-def proposed(result: WhatIf) -> Run | None:
+def propose_scenario(result: WhatIf) -> Run | None:
     """Return the replay to speak of: of what Helios proposes, else of all that can be had, the smallest mean wait."""
     for policy in PROPOSALS:
         if found := _best(result, policy):
@@ -116,9 +119,9 @@ def _mean(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     if told is None or not told.differs:
         return _no_difference(act, told, sure)
     verb = "lengthened" if told.is_longer else "cut"
-    old, new = spoken_duration(told.old_s), spoken_duration(told.new_s)
+    old, new = duration_in_words(told.old_s), duration_in_words(told.new_s)
     if old == new:
-        apart = spoken_duration(abs(told.new_s - told.old_s))
+        apart = duration_in_words(abs(told.new_s - told.old_s))
         return [f"{act} would have {verb} the mean wait of {old} by {apart}{told.ratio}."]
     return [f"{act} would have {verb} the mean wait from {old} to {new}{told.ratio}."]
 
@@ -189,7 +192,7 @@ def _which_users(proposed: Run, result: WhatIf) -> list[str]:
     verb = "waits" if losing == 1 else "wait"
     return [
         f"Of {len(gains):,} users {losing:,} ({percent(losing / len(gains))}) {verb} longer on average, user "
-        f"{worst.name} most: {spoken_duration(worst.after.mean_s)} instead of {spoken_duration(worst.before.mean_s)} "
+        f"{worst.name} most: {duration_in_words(worst.after.mean_s)} instead of {duration_in_words(worst.before.mean_s)} "
         f"over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
     ]
 
@@ -198,7 +201,7 @@ def _longest(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     told = _told(chosen, result, sure, "max_wait_s")
     if told is None or not told.is_noticed:
         return []
-    old, new = spoken_duration(told.old_s), spoken_duration(told.new_s)
+    old, new = duration_in_words(told.old_s), duration_in_words(told.new_s)
     if not told.differs:
         return [f"The longest wait: no difference that chance does not explain; {told.instead}."]
     return [f"The longest wait {'grows' if told.is_longer else 'falls'} from {old} to {new}{told.ratio}."]
@@ -213,7 +216,7 @@ def _against_control(chosen: Run, result: WhatIf, sure: Differences) -> list[str
         old_s=_figure(control, sure, "mean_wait_s"),
         found=_apart(chosen, control),
     )
-    naive = spoken_duration(told.old_s)
+    naive = duration_in_words(told.old_s)
     if not told.differs:
         chance = ", chance aside" if told.is_noticed else ""
         return [f"But {control.label}, which needs no model, does as well{chance}: {naive}."]
@@ -235,9 +238,9 @@ def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]
         return [f"Even with true run times this order would gain nothing here{chance}."]
     share = round(100 * (mine.old_s - mine.new_s) / (bound.old_s - bound.new_s)) if mine.differs else 0
     if share >= 100:
-        return [f"With true run times the same order would do no better: {spoken_duration(bound.new_s)}."]
+        return [f"With true run times the same order would do no better: {duration_in_words(bound.new_s)}."]
     return [
-        f"With true run times the same order would reach {spoken_duration(bound.new_s)}: "
+        f"With true run times the same order would reach {duration_in_words(bound.new_s)}: "
         f"the predictions realise {f'{share} %' if share > 0 else 'none'} of that gain."
     ]
 
@@ -248,7 +251,7 @@ def _bound_alone(result: WhatIf) -> list[str]:
     bound = min(result.oracles, key=lambda run: run.summary.mean_wait_s)
     return [
         f"Nothing else that can be had was replayed. {bound.label}, which knows the true run times as nobody does, "
-        f"reaches {spoken_duration(bound.summary.mean_wait_s)}."
+        f"reaches {duration_in_words(bound.summary.mean_wait_s)}."
     ]
 
 

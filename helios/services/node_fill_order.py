@@ -18,7 +18,7 @@ from helios.actions import FillFirst
 from helios.model import NodePower, Snapshot
 from helios.model.hostlist import expand
 from helios.ports import Domain
-from helios.units import counted, rounded_duration
+from helios.units import count_in_words, rounded_duration
 
 OVERRUN = 0.3
 """A job past its expected end is given this much of its elapsed time more."""
@@ -115,7 +115,7 @@ class NodeFillOrder:
 
     def _why(self, tiers: list[list[str]]) -> str:
         busy, idle, last = sum(map(len, tiers[:-2])), len(tiers[-2]), len(tiers[-1])
-        return f"{counted(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
+        return f"{count_in_words(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
 
     def _why_in(self, place: int) -> str:
         """Return why a node is in the tier at ``place``: short, since it stands beside each node."""

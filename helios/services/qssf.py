@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import Place, Ranking, Reorder
-from helios.metrics.backlog import LEAST_S, faded
+from helios.metrics.backlog import LEAST_S, age_discount
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns
-from helios.services.queue_orders import LARGE_FAVOUR, LARGE_GPUS, favour
-from helios.units import counted, gpu_time, rounded_duration
+from helios.services.queue_orders import LARGE_FAVOUR, LARGE_GPUS, weigh_large_jobs
+from helios.units import count_in_words, gpu_time, rounded_duration
 
 # What a jobwise service says to a live cluster, made of what it wishes for each job.
 
@@ -295,7 +295,7 @@ class Qssf:
     def _service(self, gpus: NDArray[np.int32], p50_s: NDArray[np.float64]) -> NDArray[np.float64]:
         exponent, counted_gpus = self.options.gpu_exponent, np.maximum(gpus, 1).astype(np.float64)
         service = p50_s * (counted_gpus if exponent == 1 else counted_gpus**exponent)
-        return service * favour(gpus) if self.options.order == OrderRule.BALANCED else service
+        return service * weigh_large_jobs(gpus) if self.options.order == OrderRule.BALANCED else service
 
     def _urgency(self, service: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
         if not self.options.levels:
@@ -313,9 +313,9 @@ class Qssf:
         """Return urgencies by what is left of the service, and up to what waiting they stay as they are, µs."""
         if not self.options.levels:  # no two are alike, and to ask about each at any moment is dear
             by_the_hour_us = waited_us - waited_us % _HOUR_US
-            left = faded(by_the_hour_us, patience_us)
+            left = age_discount(by_the_hour_us, patience_us)
             return _in_proportion(service * left), np.minimum(patience_us, by_the_hour_us + _HOUR_US - 1)
-        exact = _from_scale(service * faded(waited_us, patience_us))
+        exact = _from_scale(service * age_discount(waited_us, patience_us))
         urgency = _on_grid(exact, now=now, levels=self.options.levels)
         next_level = _waited_at_next_level(urgency, exact, service, levels=self.options.levels)
         return urgency, np.minimum(patience_us, np.floor(next_level * patience_us).astype(np.int64) - 1)
@@ -393,7 +393,9 @@ def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float, favours: bool
     if gpus == 0:
         return f"predicted {rounded_duration(p50_s)}{width} without GPUs"
     large = f", of which a large job counts 1/{LARGE_FAVOUR:g}" if favours and gpus > LARGE_GPUS else ""
-    return f"predicted {rounded_duration(p50_s)}{width} on {counted(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
+    return (
+        f"predicted {rounded_duration(p50_s)}{width} on {count_in_words(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
+    )
 
 
 def _require(holds: bool, fact: str) -> None:

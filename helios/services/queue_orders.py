@@ -44,9 +44,9 @@ def balanced(
     Shortest service first keeps the mean low and starves large jobs, whose service is long because they are large.
     Arguments and result are those of :func:`shortest_service_first`.
     """
-    return gpus * run_time_s * favour(gpus)
+    return gpus * run_time_s * weigh_large_jobs(gpus)
 
 
-def favour(gpus: NDArray[np.int32]) -> NDArray[np.float64]:
+def weigh_large_jobs(gpus: NDArray[np.int32]) -> NDArray[np.float64]:
     """Return what ``balanced`` multiplies the service of jobs of so many GPUs by."""
     return np.where(gpus > LARGE_GPUS, 1 / LARGE_FAVOUR, 1.0)

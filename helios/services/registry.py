@@ -98,7 +98,7 @@ def build(name: str, options: Mapping[str, Any]) -> Service:
         allowed is named.
     """
     service_class = find(name)
-    return made(service_class, checked_options(service_class, options, name=name), name=name)
+    return make_service(service_class, checked_options(service_class, options, name=name), name=name)
 
 
 def find(name: str) -> type[Any]:
@@ -127,8 +127,8 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
         A key is unknown, or a value does not do; what is allowed is named.
     """
     declared = service_class.Options
-    allowed = f"Options of {name}: {'; '.join(map(str, options_of(service_class))) or 'none'}."
-    unknown = sorted(set(options) - {option.name for option in options_of(service_class)})
+    allowed = f"Options of {name}: {'; '.join(map(str, list_options(service_class))) or 'none'}."
+    unknown = sorted(set(options) - {option.name for option in list_options(service_class)})
     if unknown:
         raise ServiceInvalid(f"Service {name} has no option {', '.join(map(repr, unknown))}.", remedy=allowed)
     try:
@@ -140,7 +140,7 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
         raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", remedy=allowed) from reason
 
 
-def made(service_class: type[Any], options: Any, *, name: str) -> Service:
+def make_service(service_class: type[Any], options: Any, *, name: str) -> Service:
     """Return the service made with its own ``options``.
 
     Raises
@@ -162,12 +162,12 @@ def made(service_class: type[Any], options: Any, *, name: str) -> Service:
     return checked
 
 
-def office_of(service: object) -> Domain:
+def domain_of(service: object) -> Domain:
     """Return what a service, or a class of services, acts on: jobs, unless it says otherwise."""
     return Domain(getattr(service, "office", Domain.JOBS))
 
 
-def flaws_of(service_class: Any) -> list[str]:
+def find_flaws(service_class: Any) -> list[str]:
     """Return what keeps a class from being a service, each with what to do; empty: nothing."""
     if not inspect.isclass(service_class):
         return [f"{service_class!r} is not a class; let the entry point name the service's class"]
@@ -185,7 +185,7 @@ def flaws_of(service_class: Any) -> list[str]:
     return flaws
 
 
-def options_of(service_class: type[Any]) -> tuple[ServiceOption, ...]:
+def list_options(service_class: type[Any]) -> tuple[ServiceOption, ...]:
     """Return the options of a service class, in the declared order."""
     hints = get_type_hints(service_class.Options, include_extras=False)
     return tuple(
@@ -233,7 +233,7 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
             f"Service {name} ({entry.value}) cannot be loaded: {type(reason).__name__}: {reason}.",
             remedy=f"Repair or uninstall {_package(entry) or 'the package that brings it'}.",
         ) from reason
-    flaws = flaws_of(service_class)
+    flaws = find_flaws(service_class)
     if flaws:
         raise ServiceInvalid(f"Service {name} ({entry.value}) is none: {'; '.join(flaws)}.")
     return service_class  # type: ignore[no-any-return]  # because an entry point loads anything; it was just checked
@@ -248,8 +248,8 @@ def _described(name: str, entries: list[EntryPoint]) -> InstalledService:
     return dataclasses.replace(
         bare,
         summary=(inspect.getdoc(service_class) or "").partition("\n")[0],
-        options=options_of(service_class),
-        office=office_of(service_class),
+        options=list_options(service_class),
+        office=domain_of(service_class),
         needs_proof=getattr(service_class, "needs_proof", ""),
     )
 

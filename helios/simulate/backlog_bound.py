@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
-from helios.metrics.backlog import EVERY_S, LEAST_S, BacklogEstimator, faded
+from helios.metrics.backlog import EVERY_S, LEAST_S, BacklogEstimator, age_discount
 from helios.simulate.core.events import put_anew
 from helios.simulate.core.state import NEVER, EngineState
 from helios.simulate.predictor_feed import JobKeys
@@ -128,7 +128,7 @@ class BacklogBound:
 
     def _fade(self, waiting: NDArray[np.int64], now: int, patience_s: int) -> None:
         waited_s = now - self._state.jobs["submitted_s"][waiting]
-        keys = self._scores.weigh(waiting, faded(waited_s, patience_s) + LEAST_WEIGHT)
+        keys = self._scores.weigh(waiting, age_discount(waited_s, patience_s) + LEAST_WEIGHT)
         put_anew(self._state, waiting, keys=keys, estimates_s=self._scores.plans[waiting])
 
     def _ended_since(self) -> NDArray[np.int64]:

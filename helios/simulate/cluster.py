@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from helios import ownership
 from helios.actions import JobAction, JobSetting, NodeAction, NodeOutcome, Outcome, Ranking, Reorder, Result
 from helios.changes import GONE as NOT_PENDING
-from helios.changes import TOO_LONG, SettingChange, ValueMapping, wishes_of
+from helios.changes import TOO_LONG, SettingChange, ValueMapping, setting_changes
 from helios.errors import UsageError, WorkloadInvalid
 from helios.model import STEP_S
 from helios.simulate.cluster_nodes import NodeActions, Sleep
@@ -37,12 +37,12 @@ from helios.simulate.core.stepping import (
     PendingIndex,
     Stops,
     admit,
+    advance_replay,
     count_up,
-    go_on,
     order,
     withdraw,
 )
-from helios.simulate.node_usage import NodeTally, holding_of, tally_of
+from helios.simulate.node_usage import NodeTally, node_holding, node_tally
 from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S
 from helios.simulate.replay import MODES, PLACES, Backfill, Placement
 from helios.simulate.snapshot import (
@@ -67,7 +67,7 @@ from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 _RESULTS = {DONE: Result.DONE, UNCHANGED: Result.UNCHANGED, REFUSED: Result.REFUSED, GONE: Result.GONE}
 
 
-def steps_of(resolution: int | None) -> int:
+def urgency_steps(resolution: int | None) -> int:
     """Return the steps between 0 and 1 that a SiteFactor of this bound has; 0: urgencies are not rounded.
 
     Raises
@@ -171,7 +171,7 @@ class JobActions:
     # What comes of an action.
 
     def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
-        wishes = wishes_of(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)
+        wishes = setting_changes(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)
         if isinstance(action, Reorder):
             yield from self._reordered([*wishes])
         else:
@@ -348,7 +348,7 @@ class SimCluster:
         self._marks = JobMarks(
             urgency=np.zeros(len(jobs)),
             soft_limit_s=np.full(len(jobs), np.nan),
-            steps=steps_of(resolution),
+            steps=urgency_steps(resolution),
             hands_off={int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())},
             held=set(),
         )
@@ -375,7 +375,7 @@ class SimCluster:
     def next_event_s(self) -> int | None:
         """Let start what can start now, and return when the next job ends or arrives: perhaps now; None: never."""
         self._leave()
-        moment_s, _ = go_on(self._state, self._census.seen, Stops(before=-NEVER), now=self.now_s)
+        moment_s, _ = advance_replay(self._state, self._census.seen, Stops(before=-NEVER), now=self.now_s)
         return None if moment_s == NEVER else int(moment_s)
 
     def advance(self, until_s: int) -> None:
@@ -391,7 +391,7 @@ class SimCluster:
         if until_s < self.now_s:
             raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
         self._leave()
-        go_on(self._state, self._census.seen, Stops(until=until_s), now=self.now_s)
+        advance_replay(self._state, self._census.seen, Stops(until=until_s), now=self.now_s)
         self.now_s = until_s
 
     def go_on(
@@ -416,7 +416,7 @@ class SimCluster:
         between = self._between
         if not between:
             self._leave()
-        moment_s, where = go_on(self._state, self._census.seen, stops, now=self.now_s, between=between)
+        moment_s, where = advance_replay(self._state, self._census.seen, stops, now=self.now_s, between=between)
         if moment_s == NEVER:
             return None
         self._between = where == BEFORE
@@ -514,12 +514,12 @@ class SimCluster:
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
         """Return how many nodes of each partition held a job until now, by steps; see :meth:`Holding.in_steps`."""
-        return holding_of(self._state, until_s=self.now_s).in_steps(step_s)
+        return node_holding(self._state, until_s=self.now_s).in_steps(step_s)
 
     def tally(self) -> NodeTally:
         """Return what nodes have done until now."""
         count_up(self._state, now=self.now_s)
-        return tally_of(self._state, self._partitions, resource=self._resource)
+        return node_tally(self._state, self._partitions, resource=self._resource)
 
     @property
     def late_s(self) -> Jobs:

@@ -62,7 +62,7 @@ class NodeHolding:
         return start_s, most, mean
 
 
-def holding_of(state: EngineState, *, until_s: int) -> NodeHolding:
+def node_holding(state: EngineState, *, until_s: int) -> NodeHolding:
     """Return what the core has written down."""
     rows = state.holding[: int(state.clock["rows"][0])]
     jobs = state.jobs["submitted_s"]
@@ -110,7 +110,7 @@ class NodeTally:
         return sum(self.seconds.values(), NodeSeconds())
 
 
-def tally_of(state: EngineState, partitions: tuple[str, ...], *, resource: str) -> NodeTally:
+def node_tally(state: EngineState, partitions: tuple[str, ...], *, resource: str) -> NodeTally:
     """Return what the core has counted, up to where it was brought."""
     clock = state.clock[0]
     seconds = {

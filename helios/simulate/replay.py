@@ -33,7 +33,7 @@ from helios.simulate.core.state import (
 )
 from helios.simulate.core.wait_bound import WaitBound
 from helios.simulate.job_trace import JobTrace
-from helios.simulate.node_usage import NodeHolding, holding_of
+from helios.simulate.node_usage import NodeHolding, node_holding
 from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S, JobKeys, PredictorQueries
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
@@ -367,7 +367,7 @@ def _outcome(state: EngineState, scores: JobKeys, *, has_estimates: bool) -> Rep
         busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
         believed_s=scores.believed_s,
         estimate_s=scores.plans.copy() if has_estimates else None,
-        holding=holding_of(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
+        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
         bound_s=int(state.guard["patience_s"][-1]) if len(state.guard) else None,
     )
 

@@ -144,7 +144,7 @@ _OWN: dict[str, Callable[[PendingRows], Any]] = {
     "p10_s": _quantile(0),
     "p50_s": _quantile(1),
     "p90_s": _quantile(2),
-    "source": lambda rows: None if rows.source is None else coded(rows.source, rows.sources),
+    "source": lambda rows: None if rows.source is None else encode(rows.source, rows.sources),
 }
 """Columns that are not the same for good; one that says None is missing as a whole."""
 
@@ -156,7 +156,7 @@ def _typed(column: pd.Series[Any]) -> Any:
     return column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
 
 
-def coded(codes: NDArray[Any], words: tuple[str, ...]) -> pd.Categorical:
+def encode(codes: NDArray[Any], words: tuple[str, ...]) -> pd.Categorical:
     """Return ``codes``, each of which stands for one of ``words``; -1: missing."""
     return pd.Categorical.from_codes(codes, dtype=_category(words), validate=False)
 
@@ -244,9 +244,9 @@ class SnapshotBuilder:
         def made() -> pd.DataFrame:
             places = pd.Categorical([self._place(shares, share) for share in held.tolist()])
             first = np.zeros(len(jobs), dtype=np.int8)
-            state = coded(first, (JobState.RUNNING.value,))
+            state = encode(first, (JobState.RUNNING.value,))
             own = {"started_at": times(started_s).array, "node_list": places, "state": state}
-            return self._facts.frame(jobs, own | {"reason": coded(first - 1, ())})
+            return self._facts.frame(jobs, own | {"reason": encode(first - 1, ())})
 
         return made
 
@@ -268,7 +268,7 @@ class SnapshotBuilder:
             held = self._size - free
             level = (held > 0).astype(np.int8) + (free == 0)
             seen = self._nodes.copy()
-            seen["state"] = coded(level, ("IDLE", "MIXED", "ALLOCATED"))
+            seen["state"] = encode(level, ("IDLE", "MIXED", "ALLOCATED"))
             seen[f"{self._resource}_held"] = held.astype(np.int32 if self._resource == "gpus" else np.float64)
             return NODE_STATES.conform(seen.assign(**changing()))
 
@@ -288,7 +288,7 @@ def _queue(
     known = known.assign(
         job_id=job_ids,
         tasks=1,
-        partition=coded(workload.partition, tuple(shape.partitions)),
+        partition=encode(workload.partition, tuple(shape.partitions)),
         state=JobState.PENDING.value,
         reason="Priority",
         submitted_at=submitted_at,

@@ -238,7 +238,7 @@ def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[s
     for job, group in of_job.items():
         first = list(group[0])
         if len(group) > 1:
-            first[_TASKS] = parse.joined(int(line[_TASKS]) for line in group) + at_once.get(job, "")
+            first[_TASKS] = parse.join_words(int(line[_TASKS]) for line in group) + at_once.get(job, "")
         joined.append(first)
     return joined
 

@@ -15,7 +15,7 @@ from helios.slurm.commands import CommandsBackend, Sprio
 from helios.slurm.jobs import SlurmCluster, now
 from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.nodes import SlurmNodes
-from helios.slurm.power import PowerConfigReader, racks_of_configuration
+from helios.slurm.power import PowerConfigReader, feature_racks
 from helios.slurm.shell import Shell
 
 
@@ -59,7 +59,7 @@ def open_cluster(
     ClusterUnavailable
         Slurm is not installed here, or the controller does not answer.
     """
-    way = way_in(settings, environment=environment)
+    way = connect(settings, environment=environment)
     return SlurmCluster(
         way.backend,
         name=Accounting(shell=way.shell).cluster_name(),
@@ -95,8 +95,8 @@ def open_nodes(
     ConfigurationInvalid
         ``racks`` makes no sense.
     """
-    desk_racks = racks_of_configuration(racks)
-    way = way_in(settings, environment=environment)
+    desk_racks = feature_racks(racks)
+    way = connect(settings, environment=environment)
     return SlurmNodes(
         way.backend,
         PowerConfigReader(shell=way.shell, racks=desk_racks),
@@ -108,7 +108,7 @@ def open_nodes(
     )
 
 
-def way_in(settings: SlurmSettings, *, environment: Mapping[str, str] | None = None) -> Connection:
+def connect(settings: SlurmSettings, *, environment: Mapping[str, str] | None = None) -> Connection:
     """Return the way into Slurm that ``settings`` choose; ``auto`` prefers pyslurm where it fits the controller.
 
     Raises

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from helios.actions import JobSetting
 from helios.errors import HookTableInvalid
-from helios.ownership import MARK, MINUTE_MARK, is_ours
+from helios.ownership import MARK, MINUTE_MARK, has_helios_mark
 from helios.private_files import atomic_write, fsync_directory
 from helios.slurm.backend import RawJob
 
@@ -90,7 +90,7 @@ class HookRow:
             raise ValueError(f"no look-up of the hook has the key {self.key}")
         if (self.gpus or 0) < 0 or (self.limit_min or 0) < 0:
             raise ValueError(f"the key {self.key} has a negative number")
-        if self.site_factor and not is_ours(self.site_factor):
+        if self.site_factor and not has_helios_mark(self.site_factor):
             raise ValueError(f"SiteFactor {self.site_factor} of {self.key} does not end in {MARK}")
         if self.time_min and (self.time_min < 0 or self.time_min % 10 != MINUTE_MARK):
             raise ValueError(f"TimeMin {self.time_min} of {self.key} does not end in {MINUTE_MARK}")

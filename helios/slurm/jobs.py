@@ -17,7 +17,7 @@ import pandas as pd
 
 from helios import changes, ownership
 from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import GONE, SOFT_LIMIT_FLAG, ChangeContext, SettingChange, slurms_terms
+from helios.changes import GONE, SOFT_LIMIT_FLAG, ChangeContext, SettingChange, slurm_value_mapping
 from helios.errors import HeliosError
 from helios.model import Mode, Snapshot
 from helios.slurm import parse, translate
@@ -82,7 +82,9 @@ class QueueReading:
             return ""
         # Without the flag Helios writes no TimeMin: there it is a user's.
         is_order = lever is JobSetting.ORDER
-        bears = ownership.is_ours(value) if is_order else self.soft_limits and ownership.is_our_time_min(value)
+        bears = (
+            ownership.has_helios_mark(value) if is_order else self.soft_limits and ownership.has_helios_time_min(value)
+        )
         return translate.unproved(self.undo) if bears else ""
 
     def hands_off(self, job_id: str) -> str:
@@ -90,7 +92,7 @@ class QueueReading:
         return translate.hands_off(self.jobs[job_id], self.factors.get(job_id), self.undo)
 
 
-def look_at(
+def read_queue(
     jobs: Sequence[RawJob],
     factors: Mapping[str, SiteFactor],
     *,
@@ -115,7 +117,7 @@ UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
 BLIND = "0 was written on demand where Slurm hides the value"
 
 
-def wishes_of(actions: Sequence[JobAction], look: QueueReading, *, most: int) -> list[SettingChange[int]]:
+def to_updates(actions: Sequence[JobAction], look: QueueReading, *, most: int) -> list[SettingChange[int]]:
     """Return what the actions ask for, in their order.
 
     Raises
@@ -123,21 +125,21 @@ def wishes_of(actions: Sequence[JobAction], look: QueueReading, *, most: int) ->
     TypeError
         There is no such action.
     """
-    terms = slurms_terms(site_factor=partial(ownership.site_factor, most=most))
+    terms = slurm_value_mapping(site_factor=partial(ownership.site_factor, most=most))
     return [
         wish
         for action in actions
-        for wish in changes.wishes_of(
+        for wish in changes.setting_changes(
             action, terms, pending=lambda: look.jobs, is_set=lambda lever, job_id: _concerns(lever, look, job_id)
         )
     ]
 
 
-def verdict(wish: SettingChange[int], look: QueueReading) -> Outcome | None:
+def judge_update(wish: SettingChange[int], look: QueueReading) -> Outcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
     if wish.job_id not in look.jobs:
         return wish.outcome(Result.GONE, remark=GONE)
-    return changes.verdict(wish, _ground(wish, look))
+    return changes.judge_change(wish, _ground(wish, look))
 
 
 def size(wish: SettingChange[int], look: QueueReading, *, most: int) -> float:
@@ -262,8 +264,8 @@ class SlurmCluster:
         if not actions:
             return []
         look = self._look()
-        wishes = wishes_of(actions, look, most=self._most)
-        outcomes = {at: said for at, wish in enumerate(wishes) if (said := verdict(wish, look)) is not None}
+        wishes = to_updates(actions, look, most=self._most)
+        outcomes = {at: said for at, wish in enumerate(wishes) if (said := judge_update(wish, look)) is not None}
         open_wishes = [at for at in range(len(wishes)) if at not in outcomes]
         chosen = self._chosen({at: wishes[at] for at in open_wishes}, look)
         outcomes |= {at: _left_out(wishes[at], look, why) for at, why in chosen.left_out.items()}
@@ -310,7 +312,7 @@ class SlurmCluster:
         self._release = parse.release(configuration.get("SLURM_VERSION", ""))
         self._undo.refresh()
         self._queue = self.backend.queue()
-        look = look_at(
+        look = read_queue(
             self._queue,
             self._sprio(),
             release=self._release,
@@ -345,7 +347,7 @@ class SlurmCluster:
             after = self._seen_after(look)
         except HeliosError as reason:
             return {at: _unread(wish, look, reason) for at, wish in wishes.items()}, []
-        outcomes = {at: became(wish, look, after, answers[wish.job_id]) for at, wish in wishes.items()}
+        outcomes = {at: outcome_after(wish, look, after, answers[wish.job_id]) for at, wish in wishes.items()}
         with suppress(UndoNotWritten):
             self._undo.add(_gone(wishes.values(), after))
         return outcomes, list(_changed_unasked(wishes.values(), look, after))
@@ -387,7 +389,7 @@ class _Choice:
     left_out: Mapping[int, str]
 
 
-def became(wish: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
+def outcome_after(wish: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
     """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
     was = before.value(wish.lever, wish.job_id)
     if wish.job_id not in after.jobs:

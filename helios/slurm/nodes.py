@@ -36,11 +36,11 @@ from helios.slurm.power import (
     hands_off,
     in_hand,
     is_idle,
-    joined,
+    join_exceptions,
+    keep_awake_list,
     kept_awake,
     power,
     same_list,
-    warm,
 )
 
 # Which weight a node is given, so that Slurm fills nodes in a wanted order without leaving the site's own.
@@ -54,7 +54,7 @@ HEAVIEST = 4_294_967_280
 """The largest weight that scontrol takes (22.05.8)."""
 
 
-def tiered(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> dict[str, int]:
+def weights_by_tier(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> dict[str, int]:
     """Return the weight of each node that ``tiers`` name, first to fill first.
 
     Parameters
@@ -180,7 +180,7 @@ class PlannedNodeUpdate:
         )
 
 
-def wishes_of(actions: Sequence[NodeAction], look: NodeReading) -> list[PlannedNodeUpdate]:
+def to_node_updates(actions: Sequence[NodeAction], look: NodeReading) -> list[PlannedNodeUpdate]:
     """Return what the actions ask for, in their order.
 
     Raises
@@ -191,18 +191,18 @@ def wishes_of(actions: Sequence[NodeAction], look: NodeReading) -> list[PlannedN
     return [wish for action in actions for wish in _of(action, look)]
 
 
-def verdict(wish: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
+def judge_node_update(wish: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
     if wish.lever is not NodeSetting.KEEP_AWAKE and wish.node not in look.nodes:
         return wish.outcome(Result.GONE, remark=NO_NODE)
     before = look.said(wish.lever, wish.node)
-    if is_so(wish, look):
+    if is_in_state(wish, look):
         return wish.outcome(Result.UNCHANGED, before=before, after=before)
     result, why = _VERDICTS[wish.lever](wish, look)
     return wish.outcome(result, before=before, remark=why) if why else None
 
 
-def is_so(wish: PlannedNodeUpdate, look: NodeReading) -> bool:
+def is_in_state(wish: PlannedNodeUpdate, look: NodeReading) -> bool:
     """Return whether what is wanted is so, or on its way; of a node that exists."""
     if wish.lever is NodeSetting.KEEP_AWAKE:
         return same_list(look.powering.settings.keep_awake, wish.wanted)
@@ -212,12 +212,12 @@ def is_so(wish: PlannedNodeUpdate, look: NodeReading) -> bool:
     return power(node) in (_ON_THE_WAY_DOWN if wish.wanted == DOWN else _ON_THE_WAY_UP)
 
 
-def became(wish: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
+def node_outcome_after(wish: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
     """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
     was, seen = before.said(wish.lever, wish.node), after.said(wish.lever, wish.node)
     if not seen:
         return wish.outcome(Result.GONE, before=was, remark=NO_NODE)
-    if is_so(wish, after):
+    if is_in_state(wish, after):
         return wish.outcome(Result.DONE, before=was, after=seen, remark=_landed(wish, after))
     if answer:
         return wish.outcome(Result.FAILED, before=was, after=seen, remark=answer)
@@ -264,7 +264,7 @@ def _kept(action: KeepAwake, look: NodeReading) -> PlannedNodeUpdate:
         lever=NodeSetting.KEEP_AWAKE,
         node="",
         reason=action.reason,
-        wanted=joined(own, known),
+        wanted=join_exceptions(own, known),
         # Slurm takes a list with a node that does not exist (26.05.5), and then may keep nothing awake.
         note=f"left out, as there are no such nodes: {', '.join(missing)}" if missing else "",
     )
@@ -275,7 +275,7 @@ def _weights(action: FillFirst, look: NodeReading) -> dict[str, int | None]:
     own = {name: node["weight"] or 0 for name, node in look.nodes.items()}
     own |= {node: weight for node, weight in action.own if node in own}
     tiers = [[node for node in tier if node in own] for tier in action.tiers]
-    return dict.fromkeys(node for tier in action.tiers for node in tier) | tiered(own, tiers)
+    return dict.fromkeys(node for tier in action.tiers for node in tier) | weights_by_tier(own, tiers)
 
 
 def _of_power(wish: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
@@ -304,7 +304,7 @@ def _of_the_list(wish: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, st
     if why := "" if wish.takes_back else look.powering.settings.why_not:
         return Result.REFUSED, why
     try:
-        warm(wish.wanted)
+        keep_awake_list(wish.wanted)
     except HostlistInvalid as reason:
         return Result.REFUSED, reason.fact
     return Result.REFUSED, ""
@@ -398,8 +398,8 @@ class SlurmNodes:
         if not actions:
             return []
         look = NodeReading.of(nodes=self.backend.nodes(), powering=self.desk())
-        wishes = wishes_of(actions, look)
-        outcomes = {at: said for at, wish in enumerate(wishes) if (said := verdict(wish, look)) is not None}
+        wishes = to_node_updates(actions, look)
+        outcomes = {at: said for at, wish in enumerate(wishes) if (said := judge_node_update(wish, look)) is not None}
         outcomes |= _left_out(wishes, outcomes, look, self._writes_per_turn)
         open_wishes = {at: wish for at, wish in enumerate(wishes) if at not in outcomes}
         outcomes |= self._written(open_wishes, look)
@@ -432,7 +432,7 @@ class SlurmNodes:
                 raise
             why = f"not written: {reason.fact}"
             return {at: wish.outcome(Result.FAILED, remark=why) for at, wish in sleeps.items()}
-        return {at: said for at, wish in sleeps.items() if (said := verdict(wish, fresh)) is not None}
+        return {at: said for at, wish in sleeps.items() if (said := judge_node_update(wish, fresh)) is not None}
 
     def _answers(self, wishes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
         """Write, and return Slurm's answer to each; where nothing was written before, a silent cluster is an error."""
@@ -470,7 +470,7 @@ class SlurmNodes:
             after = NodeReading.of(nodes=self.backend.nodes(), powering=self.desk() if lists else look.powering)
         except HeliosError as reason:
             return {at: _unread(wish, look, reason) for at, wish in wishes.items()}
-        return {at: became(wish, look, after, answers[at]) for at, wish in wishes.items()}
+        return {at: node_outcome_after(wish, look, after, answers[at]) for at, wish in wishes.items()}
 
 
 def _left_out(

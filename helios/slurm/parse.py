@@ -108,7 +108,7 @@ def tasks(value: str) -> int:
     return max(count, 1)
 
 
-def joined(numbers: Iterable[int]) -> str:
+def join_words(numbers: Iterable[int]) -> str:
     """Return array tasks as Slurm names them: ``0,3,6,20-29``."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):

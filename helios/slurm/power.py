@@ -85,7 +85,7 @@ class Exclusions:
             ``SuspendExcNodes`` cannot be read: nobody knows then what must stay awake.
         """
         return cls(
-            warm=warm(configuration.get("SuspendExcNodes", "")),
+            warm=keep_awake_list(configuration.get("SuspendExcNodes", "")),
             partitions=_words(configuration.get("SuspendExcParts", "")),
             states=frozenset(word.upper() for word in _words(configuration.get("SuspendExcStates", ""))),
         )
@@ -102,7 +102,7 @@ class Surroundings:
     racks: Mapping[str, str] = field(default_factory=dict)
 
 
-def warm(keep_awake: str) -> tuple[KeptAwake, ...]:
+def keep_awake_list(keep_awake: str) -> tuple[KeptAwake, ...]:
     """Return what a ``SuspendExcNodes`` as ``n[10-20]:4,n100`` keeps awake.
 
     Slurm up to 22.05 gives a number to all that stands before it since the last one, later ones to the word that it is
@@ -131,17 +131,17 @@ def same_list(one: str, other: str) -> bool:
         return one.strip() == other.strip()
 
 
-def joined(own: str, nodes: Sequence[str]) -> str:
+def join_exceptions(own: str, nodes: Sequence[str]) -> str:
     """Return a keep-awake list of ``nodes`` beside those of the site's ``own``; empty: none."""
     own = parse.text(own.strip()) or ""
-    kept = {node for part in warm(own) if part.least is None for node in part.nodes}
+    kept = {node for part in keep_awake_list(own) if part.least is None for node in part.nodes}
     # Plain names, behind the site's own: with a number anywhere Slurm splits at every comma, also within brackets.
     return ",".join([own] * bool(own) + [node for node in dict.fromkeys(nodes) if node not in kept])
 
 
 def power(node: RawNode) -> NodePower | None:
     """Return whether a node is awake; None: it is down, does not answer, or its state is unknown."""
-    flags = flags_of(node)
+    flags = state_flags(node)
     if node["state"] not in _BASES:
         return None
     if flags & {"POWER_DOWN", "POWERING_DOWN"}:
@@ -158,7 +158,7 @@ def is_idle(node: RawNode) -> bool:
     return node["state"] == "IDLE" and not node["cpus_held"] and not node["gpus_held"]
 
 
-def flags_of(node: RawNode) -> frozenset[str]:
+def state_flags(node: RawNode) -> frozenset[str]:
     """Return a node's state flags."""
     return frozenset((node["flags"] or "").split("+")) - {""}
 
@@ -170,9 +170,9 @@ def in_hand(node: RawNode) -> str:
         return f"it is down{why}"
     if node["state"] not in _BASES:
         return f"its state is {node['state']}"
-    if found := next((said for flag, said in _ADMINS.items() if flag in flags_of(node)), ""):
+    if found := next((said for flag, said in _ADMINS.items() if flag in state_flags(node)), ""):
         return f"{found}{why}"
-    unknown = flags_of(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
+    unknown = state_flags(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
     return f"its flag {min(unknown)} is not known to Helios" if unknown else ""
 
 
@@ -183,13 +183,13 @@ def hands_off(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> str:
     """
     if why := in_hand(node):
         return why
-    if found := next((said for flag, said in _SLURMS.items() if flag in flags_of(node)), ""):
+    if found := next((said for flag, said in _SLURMS.items() if flag in state_flags(node)), ""):
         return found
     if power(node) is None:
         return "it does not answer"
     if parts := exclusions.partitions & _words(node["partitions"]):
         return f"SuspendExcParts names its partition {min(parts)}"
-    states = exclusions.states & (flags_of(node) | {node["state"]})
+    states = exclusions.states & (state_flags(node) | {node["state"]})
     return f"SuspendExcStates names {min(states)}" if states else ""
 
 
@@ -208,7 +208,7 @@ def kept_awake(nodes: Iterable[RawNode], exclusions: Exclusions) -> frozenset[st
 
 
 def _meaning(keep_awake: str) -> tuple[frozenset[str], frozenset[tuple[frozenset[str], int]]]:
-    parts = warm(keep_awake)
+    parts = keep_awake_list(keep_awake)
     plain = frozenset(node for part in parts if part.least is None for node in part.nodes)
     return plain, frozenset((frozenset(part.nodes), part.least) for part in parts if part.least is not None)
 
@@ -277,7 +277,7 @@ class PowerConfigReader:
         configuration = self.configuration()
         partitions = lines(self.shell.run("scontrol", "--all", "--oneliner", "show", "partition"))
         racks = self._topology(configuration) | dict(self.racks)
-        return powering(configuration, partitions, racks)
+        return power_config(configuration, partitions, racks)
 
     def configuration(self) -> dict[str, str]:
         """Return what ``scontrol show config`` shows."""
@@ -294,10 +294,10 @@ class PowerConfigReader:
         if configuration.get("TopologyPlugin", "").rpartition("/")[2] in _NO_TOPOLOGY:
             return {}
         answer = self.shell.answer("scontrol", "--oneliner", "show", "topology")
-        return racks_of_topology(lines(answer.output)) if answer.status == 0 else {}
+        return topology_racks(lines(answer.output)) if answer.status == 0 else {}
 
 
-def powering(
+def power_config(
     configuration: Mapping[str, str], partitions: Sequence[str] = (), racks: Mapping[str, str] | None = None
 ) -> PowerConfig:
     """Return what the answers of ``scontrol`` mean.
@@ -330,7 +330,7 @@ def powering(
     )
 
 
-def racks_of_topology(shown: Sequence[str]) -> dict[str, str]:
+def topology_racks(shown: Sequence[str]) -> dict[str, str]:
     """Return the leaf switch or block of each node, as ``scontrol --oneliner show topology`` lists them."""
     racks: dict[str, str] = {}
     for line in shown:
@@ -342,7 +342,7 @@ def racks_of_topology(shown: Sequence[str]) -> dict[str, str]:
     return racks
 
 
-def racks_of_configuration(text: str) -> dict[str, str]:
+def feature_racks(text: str) -> dict[str, str]:
     """Return the rack of each node as ``[power] racks`` names them: ``r1=gpu[01-08]; r2=gpu[09-16]``.
 
     Raises

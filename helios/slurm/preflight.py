@@ -20,7 +20,7 @@ from helios.errors import HeliosError
 from helios.private_files import closed_to
 from helios.slurm import parse
 from helios.slurm.accounting import Accounting
-from helios.slurm.power import KEEP_AWAKE_SINCE, KEEPS_LIST, powering, programs, seconds
+from helios.slurm.power import KEEP_AWAKE_SINCE, KEEPS_LIST, power_config, programs, seconds
 from helios.slurm.shell import Shell, lines, quoted
 from helios.slurm.translate import SOFT_LIMITS_SINCE
 
@@ -415,7 +415,7 @@ def _timer_of_keep_awake(ground: PreflightContext) -> Iterator[Finding]:
 
 
 def _timer(ground: PreflightContext, judge: Callable[[float], str]) -> Finding:
-    after_s = powering(ground.configuration).settings.suspend_time_s
+    after_s = power_config(ground.configuration).settings.suspend_time_s
     if math.isinf(after_s):
         fact = "SuspendTime is INFINITE: Slurm refuses every power_down, and wakes no node for a job"
         remedy = "Set SuspendTime=604800 (a week) in slurm.conf."

@@ -201,7 +201,7 @@ def raw_job(job: Any, names: AccountNames) -> dict[str, Any]:
 def raw_node(node: Any) -> dict[str, Any]:
     """Return a node as ``backend.RawNode``."""
     state, *flags = node.state.replace("*", "+NOT_RESPONDING").split("+")
-    has, held = gpus_of(node.configured_gres), gpus_of(node.allocated_gres)
+    has, held = count_gpus(node.configured_gres), count_gpus(node.allocated_gres)
     return {
         "name": node.name,
         "partitions": ",".join(node.partitions),
@@ -228,7 +228,7 @@ def read(record: Any, attribute: str) -> Any:
         return reason.object.decode("utf-8", "surrogateescape")
 
 
-def gpus_of(counts: Any) -> dict[str, Any]:
+def count_gpus(counts: Any) -> dict[str, Any]:
     """Return number and kind of the GPUs among GRES or TRES; what is said with and without a kind counts once."""
     plain, kinds = 0, {}
     for name, count in (counts or {}).items():
@@ -254,9 +254,9 @@ def count_tasks(tasks: str) -> int:
 def _job_gpus(job: Any, tres: Any) -> dict[str, Any]:
     """Return a job's GPUs: as TRES count them, else, where the site does not account for GPUs, as asked for."""
     per_task = job.tres_per_task
-    counted = gpus_of(tres.gres if tres else None)
-    by_node = gpus_of(job.gres_per_node)
-    by_task = gpus_of(per_task.gres if per_task else None)
+    counted = count_gpus(tres.gres if tres else None)
+    by_node = count_gpus(job.gres_per_node)
+    by_task = count_gpus(per_task.gres if per_task else None)
     asked = max(by_node["count"] * (_number(job.num_nodes) or 1), by_task["count"] * (_number(job.ntasks) or 1))
     kinds = {gpus["kind"] for gpus in (counted, by_node, by_task)} - {None}
     return {"count": counted["count"] or asked, "kind": kinds.pop() if len(kinds) == 1 else None}

@@ -14,7 +14,7 @@ from helios.errors import ConfigurationInvalid
 from helios.model.slurm_site import PartitionRules, SlurmSite
 from helios.slurm.site_accounts import read_qos, read_shares
 from helios.slurm.site_conf import lines, records
-from helios.slurm.site_nodes import MachineCounts, machines_of_records, machines_of_sinfo
+from helios.slurm.site_nodes import MachineCounts, parse_node_records, parse_sinfo
 from helios.slurm.site_rules import SchedulingSettings, priority_rules, say_the_rest, scheduling_rules, selection
 
 _ABOUT_MACHINES = frozenset({"nodename", "partitionname", "nodeset"})
@@ -85,9 +85,9 @@ def read_machines(text: str) -> MachineCounts:
         It is neither, or a value is not understood.
     """
     if re.search(r"^\s*(NodeName|PartitionName)=", text, re.MULTILINE | re.IGNORECASE):
-        return machines_of_records(records(text, "nodename"), records(text, "partitionname"))
+        return parse_node_records(records(text, "nodename"), records(text, "partitionname"))
     rows, numbers = _sinfo_rows(text)
-    return machines_of_sinfo(rows, numbers)
+    return parse_sinfo(rows, numbers)
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class MachineCounts:
             self.notes.append(f"Of {where}, not simulated: {', '.join(sorted(strange))}.")
 
 
-def machines_of_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> MachineCounts:
+def parse_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> MachineCounts:
     """Read ``sinfo -N``: a row for each node and partition of it; keys in capitals, as sinfo's heads are.
 
     Raises
@@ -172,7 +172,7 @@ def machines_of_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int])
     return found
 
 
-def machines_of_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]) -> MachineCounts:
+def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]) -> MachineCounts:
     """Read what ``scontrol show node`` and ``scontrol show partition`` print."""
     found = MachineCounts()
     members: dict[str, list[str]] = {}

@@ -53,7 +53,7 @@ def minutes(length: Length) -> int:
 
 def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
     """Return whether a SiteFactor bears Helios' mark and is one that Helios wrote to this job."""
-    return ownership.is_ours(value) and undo.proves(JobSetting.ORDER, job, value)
+    return ownership.has_helios_mark(value) and undo.proves(JobSetting.ORDER, job, value)
 
 
 def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
@@ -61,7 +61,7 @@ def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) ->
     value = minutes(job["time_min_s"])
     return (
         release >= SOFT_LIMITS_SINCE
-        and ownership.is_our_time_min(value)
+        and ownership.has_helios_time_min(value)
         and undo.proves(JobSetting.SOFT_LIMIT, job, value)
     )
 
@@ -99,7 +99,7 @@ def _hand_on_it(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
         return f"its priority was set directly, to {job['priority']}"
     if factor is not None and factor.value and not is_our_site_factor(factor.value, job, undo):
         theirs = f"an admin set SiteFactor {factor.value}"
-        return f"{theirs}, or {unproved(undo)}" if ownership.is_ours(factor.value) else theirs
+        return f"{theirs}, or {unproved(undo)}" if ownership.has_helios_mark(factor.value) else theirs
     return ""
 
 

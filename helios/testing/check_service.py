@@ -35,7 +35,7 @@ from helios.actions import (
 )
 from helios.model import NODE_STATES, QUEUE, STEP_S, NodePower, Snapshot
 from helios.ports import Domain, Service
-from helios.services.registry import flaws_of, made
+from helios.services.registry import find_flaws, make_service
 from helios.testing.builders import (
     NOON,
     Row,
@@ -77,7 +77,7 @@ def node_situations() -> Iterator[tuple[str, Snapshot]]:
     yield f"{MANY_NODES:,} nodes", _many_nodes(MANY_NODES)
 
 
-def complaints_about_nodes(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
+def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
     """Yield what is wrong with the answer of a service that acts on nodes."""
     actions = [action for action in proposed if isinstance(action, KINDS)]
     strangers = [action for action in proposed if not isinstance(action, KINDS)]
@@ -93,7 +93,7 @@ def complaints_about_nodes(proposed: list[Action], snapshot: Snapshot) -> Iterat
     yield from _of_the_sleeps([action for action in actions if isinstance(action, PowerDown)], snapshot)
 
 
-def contents_of_the_demand(snapshot: Snapshot) -> list[np.ndarray[Any, Any]]:
+def demand_contents(snapshot: Snapshot) -> list[np.ndarray[Any, Any]]:
     """Return copies of the arrays of a snapshot's demand."""
     demand = snapshot.demand
     if demand is None:
@@ -231,11 +231,11 @@ HARMLESS = frozenset({"fspath", "text_encoding"})
 
 
 @contextmanager
-def watched() -> Iterator[list[str]]:
+def watch_calls() -> Iterator[list[str]]:
     """Collect what the code inside asks of the outside, a sentence each, with where it was asked.
 
     It sees calls that Python makes; what compiled code reads by itself (``pd.Timestamp.now``) it cannot see, for that
-    there is :func:`clocks_named_in`.
+    there is :func:`find_clocks`.
     """
     seen: list[str] = []
     before, chance = sys.getprofile(), _global_chance()
@@ -255,7 +255,7 @@ def watched() -> Iterator[list[str]]:
         seen.append("numpy.random asks chance")
 
 
-def clocks_named_in(service_class: type[Any]) -> list[str]:
+def find_clocks(service_class: type[Any]) -> list[str]:
     """Return the functions of a class, and of its module, that name ``now``, ``utcnow`` or ``today``."""
     module = inspect.getmodule(service_class)
     own = [function for _, function in inspect.getmembers(module, inspect.isfunction)]
@@ -342,7 +342,7 @@ def check_service(service: type[Any] | Service) -> None:
 
 def _complaints(service: type[Any] | Service) -> Iterator[str]:
     service_class = service if isinstance(service, type) else type(service)
-    flaws = flaws_of(service_class)
+    flaws = find_flaws(service_class)
     yield from flaws
     if flaws:
         return
@@ -381,31 +381,30 @@ def situations() -> Iterator[tuple[str, Snapshot]]:
 
 def _maker(service: type[Any] | Service) -> Make:
     if isinstance(service, type):
-        return lambda: made(service, service.Options(), name=service.__name__)
+        return lambda: make_service(service, service.Options(), name=service.__name__)
     return lambda: copy.deepcopy(service)
 
 
 def _clock_complaints(service_class: type[Any]) -> Iterator[str]:
-    for name in clocks_named_in(service_class):
+    for name in find_clocks(service_class):
         yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
 
 
 def _judged(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
-    before, demand = _contents(snapshot), contents_of_the_demand(snapshot)
+    before, demand = _contents(snapshot), demand_contents(snapshot)
     first = list(make().decide(snapshot))
     service = make()
-    with watched() as asked:
+    with watch_calls() as asked:
         second = list(service.decide(snapshot))
     yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
     if first != second or second != list(service.decide(snapshot)):
         yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
     same_demand = all(
-        np.array_equal(old, new, equal_nan=True)
-        for old, new in zip(demand, contents_of_the_demand(snapshot), strict=True)
+        np.array_equal(old, new, equal_nan=True) for old, new in zip(demand, demand_contents(snapshot), strict=True)
     )
     if not _same(before, _contents(snapshot)) or not same_demand:
         yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
-    yield from complaints_about_nodes(first, snapshot) if on_nodes else _of_the_actions(first, snapshot)
+    yield from check_node_changes(first, snapshot) if on_nodes else _of_the_actions(first, snapshot)
 
 
 def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:

@@ -17,9 +17,9 @@ import pandas as pd
 
 from helios import ownership
 from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import GONE, ChangeContext, SettingChange, slurms_terms, verdict, wishes_of
+from helios.changes import GONE, ChangeContext, SettingChange, judge_change, setting_changes, slurm_value_mapping
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
-from helios.model import DECISIONS, NODE_STANDINGS, STANDINGS, Snapshot
+from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, Snapshot
 from helios.ports import LONGEST_LEASE, Domain
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 
@@ -96,7 +96,7 @@ class FakeCluster:
         self.looks = 0
         self.applied: list[tuple[JobAction, ...]] = []
         self._most = site_factor_most
-        self._terms = slurms_terms(site_factor=self.site_factor)
+        self._terms = slurm_value_mapping(site_factor=self.site_factor)
         self._jobs: dict[str, _Job] = {}
         self._faults = _Faults()
         self._left: float = 0
@@ -232,14 +232,14 @@ class FakeCluster:
         return [outcome for action in actions for outcome in self._carried_out(action)]
 
     def _carried_out(self, action: JobAction) -> list[Outcome]:
-        wishes = wishes_of(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
+        wishes = setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
         return [self._became(wish) for wish in wishes]
 
     def _became(self, wish: SettingChange[int]) -> Outcome:
         job = self._pending(wish.job_id)
         if job is None:
             return wish.outcome(Result.GONE, remark=GONE)
-        said = verdict(wish, self._ground(wish, job))
+        said = judge_change(wish, self._ground(wish, job))
         if said is not None:
             return said
         before = _value(job, wish.lever)
@@ -346,7 +346,7 @@ def _is_eligible(job: _Job, now: datetime) -> bool:
 
 
 def _is_marked(lever: JobSetting, value: int) -> bool:
-    return ownership.is_ours(value) if lever is JobSetting.ORDER else ownership.is_our_time_min(value)
+    return ownership.has_helios_mark(value) if lever is JobSetting.ORDER else ownership.has_helios_time_min(value)
 
 
 def _is_ours(job: _Job, lever: JobSetting) -> bool:
@@ -372,7 +372,7 @@ class FakeLedger:
     Parameters
     ----------
     office : Office
-        Whose: it says what stands changed in columns of ``STANDINGS``, or of ``NODE_STANDINGS``.
+        Whose: it says what stands changed in columns of ``APPLIED_CHANGES``, or of ``APPLIED_NODE_CHANGES``.
 
     Attributes
     ----------
@@ -393,7 +393,7 @@ class FakeLedger:
         self._until: datetime | None = None
         self._written: list[pd.DataFrame] = []
         self.office = office
-        self._kind = NODE_STANDINGS if office is Domain.NODES else STANDINGS
+        self._kind = APPLIED_NODE_CHANGES if office is Domain.NODES else APPLIED_CHANGES
         self._standings = self._kind.empty()
         self._failing = 0
         self._well_until_failing = 0

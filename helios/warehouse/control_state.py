@@ -12,16 +12,16 @@ import pyarrow as pa
 from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, func, insert, select, update
 
 from helios.errors import LeaseLost, NoSuchCluster
-from helios.model import COVERAGE, MODES, NODE_STANDINGS, NODE_TALLIES, STANDINGS, TURNS, FrameKind
+from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, COVERAGE, CYCLES, MODES, NODE_TALLIES, FrameKind
 from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import frame_of, stored_column, stored_time
 from helios.warehouse.engine import reading, writing
-from helios.warehouse.keys import cluster_id_for_loading, cluster_id_of
+from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
 MODE_TYPES = {column.name: column.dtype for column in MODES.columns}
-TURN_TYPES = {column.name: column.dtype for column in TURNS.columns}
+TURN_TYPES = {column.name: column.dtype for column in CYCLES.columns}
 COVERAGE_TYPES = {column.name: column.dtype for column in COVERAGE.columns}
 TALLY_TYPES = {column.name: column.dtype for column in NODE_TALLIES.columns}
 
@@ -46,8 +46,8 @@ class AppliedTable:
 
 
 SHELVES = {
-    Domain.JOBS: AppliedTable(kind=STANDINGS, table=schema.standings, order=("lever", "job_id", "mode")),
-    Domain.NODES: AppliedTable(kind=NODE_STANDINGS, table=schema.node_standings, order=("lever", "node", "mode")),
+    Domain.JOBS: AppliedTable(kind=APPLIED_CHANGES, table=schema.standings, order=("lever", "job_id", "mode")),
+    Domain.NODES: AppliedTable(kind=APPLIED_NODE_CHANGES, table=schema.node_standings, order=("lever", "node", "mode")),
 }
 
 
@@ -123,7 +123,7 @@ def _here(cluster_id: int, office: Domain) -> ColumnElement[bool]:
     return (schema.leases.c.cluster_id == cluster_id) & (schema.leases.c.office == office.value)
 
 
-def replace_standings(
+def replace_applied(
     connection: Connection, bulk: Bulk, cluster_id: int, office: Domain, standings: pd.DataFrame
 ) -> None:
     """Store what stands changed of an office's business in place of what was stored."""
@@ -133,7 +133,7 @@ def replace_standings(
     bulk.insert(connection, shelf.table, _stored(shelf.kind, standings, cluster_id))
 
 
-def remember(connection: Connection, cluster_id: int, *, name: str, text: str, at: datetime) -> None:
+def store_state(connection: Connection, cluster_id: int, *, name: str, text: str, at: datetime) -> None:
     """Store a text under a name, in place of the one there."""
     memories = schema.memories
     chosen = (memories.c.cluster_id == cluster_id) & (memories.c.name == name)
@@ -142,7 +142,7 @@ def remember(connection: Connection, cluster_id: int, *, name: str, text: str, a
     connection.execute(insert(memories).values(row))
 
 
-def remembered(connection: Connection, cluster_id: int, *, name: str) -> str | None:
+def recall_state(connection: Connection, cluster_id: int, *, name: str) -> str | None:
     """Return the text stored under a name; None: there is none."""
     memories = schema.memories
     chosen = (memories.c.cluster_id == cluster_id) & (memories.c.name == name)
@@ -154,9 +154,9 @@ def add_mode(connection: Connection, bulk: Bulk, cluster_id: int, mode: pd.DataF
     bulk.insert(connection, schema.modes, _stored(MODES, mode, cluster_id))
 
 
-def add_turns(connection: Connection, bulk: Bulk, cluster_id: int, turns: pd.DataFrame) -> None:
+def add_cycles(connection: Connection, bulk: Bulk, cluster_id: int, turns: pd.DataFrame) -> None:
     """Append turns."""
-    bulk.insert(connection, schema.turns, _stored(TURNS, turns, cluster_id))
+    bulk.insert(connection, schema.turns, _stored(CYCLES, turns, cluster_id))
 
 
 def add_tallies(connection: Connection, bulk: Bulk, cluster_id: int, tallies: pd.DataFrame) -> None:
@@ -219,11 +219,11 @@ class SqlLedger:
             release(connection, self._cluster_id, self._office, holder=holder)
 
     def standings(self) -> pd.DataFrame:
-        """Return what stands changed: columns of ``STANDINGS`` by lever and job, or of ``NODE_STANDINGS`` by node."""
+        """Return what stands changed: columns of ``APPLIED_CHANGES`` by lever and job, or of ``APPLIED_NODE_CHANGES`` by node."""
         shelf = SHELVES[self._office]
         types = {column.name: column.dtype for column in shelf.kind.columns}
         with reading(self._engine) as connection:
-            query = jobs.of_cluster(shelf.table, self._cluster_id, list(types))
+            query = jobs.jobs_in_cluster(shelf.table, self._cluster_id, list(types))
             ordered = query.order_by(*(shelf.table.c[name] for name in shelf.order))
             return frame_of(self._bulk.select(connection, ordered), types)
 
@@ -239,14 +239,14 @@ class SqlLedger:
             refuse_stale(connection, self._cluster_id, self._office, token=token)
             jobs.add_decisions(connection, self._cluster_id, decisions)
             if standings is not None:
-                replace_standings(connection, self._bulk, self._cluster_id, self._office, standings)
+                replace_applied(connection, self._bulk, self._cluster_id, self._office, standings)
 
 
 def _cluster_id(engine: Engine, cluster: str) -> int:
     """Return the number of a cluster, making it if it is new: who only reads a known one need not be able to write."""
     try:
         with reading(engine) as connection:
-            return cluster_id_of(connection, cluster)
+            return find_cluster_id(connection, cluster)
     except NoSuchCluster:
         with writing(engine) as connection:
             return cluster_id_for_loading(connection, name=cluster, timezone=None)

@@ -69,7 +69,7 @@ def shown(url: URL) -> str:
 
 
 @contextmanager
-def answering(engine: Engine) -> Iterator[None]:
+def check_answers(engine: Engine) -> Iterator[None]:
     """Turn a database's errors into :class:`WarehouseUnavailable`, which says what to try next."""
     try:
         yield
@@ -85,7 +85,11 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
 
     ``alone`` makes other such transactions wait; SQLite has one writer at a time in any case.
     """
-    with answering(engine), engine.connect().execution_options(helios_writes=True) as connection, connection.begin():
+    with (
+        check_answers(engine),
+        engine.connect().execution_options(helios_writes=True) as connection,
+        connection.begin(),
+    ):
         if alone and engine.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{BUSY_TIMEOUT_S}s'")
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ALONE_LOCK})")
@@ -95,7 +99,7 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """Open a transaction that reads."""
-    with answering(engine), engine.connect() as connection, connection.begin():
+    with check_answers(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
@@ -196,7 +200,7 @@ def prepare_file(engine: Engine) -> None:
             os.close(open_private(path))
     except OSError as reason:
         raise _unavailable(engine, reason) from reason
-    with answering(engine), engine.connect() as connection:
+    with check_answers(engine), engine.connect() as connection:
         raw: Any = connection.connection.driver_connection
         raw.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         raw.execute("PRAGMA journal_mode = WAL")

@@ -20,7 +20,7 @@ from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk, arrow_schema
 from helios.warehouse.columns import stored_column, stored_jobs, stored_time
 from helios.warehouse.keys import StringTable, cluster_id_for_loading
-from helios.warehouse.models import id_in_charge
+from helios.warehouse.models import incumbent_id
 from helios.warehouse.revising import Revisions, revise
 
 
@@ -243,7 +243,7 @@ DECISION_TYPES = {column.name: column.dtype for column in DECISIONS.columns}
 _NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
 
 
-def of_cluster(table: Table, cluster_id: int, names: Sequence[str]) -> Select[Any]:
+def jobs_in_cluster(table: Table, cluster_id: int, names: Sequence[str]) -> Select[Any]:
     """Return the query of some columns of all rows of a cluster."""
     return select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
 
@@ -260,10 +260,10 @@ def edition(connection: Connection, cluster_id: int) -> tuple[int, str]:
     """Return the number of a cluster's last load (0: none) and the id of the model in charge (empty: none)."""
     loads = schema.loads
     load = connection.execute(select(func.max(loads.c.load_id)).where(loads.c.cluster_id == cluster_id)).scalar()
-    return int(load or 0), id_in_charge(connection, cluster_id)
+    return int(load or 0), incumbent_id(connection, cluster_id)
 
 
-def rejects_of(cluster_id: int, *, limit: int | None) -> Select[Any]:
+def read_rejects(cluster_id: int, *, limit: int | None) -> Select[Any]:
     """Return the query of a cluster's rejects: loads in their order, lines in theirs."""
     rejects, loads = schema.rejects, schema.loads
     return (
@@ -275,7 +275,7 @@ def rejects_of(cluster_id: int, *, limit: int | None) -> Select[Any]:
     )
 
 
-def reject_counts_of(cluster_id: int) -> Select[Any]:
+def read_reject_counts(cluster_id: int) -> Select[Any]:
     """Return the query of a cluster's rejects counted by reason over all loads, most frequent first."""
     rejects, rows = schema.rejects, func.count().label("rows")
     loads = select(schema.loads.c.load_id).where(schema.loads.c.cluster_id == cluster_id)
@@ -326,7 +326,7 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
 
 def decisions_about(connection: Connection, cluster_id: int, target: str, *, since: datetime | None) -> pa.Table:
     """Return the decisions about one job or node, oldest first: columns of ``DECISIONS`` as they are stored."""
-    query = about(cluster_id, target, since=since)
+    query = decision_columns(cluster_id, target, since=since)
     rows = connection.execute(query).all()
     columns = zip(*rows, strict=True) if rows else [()] * len(DECISION_TYPES)
     types = arrow_schema(query).types
@@ -334,10 +334,10 @@ def decisions_about(connection: Connection, cluster_id: int, target: str, *, sin
     return pa.table(arrays, names=list(DECISION_TYPES))
 
 
-def about(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
+def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
     """Return the query of the decisions about one job or node."""
     table = schema.decisions
-    query = of_cluster(table, cluster_id, list(DECISION_TYPES)).where(table.c.target == target)
+    query = jobs_in_cluster(table, cluster_id, list(DECISION_TYPES)).where(table.c.target == target)
     if since is not None:
         query = query.where(table.c.decided_at >= stored_time(since))
     return query.order_by(table.c.decided_at, table.c.decision_id)

@@ -84,7 +84,7 @@ CLUSTERS = {
 }
 
 
-def cluster_id_of(connection: Connection, name: str) -> int:
+def find_cluster_id(connection: Connection, name: str) -> int:
     """Return the number of a known cluster.
 
     Raises
@@ -112,7 +112,7 @@ def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str |
     return int(found.cluster_id)
 
 
-def timezone_of(connection: Connection, name: str) -> str | None:
+def cluster_timezone(connection: Connection, name: str) -> str | None:
     """Return the time zone of a cluster; None: neither it nor its zone is known."""
     return connection.execute(select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
 

@@ -16,7 +16,7 @@ from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import frame_of, stored_time
 from helios.warehouse.engine import reading, writing
-from helios.warehouse.keys import cluster_id_for_loading, cluster_id_of
+from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
 MODELS = {
     "model_id": "str",
@@ -54,7 +54,7 @@ class ModelStore:
             There is no such model, or none is in charge: shrinkage predicts.
         """
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
+            cluster_id = find_cluster_id(connection, cluster)
             in_charge, confirmed_at = _in_charge(connection, cluster_id)
             wanted = in_charge if model_id is None else model_id
             row = connection.execute(_one(cluster_id, wanted)).one_or_none() if wanted else None
@@ -70,7 +70,7 @@ class ModelStore:
         """
         table = schema.models
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
+            cluster_id = find_cluster_id(connection, cluster)
             query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
             in_charge, _ = _in_charge(connection, cluster_id)
@@ -88,9 +88,9 @@ class ModelStore:
         """
         models = schema.models
         with writing(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
+            cluster_id = find_cluster_id(connection, cluster)
             of_cluster = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
-            stacked = before_this(self._promotions(connection, cluster_id))
+            stacked = previous_model(self._promotions(connection, cluster_id))
             needed = {_in_charge(connection, cluster_id)[0], *stacked[:1]}
             kept = {*connection.execute(_newest_first(of_cluster).limit(keep)).scalars(), *filter(None, needed)}
             chosen = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
@@ -140,7 +140,7 @@ class ModelStore:
     def promotions(self, cluster: str) -> pd.DataFrame:
         """Return every decision about the model in charge, oldest first, a ``PROMOTIONS`` frame."""
         with reading(self._engine) as connection:
-            return self._promotions(connection, cluster_id_of(connection, cluster))
+            return self._promotions(connection, find_cluster_id(connection, cluster))
 
     def _promotions(self, connection: Connection, cluster_id: int) -> pd.DataFrame:
         table = schema.promotions
@@ -148,12 +148,12 @@ class ModelStore:
         return frame_of(self._bulk.select(connection, query.order_by(table.c.promotion_id)), PROMOTION_TYPES)
 
 
-def id_in_charge(connection: Connection, cluster_id: int) -> str:
+def incumbent_id(connection: Connection, cluster_id: int) -> str:
     """Return the id of the model in charge; empty: none is."""
     return _in_charge(connection, cluster_id)[0] or ""
 
 
-def before_this(promotions: pd.DataFrame) -> Sequence[str | None]:
+def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
     """Return what was in charge before the present model, the latest first, as rolling back goes through it.
 
     A model that was rolled back from is not among them; None is shrinkage.

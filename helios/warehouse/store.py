@@ -24,9 +24,9 @@ from helios.warehouse.keys import (
     CLUSTERS,
     StringTable,
     cluster_id_for_loading,
-    cluster_id_of,
+    cluster_timezone,
+    find_cluster_id,
     known_clusters,
-    timezone_of,
 )
 from helios.warehouse.models import ModelStore
 from helios.warehouse.retention import Horizon, forget
@@ -199,8 +199,8 @@ class Warehouse(ModelStore):
         if unknown := [name for name in wanted if name not in JOBS.by_name]:
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
-            query = jobs_module.of_cluster(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
+            cluster_id = find_cluster_id(connection, cluster)
+            query = jobs_module.jobs_in_cluster(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
             query = _between(query, schema.jobs, "submitted_at", since, until)
             if unended_at is not None:
                 ended_at = schema.jobs.c.ended_at
@@ -218,10 +218,10 @@ class Warehouse(ModelStore):
         master, _, task = name.partition("_")
         named = (jobs.job_id == name) | ((jobs.array_job_id == master) & (jobs.array_task_id == task))
         with reading(self._engine) as connection:
-            of_cluster = jobs.cluster_id == cluster_id_of(connection, cluster)
+            of_cluster = jobs.cluster_id == find_cluster_id(connection, cluster)
             within = jobs.submitted_at >= stored_time(since)
             times = list(connection.execute(select(jobs.submitted_at).where(of_cluster, within, named)).scalars())
-            query = jobs_module.of_cluster(schema.jobs, cluster_id_of(connection, cluster), JOBS.names)
+            query = jobs_module.jobs_in_cluster(schema.jobs, find_cluster_id(connection, cluster), JOBS.names)
             found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
             frame = frame_of(in_order(found), _JOB_TYPES, StringTable(connection, self._bulk))
         array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
@@ -231,30 +231,32 @@ class Warehouse(ModelStore):
         """Return how many of a cluster's jobs submitted at or after ``since`` have an end."""
         ended = func.count(schema.jobs.c.ended_at)
         with reading(self._engine) as connection:
-            query = select(ended).where(schema.jobs.c.cluster_id == cluster_id_of(connection, cluster))
+            query = select(ended).where(schema.jobs.c.cluster_id == find_cluster_id(connection, cluster))
             return int(connection.execute(_between(query, schema.jobs, "submitted_at", since, None)).scalar_one())
 
     def edition(self, cluster: str) -> tuple[int, str]:
         """Return what changes with every load and promotion: the last load's number, the id of the model in charge."""
         with reading(self._engine) as connection:
-            return jobs_module.edition(connection, cluster_id_of(connection, cluster))
+            return jobs_module.edition(connection, find_cluster_id(connection, cluster))
 
     def loads(self, cluster: str) -> pd.DataFrame:
         """Return what was loaded into a cluster, oldest first; the watermark is the last submission in the file."""
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(schema.loads, cluster_id_of(connection, cluster), list(jobs_module.LOADS))
+            query = jobs_module.jobs_in_cluster(
+                schema.loads, find_cluster_id(connection, cluster), list(jobs_module.LOADS)
+            )
             return self._frame(connection, query.order_by(schema.loads.c.load_id), jobs_module.LOADS)
 
     def rejects(self, cluster: str, *, limit: int | None = None) -> pd.DataFrame:
         """Return the rows refused of all loads of a cluster: columns of ``REJECTS`` and the file's ``path``."""
         with reading(self._engine) as connection:
-            query = jobs_module.rejects_of(cluster_id_of(connection, cluster), limit=limit)
+            query = jobs_module.read_rejects(find_cluster_id(connection, cluster), limit=limit)
             return self._frame(connection, query, jobs_module.REJECTS_OF_A_CLUSTER)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
         """Return ``reason`` and ``rows`` over all loads of a cluster, most frequent first."""
         with reading(self._engine) as connection:
-            query = jobs_module.reject_counts_of(cluster_id_of(connection, cluster))
+            query = jobs_module.read_reject_counts(find_cluster_id(connection, cluster))
             return self._frame(connection, query, jobs_module.REJECT_COUNTS)
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
@@ -265,8 +267,8 @@ class Warehouse(ModelStore):
     def nodes(self, cluster: str) -> pd.DataFrame:
         """Return a cluster's nodes, a ``NODES`` frame ordered by name and partition."""
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(
-                schema.nodes, cluster_id_of(connection, cluster), list(jobs_module.NODE_TYPES)
+            query = jobs_module.jobs_in_cluster(
+                schema.nodes, find_cluster_id(connection, cluster), list(jobs_module.NODE_TYPES)
             )
             found = self._frame(connection, query, jobs_module.NODE_TYPES)
         return _blank_as_missing(found, "partition").sort_values(["name", "partition"], ignore_index=True)
@@ -285,8 +287,8 @@ class Warehouse(ModelStore):
         """
         events = schema.node_events
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(
-                events, cluster_id_of(connection, cluster), list(jobs_module.NODE_EVENT_TYPES)
+            query = jobs_module.jobs_in_cluster(
+                events, find_cluster_id(connection, cluster), list(jobs_module.NODE_EVENT_TYPES)
             )
             query = _between(query, events, "started_at", None if reaching else since, until)
             if reaching and since is not None:
@@ -314,8 +316,8 @@ class Warehouse(ModelStore):
         """Return the predictions for jobs submitted in [since, until), by submit time, id and time made."""
         table = schema.predictions
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(
-                table, cluster_id_of(connection, cluster), list(jobs_module.PREDICTION_TYPES)
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(jobs_module.PREDICTION_TYPES)
             )
             query = _between(query, table, "submitted_at", since, until)
             query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
@@ -328,8 +330,8 @@ class Warehouse(ModelStore):
         """
         table, times = schema.predictions, sorted(set(stored_column(submitted_at, TIME).to_pylist()))
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(
-                table, cluster_id_of(connection, cluster), list(jobs_module.PREDICTION_TYPES)
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(jobs_module.PREDICTION_TYPES)
             )
             query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
             parts = [
@@ -345,7 +347,7 @@ class Warehouse(ModelStore):
     def timezone(self, cluster: str) -> str | None:
         """Return a cluster's time zone, without counting its jobs as :meth:`clusters` does; None: not known."""
         with reading(self._engine) as connection:
-            return timezone_of(connection, cluster)
+            return cluster_timezone(connection, cluster)
 
     def add_decisions(self, cluster: str, decisions: pd.DataFrame) -> None:
         """Append to the audit: columns ``decided_at``, ``service``, ``mode``, ``action``, ``target``, ``reason``.
@@ -359,7 +361,9 @@ class Warehouse(ModelStore):
         """Return the decisions made in [since, until), oldest first."""
         table = schema.decisions
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(table, cluster_id_of(connection, cluster), list(jobs_module.DECISION_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(jobs_module.DECISION_TYPES)
+            )
             query = _between(query, table, "decided_at", since, until)
             return self._frame(
                 connection, query.order_by(table.c.decided_at, table.c.decision_id), jobs_module.DECISION_TYPES
@@ -368,14 +372,14 @@ class Warehouse(ModelStore):
     def decisions_about(self, cluster: str, target: str, *, since: datetime | None = None) -> pd.DataFrame:
         """Return the decisions about one job or node made since, oldest first; by an index, however long the audit."""
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
+            cluster_id = find_cluster_id(connection, cluster)
             found = jobs_module.decisions_about(connection, cluster_id, target, since=since)
         return frame_of(found, jobs_module.DECISION_TYPES)
 
     def forget(self, cluster: str, horizon: Horizon) -> dict[str, int]:
         """Delete what is older than ``horizon``, a bounded number of rows at a time; return how many went, by what."""
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
+            cluster_id = find_cluster_id(connection, cluster)
         return forget(self._engine, cluster_id, horizon)
 
     def ledger(self, cluster: str, office: Domain = Domain.JOBS) -> SqlLedger:
@@ -385,7 +389,7 @@ class Warehouse(ModelStore):
     def lease(self, cluster: str, *, office: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
         """Return an office's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
         with reading(self._engine) as connection:
-            return control_state.lease(connection, cluster_id_of(connection, cluster), office)
+            return control_state.lease(connection, find_cluster_id(connection, cluster), office)
 
     def time_of_leases(self, now: datetime) -> datetime:
         """Return the time by which leases run: the database's clock where it has one, else ``now``."""
@@ -395,12 +399,12 @@ class Warehouse(ModelStore):
     def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
         """Store a text under ``name``, in place of the one there; ``cluster`` is made if it is new."""
         with writing(self._engine) as connection:
-            control_state.remember(connection, self._cluster_id(connection, cluster), name=name, text=text, at=at)
+            control_state.store_state(connection, self._cluster_id(connection, cluster), name=name, text=text, at=at)
 
     def remembered(self, cluster: str, name: str) -> str | None:
         """Return the text stored under ``name``; None: there is none."""
         with reading(self._engine) as connection:
-            return control_state.remembered(connection, cluster_id_of(connection, cluster), name=name)
+            return control_state.recall_state(connection, find_cluster_id(connection, cluster), name=name)
 
     def add_modes(self, cluster: str, modes: pd.DataFrame) -> None:
         """Append a ``MODES`` frame: how far services may go from now on; ``cluster`` is made if it is new."""
@@ -414,13 +418,15 @@ class Warehouse(ModelStore):
     def add_turns(self, cluster: str, turns: pd.DataFrame) -> None:
         """Append a ``TURNS`` frame."""
         with writing(self._engine) as connection:
-            control_state.add_turns(connection, self._bulk, self._cluster_id(connection, cluster), turns)
+            control_state.add_cycles(connection, self._bulk, self._cluster_id(connection, cluster), turns)
 
     def turns(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the turns taken in [since, until), oldest first, a ``TURNS`` frame."""
         table = schema.turns
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(table, cluster_id_of(connection, cluster), list(control_state.TURN_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(control_state.TURN_TYPES)
+            )
             query = _between(query, table, "taken_at", since, until)
             return self._frame(connection, query.order_by(table.c.taken_at, table.c.turn_id), control_state.TURN_TYPES)
 
@@ -433,14 +439,16 @@ class Warehouse(ModelStore):
         """Return the counts of nodes taken in [start, end), oldest first, then by pool, a ``NODE_TALLIES`` frame."""
         table = schema.node_tallies
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(table, cluster_id_of(connection, cluster), list(control_state.TALLY_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(control_state.TALLY_TYPES)
+            )
             query = _between(query, table, "taken_at", start, end)
             return self._frame(connection, query.order_by(table.c.taken_at, table.c.pool), control_state.TALLY_TYPES)
 
     def forget_tallies(self, cluster: str, before: datetime) -> int:
         """Delete the counts of nodes taken before a time; return how many rows went."""
         with writing(self._engine) as connection:
-            return control_state.forget_tallies(connection, cluster_id_of(connection, cluster), before=before)
+            return control_state.forget_tallies(connection, find_cluster_id(connection, cluster), before=before)
 
     def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
         """Note that the history of [started_at, ended_at) was read; what touches is joined."""
@@ -456,7 +464,7 @@ class Warehouse(ModelStore):
 
     def _rows_of(self, cluster: str, table: Table, dtypes: Mapping[str, str], order: str) -> pd.DataFrame:
         with reading(self._engine) as connection:
-            query = jobs_module.of_cluster(table, cluster_id_of(connection, cluster), list(dtypes))
+            query = jobs_module.jobs_in_cluster(table, find_cluster_id(connection, cluster), list(dtypes))
             return self._frame(connection, query.order_by(table.c[order]), dtypes)
 
     def _make_or_refuse(self) -> None:

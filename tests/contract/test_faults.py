@@ -22,7 +22,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from helios.errors import HeliosError
-from helios.model import DECISIONS, STANDINGS
+from helios.model import APPLIED_CHANGES, DECISIONS
 from helios.warehouse import Warehouse
 from helios.warehouse.engine import engine_for
 from helios.warehouse.migrate import migrations_folder
@@ -98,7 +98,7 @@ def meant(*jobs: str) -> pd.DataFrame:
 
 def standing(*jobs: str) -> pd.DataFrame:
     one = {"lever": "order", "service": "qssf", "mode": "active", "value": 1.0, "written_at": NOW, "admins": 0}
-    return STANDINGS.conform(pd.DataFrame({"job_id": list(jobs), "submitted_at": NOW} | one))
+    return APPLIED_CHANGES.conform(pd.DataFrame({"job_id": list(jobs), "submitted_at": NOW} | one))
 
 
 # Numbers and times that a database gives; PostgreSQL leaves out numbers of what was undone.

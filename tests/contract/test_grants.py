@@ -15,7 +15,7 @@ from sqlalchemy.exc import DatabaseError
 from helios.app.roles import roles_granted
 from helios.config import Settings
 from helios.errors import LeaseLost, UsageError
-from helios.model import DECISIONS, MODES, NODE_STANDINGS, NODE_TALLIES, STANDINGS, FrameKind
+from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, MODES, NODE_TALLIES, FrameKind
 from helios.ports import Domain
 from helios.warehouse import Horizon, Warehouse
 from helios.warehouse.engine import engine_for
@@ -66,7 +66,7 @@ def decided(service: str, *, at: datetime = NOW) -> pd.DataFrame:
 def standing(kind: FrameKind) -> pd.DataFrame:
     one = {"lever": "power", "service": "s", "mode": "active", "written_at": NOW, "admins": 0}
     of_job = {"job_id": "1", "submitted_at": NOW, "value": 1.0}
-    return rows(kind, **(one | (of_job if kind is STANDINGS else {"node": "n1", "value": "asleep"})))
+    return rows(kind, **(one | (of_job if kind is APPLIED_CHANGES else {"node": "n1", "value": "asleep"})))
 
 
 def refused(url: str, act: str) -> bool:
@@ -117,7 +117,7 @@ def test_each_role_does_the_business_of_its_office_and_not_the_others(granted: d
 def test_what_stands_of_an_office_is_written_by_its_own_role_alone(
     granted: dict[str, str], role: str, office: Domain
 ) -> None:
-    kinds = {Domain.JOBS: STANDINGS, Domain.NODES: NODE_STANDINGS}
+    kinds = {Domain.JOBS: APPLIED_CHANGES, Domain.NODES: APPLIED_NODE_CHANGES}
     own = Domain.JOBS if role == "jobs" else Domain.NODES
     with Warehouse.open(granted["owner"]) as warehouse:
         tokens = {each: warehouse.ledger("venus", each).acquire(holder="me", now=NOW, lasts=MINUTE) for each in Domain}

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.model import DECISIONS, PREDICTIONS, TURNS
+from helios.model import CYCLES, DECISIONS, PREDICTIONS
 from helios.ports import Domain
 from helios.warehouse import Horizon, Warehouse, retention
 from helios.warehouse import jobs as jobs_module
@@ -74,7 +74,7 @@ def test_however_few_rows_go_at_a_time_all_that_is_old_goes(
 def test_turns_and_predictions_go_when_they_are_old(warehouse: Warehouse) -> None:
     times = [NOW - 401 * DAY, NOW - DAY]
     counts = dict.fromkeys(("pending", "running", "gpus_pending", "gpus_running", "acted"), 0)
-    warehouse.add_turns("venus", TURNS.conform(pd.DataFrame({"taken_at": times, "seconds": 1.0} | counts)))
+    warehouse.add_turns("venus", CYCLES.conform(pd.DataFrame({"taken_at": times, "seconds": 1.0} | counts)))
     predicted = dict.fromkeys(PREDICTIONS.names[:3], 60.0) | {"source": "m"}
     jobs = pd.DataFrame({"job_id": ["1", "2"], "submitted_at": times, "restart": np.int32(0)} | predicted)
     warehouse.add_predictions("venus", jobs.astype({"job_id": "str"}), made_at=NOW)
@@ -145,7 +145,7 @@ def test_one_jobs_decisions_are_found_by_an_index_and_old_ones_too(tmp_path: Pat
             text = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
             return str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all())
 
-        found = plan(jobs_module.about(1, "7", since=NOW))
+        found = plan(jobs_module.decision_columns(1, "7", since=NOW))
         assert "ix_decisions_cluster_id_target_decided_at (cluster_id=? AND target=? AND decided_at>?)" in found
         old = plan(retention.oldest(1, retention.schema.decisions.c.decided_at, NOW))
         assert "ix_decisions_cluster_id_decided_at (cluster_id=? AND decided_at<?)" in old

@@ -29,17 +29,17 @@ from helios.errors import (
     WarehouseUnavailable,
 )
 from helios.model import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
     COVERAGE,
+    CYCLES,
     DECISIONS,
     JOBS,
     MODES,
     NODE_EVENTS,
-    NODE_STANDINGS,
     NODE_TALLIES,
     NODES,
     REJECTS,
-    STANDINGS,
-    TURNS,
     Batch,
     ModelRecord,
     in_submission_order,
@@ -821,7 +821,7 @@ def a_decision(**overrides: Any) -> dict[str, Any]:
 
 
 def standings_frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    return STANDINGS.conform(pd.DataFrame(rows)) if rows else STANDINGS.empty()
+    return APPLIED_CHANGES.conform(pd.DataFrame(rows)) if rows else APPLIED_CHANGES.empty()
 
 
 def decisions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
@@ -942,7 +942,7 @@ def test_standings_are_replaced_and_read_as_they_were_written(warehouse: Warehou
     ledger.record(token=token, decisions=DECISIONS.empty(), standings=None)
     assert len(ledger.standings()) == 3
     ledger.record(token=token, decisions=DECISIONS.empty(), standings=after)
-    assert_frame_equal(STANDINGS.check(ledger.standings()), after)
+    assert_frame_equal(APPLIED_CHANGES.check(ledger.standings()), after)
 
 
 def a_node_standing(**overrides: Any) -> dict[str, Any]:
@@ -1004,11 +1004,11 @@ def test_what_stands_of_nodes_leaves_what_stands_of_jobs_alone(warehouse: Wareho
         a_node_standing(),
         a_node_standing(lever="weight", value="20", own="10", after="Weight 20", admins=1),
     ]
-    written = NODE_STANDINGS.conform(pd.DataFrame(rows))
+    written = APPLIED_NODE_CHANGES.conform(pd.DataFrame(rows))
     nodes.record(token=1, decisions=decisions_frame(a_decision(service="ces")), standings=written)
-    assert_frame_equal(NODE_STANDINGS.check(nodes.standings()), written)
+    assert_frame_equal(APPLIED_NODE_CHANGES.check(nodes.standings()), written)
     assert len(jobs.standings()) == 1
-    nodes.record(token=1, decisions=DECISIONS.empty(), standings=NODE_STANDINGS.empty())
+    nodes.record(token=1, decisions=DECISIONS.empty(), standings=APPLIED_NODE_CHANGES.empty())
     assert nodes.standings().empty and len(jobs.standings()) == 1
 
 
@@ -1065,8 +1065,8 @@ def test_turns_are_read_by_the_time_they_were_taken(warehouse: Warehouse) -> Non
         {"taken_at": NOON + n * MINUTE, "seconds": 0.5, "pending": n, "still": None if n else "paused"}
         for n in range(3)
     ]
-    warehouse.add_turns("venus", TURNS.conform(pd.DataFrame(rows)))
-    found = TURNS.check(warehouse.turns("venus", since=NOON + MINUTE))
+    warehouse.add_turns("venus", CYCLES.conform(pd.DataFrame(rows)))
+    found = CYCLES.check(warehouse.turns("venus", since=NOON + MINUTE))
     assert list(found["pending"]) == [1, 2]
 
 

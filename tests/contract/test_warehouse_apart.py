@@ -16,14 +16,14 @@ from pandas.testing import assert_frame_equal
 
 from helios.errors import FrameInvalid, LeaseLost, NoSuchCluster
 from helios.model import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
+    CYCLES,
     DECISIONS,
     MODES,
     NODE_EVENTS,
-    NODE_STANDINGS,
     NODE_TALLIES,
     NODES,
-    STANDINGS,
-    TURNS,
     AuditStep,
 )
 from helios.ports import Domain
@@ -77,7 +77,7 @@ def predictions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 def turns_frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    return TURNS.conform(pd.DataFrame([{"taken_at": NOON, "seconds": 0.5, "pending": 1} | row for row in rows]))
+    return CYCLES.conform(pd.DataFrame([{"taken_at": NOON, "seconds": 0.5, "pending": 1} | row for row in rows]))
 
 
 def modes_frame(mode: str) -> pd.DataFrame:
@@ -103,7 +103,7 @@ def fill(warehouse: Warehouse, cluster: str) -> None:
     warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id="a", by="ann", why="because", at=NOON)
     for office, standings in (
         (Domain.JOBS, standings_frame(a_standing())),
-        (Domain.NODES, NODE_STANDINGS.conform(pd.DataFrame([a_node_standing()]))),
+        (Domain.NODES, APPLIED_NODE_CHANGES.conform(pd.DataFrame([a_node_standing()]))),
     ):
         ledger = warehouse.ledger(cluster, office)
         token = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
@@ -129,7 +129,7 @@ def use(warehouse: Warehouse, cluster: str) -> None:
     warehouse.forget_models(cluster, keep=1)
     for office, standings in (
         (Domain.JOBS, standings_frame(a_standing(value=0.9), a_standing(job_id="8"))),
-        (Domain.NODES, NODE_STANDINGS.empty()),
+        (Domain.NODES, APPLIED_NODE_CHANGES.empty()),
     ):
         ledger = warehouse.ledger(cluster, office)
         ledger.release(holder="a")
@@ -289,7 +289,7 @@ def test_what_stands_is_read_by_lever_then_job_then_mode(warehouse: Warehouse) -
     ledger = warehouse.ledger("venus")
     ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
     ledger.record(token=1, decisions=DECISIONS.empty(), standings=standings_frame(*rows))
-    found = STANDINGS.check(ledger.standings())
+    found = APPLIED_CHANGES.check(ledger.standings())
     assert found[["lever", "job_id", "mode"]].astype(str).to_numpy().tolist() == [
         ["order", "1", "shadow"],
         ["order", "2", "active"],

@@ -80,9 +80,9 @@ def _sniffed(data: bytes, folder: Path) -> object:
 
 
 def _series(data: bytes, folder: Path) -> object:
-    from helios.ingest.node_series import read_series, resampled
+    from helios.ingest.node_series import read_series, resample
 
-    return resampled(read_series(_written(folder, "nodes.csv", data), timezone="Europe/Berlin", total=None))
+    return resample(read_series(_written(folder, "nodes.csv", data), timezone="Europe/Berlin", total=None))
 
 
 def _traces(folder: Path) -> dict[str, list[bytes]]:
@@ -159,7 +159,7 @@ def _model(data: bytes, _: Path) -> object:
 
     from helios.model import ModelRecord
     from helios.predict import from_record
-    from helios.predict.calibration import calibrated_alone, nothing_learned
+    from helios.predict.calibration import calibrate_each, empty_calibration
     from helios.predict.causal_stats import FEATURES
 
     record, _text = _record()
@@ -173,7 +173,7 @@ def _model(data: bytes, _: Path) -> object:
     backtest = model.as_judged()
     if backtest is not None:
         backtest.predict(asked)
-    return calibrated_alone(asked, predicted, model.calibration or nothing_learned())
+    return calibrate_each(asked, predicted, model.calibration or empty_calibration())
 
 
 def _resealed_model(data: bytes) -> bytes:
@@ -193,16 +193,16 @@ def _trees(data: bytes, _: Path) -> object:
 
     from helios.predict.causal_stats import FEATURES
     from helios.predict.model_text import trees_alone
-    from helios.predict.trees import grow, plant
+    from helios.predict.trees import parse_trees, predict_trees
 
     text = data.decode("latin-1")
     try:
-        forest = plant((text,), features=FEATURES)
+        forest = parse_trees((text,), features=FEATURES)
     except ValueError:
         return None
     asked = np.random.default_rng(0).normal(3, 3, (20, len(FEATURES))).astype(np.float32)
     asked[::3, ::2] = np.nan
-    found = grow(forest, asked)[:, 0]
+    found = predict_trees(forest, asked)[:, 0]
     booster = lightgbm.Booster(model_str=trees_alone(text))
     if not np.allclose(found, booster.predict(asked), equal_nan=False):
         raise Wrong("the trees predict otherwise than LightGBM's")

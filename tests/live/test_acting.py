@@ -12,7 +12,7 @@ import pytest
 
 from helios.app.explain_job import JobUnknown, explain
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
-from helios.app.operations import Operations, released
+from helios.app.operations import Operations, release_jobs
 from helios.cli.control import scope
 from helios.config import Settings
 from helios.control import CycleReport, ServiceMode
@@ -148,7 +148,7 @@ def test_the_first_kill_switch_a_command_leaves_nothing(helios: Helios) -> None:
     helios.turn()
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
-    assert "nothing is left" in released(helios.another().release("enough"))
+    assert "nothing is left" in release_jobs(helios.another().release("enough"))
     assert helios.jobs_set() == 0
     assert any("enough" in reason for reason in helios.turn().still)
     assert helios.jobs_set() == 0
@@ -191,7 +191,7 @@ def by_pause(helios: Helios) -> str:
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
     with suppress(HeliosError):
-        return released(helios.another().release("enough"))
+        return release_jobs(helios.another().release("enough"))
     return ""
 
 
@@ -239,7 +239,7 @@ def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_turn(hel
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
     with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
-        released(helios.another().release("enough"))
+        release_jobs(helios.another().release("enough"))
     helios.rig.run("scontrol", "release", job)
     helios.rig.until(lambda: helios.rig.site_factors().get(job))
     helios.turn()
@@ -249,7 +249,7 @@ def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_turn(hel
 def test_what_another_helios_set_is_proved_by_the_database(helios: Helios) -> None:
     helios.turn()
     assert helios.jobs_set() > 0
-    assert "nothing is left" in released(helios.another(state="elsewhere").release("enough"))
+    assert "nothing is left" in release_jobs(helios.another(state="elsewhere").release("enough"))
     assert helios.jobs_set() == 0
 
 
@@ -259,7 +259,7 @@ def test_a_stopped_controller_is_a_reason_to_be_still_and_helios_goes_on_by_itse
     try:
         assert any("could not be looked at" in reason for reason in helios.turn().still)
         with pytest.raises(HeliosError):
-            released(helios.desk.release("while it is away"))
+            release_jobs(helios.desk.release("while it is away"))
     finally:
         helios.rig.control("start", "slurmctld")
     settled = helios.turn()

@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.sync import AccountingSource, read_history
+from helios.app.sync import AccountingSource, sync_history
 from helios.slurm import accounting
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.shell import Shell
@@ -54,7 +54,7 @@ def test_no_name_of_a_job_forges_a_row_of_the_history(rig: Rig, tmp_path: Path) 
 
     books = accounting.Accounting(shell=Shell(environment=rig.environment))
     url = f"sqlite:///{tmp_path / 'helios.db'}"
-    reading = read_history(
+    reading = sync_history(
         AccountingSource(
             jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events
         ),

@@ -18,7 +18,7 @@ from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ingest import write_helios_csv
 from helios.predict import JobTable, causal_features, from_record, to_record, train
 from helios.predict.dask_training import DaskTrainer, _dealt, _teller
-from helios.predict.duration import TrainingSet, learn_here
+from helios.predict.duration import TrainingSet, train_locally
 from tests.story.shell import shell
 from tests.unit.predict.traces_of import a_campaign
 
@@ -72,7 +72,7 @@ def test_trees_grown_on_two_workers_predict_as_well_as_those_grown_here(address:
     # Not the same trees: each worker bins a share of the features from its own half of the rows, and the quantile in
     # a leaf is the mean of the halves'. Over four seeds the loss differed by at most 1.1 %, correlation was above .992.
     lesson, later = a_lesson(8000), a_lesson(4000, seed=1)
-    here = learn_here(lesson, quantiles=QUANTILES, seed=0)
+    here = train_locally(lesson, quantiles=QUANTILES, seed=0)
     there = DaskTrainer(address=address)(lesson, quantiles=QUANTILES, seed=0)
     for quantile, one, other in zip(QUANTILES, here, there, strict=True):
         assert pinball(other, later, quantile) == pytest.approx(pinball(one, later, quantile), rel=0.03)
@@ -84,7 +84,7 @@ def test_trees_are_grown_by_the_same_parameters_as_here_and_tell_no_address(addr
     lesson = a_lesson(5000)
     here, there = (
         parameters_in(learner(lesson, quantiles=(0.9,), seed=4)[0])
-        for learner in (learn_here, DaskTrainer(address=address))
+        for learner in (train_locally, DaskTrainer(address=address))
     )
     where = {"machines", "local_listen_port", "time_out", "num_threads"}
     assert {name: value for name, value in there.items() if here[name] != value} == {
@@ -108,7 +108,7 @@ def test_a_model_grown_on_dask_is_kept_and_read_back_like_any_other(address: str
 def test_few_rows_go_to_one_worker_and_grow_the_same_trees_as_here(address: str) -> None:
     lesson = a_lesson(2500)
     (there,) = DaskTrainer(address=address)(lesson, quantiles=(0.8,), seed=5)
-    (here,) = learn_here(lesson, quantiles=(0.8,), seed=5)
+    (here,) = train_locally(lesson, quantiles=(0.8,), seed=5)
     assert "num_machines: 1]" in there
     assert there.split("\nparameters:")[0] == here.split("\nparameters:")[0]
 

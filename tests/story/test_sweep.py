@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from helios.app.executors import DaskScheduler, FinishedRun, Processes, SlurmExecutor, SweepRun, here
+from helios.app.executors import DaskScheduler, FinishedRun, Processes, SlurmExecutor, SweepRun, run_here
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import OPTIONS
-from helios.app.sweep import Cross, SweepPlan, SweepSettings, cross, read_plan, sweep
+from helios.app.sweep import Cross, SweepPlan, SweepSettings, cross_options, read_sweep_plan, sweep
 from helios.app.whatif import WhatIfRequest
 from helios.cli.whatif import commands
 from helios.errors import DaskUnavailable, UsageError
@@ -61,14 +61,14 @@ def history() -> LoadedHistory:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Cross:
     path = tmp_path_factory.mktemp("plan") / "plan.toml"
     path.write_text(PLAN)
-    return cross(read_plan(path), base=WhatIfRequest(plans=(), gpus_per_node=4), timezone="UTC")
+    return cross_options(read_sweep_plan(path), base=WhatIfRequest(plans=(), gpus_per_node=4), timezone="UTC")
 
 
 @pytest.fixture(scope="module")
 def truth(history: LoadedHistory, asked: Cross, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The lines that one process writes."""
     folder = tmp_path_factory.mktemp("here")
-    sweep(history, asked, out=folder / "out.jsonl", engine=here)
+    sweep(history, asked, out=folder / "out.jsonl", engine=run_here)
     return lines(folder)
 
 
@@ -124,7 +124,7 @@ def test_a_sweep_that_was_killed_goes_on_elsewhere(
     with pytest.raises(KeyboardInterrupt):
         sweep(history, asked, out=tmp_path / "out.jsonl", engine=dying)
     assert len(lines(tmp_path)) == 30
-    again = sweep(history, asked, out=tmp_path / "out.jsonl", engine=here)
+    again = sweep(history, asked, out=tmp_path / "out.jsonl", engine=run_here)
     assert 0 < again.known_before <= 30
     assert sorted({*lines(tmp_path)}) == truth, "but for failures, which were tried twice"
 
@@ -239,8 +239,8 @@ def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
     plans = []
     for block in [part.split("```")[0] for part in text.split("```toml\n")[1:]]:
         (tmp_path / "plan.toml").write_text(block)
-        plans.append(read_plan(tmp_path / "plan.toml"))
-    whole, of_options = (cross(plan, base=WhatIfRequest(plans=()), timezone="UTC").cells for plan in plans)
+        plans.append(read_sweep_plan(tmp_path / "plan.toml"))
+    whole, of_options = (cross_options(plan, base=WhatIfRequest(plans=()), timezone="UTC").cells for plan in plans)
     assert plans[0].slurm["jobs"] >= 1
     assert f"{len(whole):,} replays" in text
     assert replace(whole[0].question, plans=()) != replace(whole[-1].question, plans=())

@@ -16,18 +16,18 @@ from helios.changes import (
     USERS_OWN,
     ChangeContext,
     SettingChange,
-    slurms_terms,
-    verdict,
-    wishes_of,
+    judge_change,
+    setting_changes,
+    slurm_value_mapping,
 )
 from helios.testing import a_snapshot
 
-TERMS = slurms_terms(site_factor=lambda urgency: round(100 * urgency))
+TERMS = slurm_value_mapping(site_factor=lambda urgency: round(100 * urgency))
 
 
 def asked(action: Any, *, set_on: dict[JobSetting, set[str]] | None = None) -> list[tuple[str, str, str, int]]:
     of_lever = set_on or {}
-    wishes = wishes_of(
+    wishes = setting_changes(
         action, TERMS, pending=lambda: ["1", "2"], is_set=lambda lever, job_id: job_id in of_lever.get(lever, ())
     )
     return [(wish.action, wish.lever.value, wish.job_id, wish.wanted) for wish in wishes]
@@ -48,7 +48,7 @@ def a_ground(**known: Any) -> ChangeContext:
 
 
 def refusal(wish: SettingChange[int], **known: Any) -> tuple[Result, str]:
-    said = verdict(wish, a_ground(**known))
+    said = judge_change(wish, a_ground(**known))
     assert isinstance(said, Outcome)
     return said.result, said.remark
 
@@ -99,11 +99,11 @@ def test_a_wish_is_told_in_slurms_words() -> None:
 
 
 def test_what_differs_is_to_be_written() -> None:
-    assert verdict(a_wish(), a_ground()) is None
+    assert judge_change(a_wish(), a_ground()) is None
 
 
 def test_what_stands_already_is_unchanged() -> None:
-    said = verdict(a_wish(), a_ground(before=50, is_set=True))
+    said = judge_change(a_wish(), a_ground(before=50, is_set=True))
     assert said is not None
     assert (said.result, said.before, said.after) == (Result.UNCHANGED, "SiteFactor 50", "SiteFactor 50")
 
@@ -131,11 +131,13 @@ def test_a_soft_limit_is_refused_with_the_first_reason(known: dict[str, Any], wh
 
 @pytest.mark.parametrize("known", [{"time_limit": 18}, {"before": 7, "is_set": True}])
 def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any]) -> None:
-    assert verdict(a_wish(17, lever=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
+    assert judge_change(a_wish(17, lever=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
 
 
 def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
-    assert verdict(a_wish(0, action="RevertJobs"), a_ground(before=50, is_set=True, hands_off="it is held")) is None
+    assert (
+        judge_change(a_wish(0, action="RevertJobs"), a_ground(before=50, is_set=True, hands_off="it is held")) is None
+    )
 
 
 @pytest.mark.parametrize(

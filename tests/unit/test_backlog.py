@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.metrics.backlog import EVERY_S, GOES_ON, BacklogEstimator, JobTimes, faded, longest_backlog_s
+from helios.metrics.backlog import EVERY_S, GOES_ON, BacklogEstimator, JobTimes, age_discount, longest_backlog_s
 
 HOUR = float(EVERY_S)
 
@@ -114,6 +114,6 @@ def test_reckoned_from_the_jobs_alone_it_is_what_somebody_found_who_looked_each_
 
 
 def test_what_is_left_fades_with_the_square() -> None:
-    left = faded(np.array([0, 50, 90, 100, 200]), 100)
+    left = age_discount(np.array([0, 50, 90, 100, 200]), 100)
     assert left == pytest.approx([1, 0.25, 0.01, 0, 0])
-    assert faded(np.array([5]), 0) == [0]
+    assert age_discount(np.array([5]), 0) == [0]

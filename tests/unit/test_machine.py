@@ -2,13 +2,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.replay_cluster import ReplayCluster, machine_for, parse_nodes
+from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from tests.builders import a_job, jobs_frame
 
 
 def placed(*jobs: dict, **options: object) -> ReplayCluster:
-    return machine_for(jobs_frame(*jobs), **{"resource": "gpus", "gpus_per_node": 8, "nodes": None, **options})
+    return replay_cluster_for(jobs_frame(*jobs), **{"resource": "gpus", "gpus_per_node": 8, "nodes": None, **options})
 
 
 def shape_of(machine: ReplayCluster) -> dict[str, int]:

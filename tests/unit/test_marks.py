@@ -29,7 +29,7 @@ def test_a_more_urgent_job_never_gets_less(first: float, second: float) -> None:
 @pytest.mark.parametrize("value", [0, 100, 36, 38, -500, 10_000])
 def test_a_site_factor_without_the_mark_is_no_urgency(value: int) -> None:
     assert ownership.urgency(value, most=10_000) == 0
-    assert not ownership.is_ours(value)
+    assert not ownership.has_helios_mark(value)
 
 
 def test_a_site_factor_from_a_wider_bound_is_still_helios_and_reads_as_the_utmost() -> None:
@@ -52,7 +52,7 @@ def test_many_urgencies_become_the_site_factors_that_each_does(urgency: list[flo
 @given(value=st.lists(st.integers(-100_000, 100_000), min_size=1), most=st.integers(137, 100_000))
 def test_many_site_factors_are_read_as_each_is(value: list[int], most: int) -> None:
     marked = value + [each // 100 * 100 + 37 for each in value if each >= 0]
-    assert ownership.are_ours(np.array(marked)).tolist() == [ownership.is_ours(each) for each in marked]
+    assert ownership.have_helios_mark(np.array(marked)).tolist() == [ownership.has_helios_mark(each) for each in marked]
     read = ownership.urgencies(np.array(marked), n_steps=ownership.steps(most))
     assert read.tolist() == pytest.approx([ownership.urgency(each, most=most) for each in marked])
 
@@ -64,4 +64,4 @@ def test_whole_minutes_are_no_shorter_than_what_is_asked_for(seconds: int, minut
 
 @pytest.mark.parametrize(("minutes", "ours"), [(7, True), (107, True), (0, False), (70, False), (8, False)])
 def test_a_time_min_is_known_by_its_last_digit(minutes: int, ours: bool) -> None:
-    assert ownership.is_our_time_min(minutes) == ours
+    assert ownership.has_helios_time_min(minutes) == ours

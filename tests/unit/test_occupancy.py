@@ -8,7 +8,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.metrics.node_usage import BusyIntervals, intervals_of, most_at_once
+from helios.metrics.node_usage import BusyIntervals, busy_intervals, most_at_once
 from helios.model import JOBS
 
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 60), st.integers(1, 30)), max_size=25)
@@ -62,7 +62,7 @@ def test_each_node_of_a_job_is_held_until_its_end_or_until_now() -> None:
             }
         )
     )
-    spans = intervals_of(jobs, until_s=260)
+    spans = busy_intervals(jobs, until_s=260)
     found = {
         (spans.names[node], int(start), int(end))
         for node, start, end in zip(spans.node, spans.start_s, spans.end_s, strict=True)

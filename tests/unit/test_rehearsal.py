@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, Result, SoftLimit
 from helios.app.history import LoadedHistory, read_file
-from helios.app.service_replay import ReplayedService, ServiceReplay, SoftLimitGain, play, rehearse, soft_limit_gain
+from helios.app.service_replay import (
+    ReplayedService,
+    ServiceReplay,
+    SoftLimitGain,
+    replay_services,
+    simulate_services,
+    soft_limit_gain,
+)
 from helios.app.whatif import WhatIfRequest
 from helios.cli.replay_services import services_asked_for
 from helios.config import Settings
@@ -91,7 +98,7 @@ def played(
     workload, shape = a_workload(rows), a_shape((nodes, 8), (nodes, 8))
     jobs = jobs_of(workload, shape, time_limit_s=1e7)
     cluster = SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s, backfill=backfill)
-    play(cluster, seats, predictor=Oracle(workload))
+    replay_services(cluster, seats, predictor=Oracle(workload))
     starts: list[int] = cluster.started_s.tolist()
     return starts
 
@@ -241,7 +248,9 @@ def a_history(jobs: int = 60, **overrides: Any) -> LoadedHistory:
 
 def rehearsed(history: LoadedHistory, services: dict[str, Any], **options: Any) -> ServiceReplay:
     asked = {name: options.pop(name) for name in ("since", "until", "warm_up") if name in options}
-    return rehearse(history, WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options)
+    return simulate_services(
+        history, WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options
+    )
 
 
 def test_a_rehearsal_shows_today_the_naive_control_and_the_service_measured_alike() -> None:
@@ -363,7 +372,7 @@ def test_on_a_real_trace_a_service_that_proposes_nothing_changes_nothing() -> No
     since, until = history.jobs["submitted_at"].iloc[[1_000, 1_250]]
     question = WhatIfRequest(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
     toy = Toy()
-    result = rehearse(history, question, {"toy": toy})
+    result = simulate_services(history, question, {"toy": toy})
     today, _, service = result.whatif.runs
     assert service.started_s.tolist() == today.started_s.tolist()
     assert len(toy.seen) > 20

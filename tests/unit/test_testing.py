@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Action, JobSetting, Outcome, Place, Reorder, Result, RevertJobs, SoftLimit
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
-from helios.model import DECISIONS, QUEUE, STANDINGS, Snapshot
+from helios.model import APPLIED_CHANGES, DECISIONS, QUEUE, Snapshot
 from helios.services.qssf import Qssf
 from helios.services.soft_limits import SoftLimits
 from helios.testing import (
@@ -385,18 +385,18 @@ def test_a_holder_whose_lease_was_taken_writes_nothing(ledger: FakeLedger) -> No
     hold(ledger, "b", NOON + 2 * MINUTE)
     assert old is not None
     with pytest.raises(LeaseLost):
-        ledger.record(token=old, decisions=a_decision(), standings=STANDINGS.empty())
+        ledger.record(token=old, decisions=a_decision(), standings=APPLIED_CHANGES.empty())
     assert len(ledger.decisions) == 0
 
 
 def test_decisions_add_up_and_standings_are_replaced(ledger: FakeLedger) -> None:
     token = hold(ledger, "a") or 0
     standing = {"lever": "order", "job_id": "1", "submitted_at": NOON, "service": "qssf", "mode": "active", "admins": 0}
-    ledger.record(token=token, decisions=a_decision("1"), standings=frame_of(STANDINGS, [standing]))
+    ledger.record(token=token, decisions=a_decision("1"), standings=frame_of(APPLIED_CHANGES, [standing]))
     ledger.record(token=token, decisions=a_decision("2"), standings=None)
     assert list(ledger.decisions["target"]) == ["1", "2"]
     assert list(ledger.standings()["job_id"]) == ["1"]
-    ledger.record(token=token, decisions=DECISIONS.empty(), standings=STANDINGS.empty())
+    ledger.record(token=token, decisions=DECISIONS.empty(), standings=APPLIED_CHANGES.empty())
     assert (len(ledger.decisions), len(ledger.standings()), ledger.records) == (2, 0, 3)
 
 

@@ -22,7 +22,7 @@ from helios.actions import (
     RevertNodes,
 )
 from helios.errors import ClusterUnavailable, FrameInvalid
-from helios.model import NODE_STANDINGS, STANDINGS, NodePower, Snapshot
+from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, NodePower, Snapshot
 from helios.ports import Domain
 from helios.testing import (
     NOON,
@@ -241,10 +241,10 @@ def test_things_go_wrong_when_told_to() -> None:
 
 def test_the_ledger_of_an_office_keeps_its_own_book() -> None:
     ledger = FakeLedger(office=Domain.NODES)
-    NODE_STANDINGS.check(ledger.standings())
+    APPLIED_NODE_CHANGES.check(ledger.standings())
     token = ledger.acquire(holder="h", now=NOON, lasts=MINUTE)
     with pytest.raises(FrameInvalid):
-        ledger.record(token=token or 0, decisions=ledger.decisions, standings=STANDINGS.empty())
+        ledger.record(token=token or 0, decisions=ledger.decisions, standings=APPLIED_CHANGES.empty())
 
 
 def test_builders_of_power_and_demand_make_sense() -> None:

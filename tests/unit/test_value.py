@@ -10,7 +10,7 @@ import pytest
 
 from helios.app.history import LoadedHistory
 from helios.app.prediction_value import ReplayTarget, value_of_predictions, value_or_reason
-from helios.report.models import REPLAY_NAMES, OrderValue, in_words, notes_of
+from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
@@ -82,7 +82,7 @@ def test_jobs_that_cannot_be_replayed_cost_no_more_than_this_judgement() -> None
     reason = value_or_reason(history, CROWDED, train_until=None, test_fraction=0.3)
     assert isinstance(reason, str)
     assert "cannot be replayed" in reason
-    assert notes_of(reason) == (reason,)
+    assert model_notes(reason) == (reason,)
 
 
 def test_jobs_larger_than_the_machine_are_left_out_and_said_to_be() -> None:

@@ -24,10 +24,10 @@ from helios.app.energy.node_states import (
     NodeTimes,
     Recorded,
     Spans,
-    binned,
+    count_wakes,
     recorded_nodes,
     seconds,
-    wakes,
+    sum_by_bin,
 )
 from helios.config import Energy
 from helios.errors import FileUnreadable, FormatUnknown
@@ -62,7 +62,7 @@ class Gaps:
     woken: NDArray[np.bool_]
 
 
-def gaps_of(times: NodeTimes) -> Gaps:
+def idle_gaps(times: NodeTimes) -> Gaps:
     """Return the longest stretches of each node in which it was idle, asleep or on the way."""
     spare = np.isin(times.state, SPARE)
     follows = np.append(False, times.node[1:] == times.node[:-1]) if len(times.node) else np.array([], dtype=bool)
@@ -76,7 +76,7 @@ def gaps_of(times: NodeTimes) -> Gaps:
     return Gaps(spans=spans, woken=woken)
 
 
-def under_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[NodePowerState, Spans]:
+def split_by_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[NodePowerState, Spans]:
     """Return what the nodes would have done in those stretches; ``timer_s`` inf: they would have stayed awake."""
     start, end = gaps.spans.start_s, gaps.spans.end_s
     dozes = end if np.isinf(timer_s) else np.minimum(start + int(timer_s), end)
@@ -91,7 +91,7 @@ def under_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float)
     return {state: Spans(node=gaps.spans.node, start_s=first, end_s=last) for state, (first, last) in cuts.items()}
 
 
-def interval_of(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[float, float]:
+def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[float, float]:
     """Return where a sum over days may as well have lain: 95 % of resampled days, widened by the model's own band.
 
     With fewer than ``FEWEST_DAYS`` days only the band counts: too few to say how days differ.
@@ -135,7 +135,7 @@ class Tallied:
     wanted_s: NDArray[np.float64]
 
 
-def tallied(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallied:
+def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallied:
     """Return counts of nodes (``NODE_TALLIES``) as node seconds between ``edges_s``."""
     if tallies.empty:
         nothing = np.full(len(edges_s) - 1, np.nan)
@@ -148,7 +148,7 @@ def tallied(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallied:
 
     def summed(weight: NDArray[np.float64]) -> NDArray[np.float64]:
         spans = Spans(node=pool, start_s=start_s, end_s=end_s, weight=weight)
-        found: NDArray[np.float64] = binned(
+        found: NDArray[np.float64] = sum_by_bin(
             spans, edges_s=edges_s, group=np.zeros(int(pool.max()) + 1, dtype=np.int64), n_groups=1
         )[0]
         return found
@@ -241,7 +241,7 @@ class Tariff:
         return means
 
 
-def tariff_of(energy: Energy) -> Tariff:
+def tariff_from(energy: Energy) -> Tariff:
     """Return what the configuration says: its constants, or its file of hourly values.
 
     Raises
@@ -354,10 +354,10 @@ def energy_ledger(
     FileUnreadable, FormatUnknown
         The file of hourly prices.
     """
-    tariff = tariff_of(energy)
+    tariff = tariff_from(energy)
     recorded = recorded_nodes(warehouse, cluster, since=since - LEAD, until=until, energy=energy)
     edges_s, day = _edges(since, until, timezone)
-    looks = tallied(warehouse.node_tallies(cluster, since - timedelta(hours=1), until), edges_s=edges_s)
+    looks = tally_states(warehouse.node_tallies(cluster, since - timedelta(hours=1), until), edges_s=edges_s)
     book = _Book(recorded=recorded, edges_s=edges_s, energy=energy, tariff=tariff)
     pools = book.amounts(recorded.pool, len(recorded.pools))
     rows = _rows(by, book, pools, day=day, since=since, timezone=timezone)
@@ -376,7 +376,7 @@ def energy_ledger(
         rows=rows,
         total={name: float(rows[name].sum()) for name in rows.columns if name != "line"} | {"line": "all"},
         savings=tuple(_saving(name, pools, day, woken=book.wakes_under(name)) for name in _policies()),
-        wakes=wakes(recorded.times, begin_s=int(edges_s[0])),
+        wakes=count_wakes(recorded.times, begin_s=int(edges_s[0])),
         helios_node_hours=float(helios_s.sum()) / HOUR_S,
         helios_kwh=float(helios_kwh.sum()),
         helios_cost=float(tariff.cost_of(helios_kwh, edges_s=edges_s)[0].sum()),
@@ -416,7 +416,7 @@ class _Book:
         times = self.recorded.times
 
         def in_bins(spans: Spans) -> NDArray[np.float64]:
-            return binned(spans, edges_s=self.edges_s, group=group, n_groups=n_groups)
+            return sum_by_bin(spans, edges_s=self.edges_s, group=group, n_groups=n_groups)
 
         seconds = {state: in_bins(times.where(times.state == state)) for state in NodePowerState}
         gpus, cpus = in_bins(self.recorded.gpus), in_bins(self.recorded.cpus)
@@ -435,13 +435,13 @@ class _Book:
 
     def wakes_under(self, policy: str) -> int:
         """Return how often a job would have found its node asleep."""
-        gaps = gaps_of(self.recorded.times)
+        gaps = idle_gaps(self.recorded.times)
         length_s = gaps.spans.end_s - gaps.spans.start_s
         return int((gaps.woken & (length_s > _policies()[policy]) & (gaps.spans.end_s > self.edges_s[0])).sum())
 
     def _under(self, times: NodeTimes, timer_s: float, in_bins: Any) -> NDArray[np.float64]:
-        would = under_timer(
-            gaps_of(times), timer_s=timer_s, boot_s=self.energy.boot_s, shutdown_s=self.energy.shutdown_s
+        would = split_by_timer(
+            idle_gaps(times), timer_s=timer_s, boot_s=self.energy.boot_s, shutdown_s=self.energy.shutdown_s
         )
         return self._spare({state: in_bins(spans) for state, spans in would.items()})
 
@@ -509,7 +509,7 @@ def _table(lines: list[str], sums: Mapping[str, NDArray[np.float64]]) -> pd.Data
 
 def _saving(policy: str, pools: Mapping[str, NDArray[np.float64]], day: NDArray[np.int64], *, woken: int) -> Saving:
     of_day = _by_day(pools[f"{policy} kwh"], day)
-    low, high = interval_of(of_day, band=BAND)
+    low, high = ledger_interval(of_day, band=BAND)
     return Saving(
         against=policy,
         kwh=float(of_day.sum()),

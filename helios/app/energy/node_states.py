@@ -176,7 +176,7 @@ def power_spans(
     )
 
 
-def slept_by(asleep: Spans, orders: Spans, *, within_s: int) -> Spans:
+def sleep_reasons(asleep: Spans, orders: Spans, *, within_s: int) -> Spans:
     """Return the stretches asleep that began at most ``within_s`` after an order to sleep of the same node."""
     order = np.lexsort((orders.start_s, orders.node))
     node, at_s = orders.node[order], orders.start_s[order]
@@ -188,7 +188,7 @@ def slept_by(asleep: Spans, orders: Spans, *, within_s: int) -> Spans:
     return _spans(chosen, asleep.node, asleep.start_s, asleep.end_s)
 
 
-def unread(covered: Sequence[tuple[int, int]], *, n_nodes: int, begin_s: int, end_s: int) -> Spans:
+def unread_spans(covered: Sequence[tuple[int, int]], *, n_nodes: int, begin_s: int, end_s: int) -> Spans:
     """Return, for every node, the stretches of [begin_s, end_s) that are in none of ``covered``."""
     gaps, at = [], begin_s
     for first, last in sorted(covered):
@@ -246,7 +246,7 @@ def node_times(
     )
 
 
-def wakes(times: NodeTimes, *, begin_s: int) -> int:
+def count_wakes(times: NodeTimes, *, begin_s: int) -> int:
     """Return how often, from ``begin_s`` on, a node that was asleep came back into service."""
     last = (
         (times.state[:-1] == NodePowerState.ASLEEP)
@@ -258,7 +258,9 @@ def wakes(times: NodeTimes, *, begin_s: int) -> int:
     )
 
 
-def binned(spans: Spans, *, edges_s: NDArray[np.int64], group: NDArray[np.int64], n_groups: int) -> NDArray[np.float64]:
+def sum_by_bin(
+    spans: Spans, *, edges_s: NDArray[np.int64], group: NDArray[np.int64], n_groups: int
+) -> NDArray[np.float64]:
     """Return the (weighted) seconds of each group of nodes within each stretch between two edges.
 
     Parameters
@@ -432,9 +434,9 @@ def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until
             end_s=end_s,
             busy=gpus,
             power=power,
-            unread_jobs=unread(read.jobs, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
-            unread_events=unread(read.events, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
-            by_helios=slept_by(
+            unread_jobs=unread_spans(read.jobs, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
+            unread_events=unread_spans(read.events, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
+            by_helios=sleep_reasons(
                 power.asleep, _orders(warehouse, cluster, places, (since, until)), within_s=ORDER_HOLDS_S
             ),
         ),

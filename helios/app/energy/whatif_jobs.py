@@ -17,19 +17,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import Action, FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp, RevertNodes
-from helios.app.energy.ledger import HOUR_S, tariff_of
+from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.app.history import LoadedHistory
-from helios.app.whatif import ReplaySetup, WhatIfRequest, resource_of, set_the_stage
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replayed_resource
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pools
-from helios.ports import Domain, Progress, Service, in_silence
+from helios.ports import Domain, Progress, Service, no_progress
 from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict.demand import DAY, Calendar, assemble, job_state, walk_forward
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, poisson_interval
 from helios.services.energy_saving import Ces, CesOptions, published_options
-from helios.services.energy_saving.node_choice import nodes_of, to_sleep, to_wake
+from helios.services.energy_saving.node_choice import pool_nodes, to_sleep, to_wake
 from helios.services.node_fill_order import NodeFillOrder
 from helios.simulate import NodeTally, Placement, SimCluster, Sleep
 from helios.simulate.node_series import fewest_levels
@@ -81,7 +81,7 @@ class EnergyReplay:
         return sum(self.hourly, NodeSeconds())
 
 
-def play_nodes(
+def replay_nodes(
     cluster: SimCluster,
     seats: Sequence[EnergyService],
     *,
@@ -141,8 +141,8 @@ def _ask(cluster: SimCluster, seats: Sequence[EnergyService], demand: Demand | N
     cluster.next_event_s()
     for seat in seats:
         snapshot = cluster.snapshot()
-        seen = snapshot if demand is None else snapshot.with_demand(known_at(demand, cluster.now_s))
-        cluster.steer(bounded(_on_nodes(seat.service.decide(seen)), seen, power))
+        seen = snapshot if demand is None else snapshot.with_demand(demand_known_at(demand, cluster.now_s))
+        cluster.steer(bound_levels(_on_nodes(seat.service.decide(seen)), seen, power))
 
 
 def _on_nodes(actions: Iterable[Action]) -> list[NodeAction]:
@@ -151,7 +151,7 @@ def _on_nodes(actions: Iterable[Action]) -> list[NodeAction]:
     ]
 
 
-def known_at(demand: Demand, now_s: int) -> Demand:
+def demand_known_at(demand: Demand, now_s: int) -> Demand:
     """Return the part of ``demand`` that was known at the end of the step that ends ``now_s``."""
     n_steps = demand.busy.shape[1] - max(demand.ended_s - now_s, 0) // STEP_S
     return Demand(
@@ -168,7 +168,7 @@ def known_at(demand: Demand, now_s: int) -> Demand:
     )
 
 
-def bounded(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power) -> list[NodeAction]:
+def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power) -> list[NodeAction]:
     """Keep what rails let through: so many nodes on the way at once, so many of a pool asleep; wakes go first."""
     chosen = sorted(actions, key=lambda action: isinstance(action, PowerDown))
     if not any(isinstance(action, PowerDown | PowerUp) for action in chosen):
@@ -209,7 +209,7 @@ class Oracle:
 
     def decide(self, snapshot: Snapshot) -> list[NodeAction]:
         """Return the nodes to put to sleep and to wake now."""
-        nodes = nodes_of(snapshot.nodes, snapshot.taken_at)
+        nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
         before_end = (self._ended_s - int(snapshot.taken_at.timestamp())) // STEP_S
         actions: list[NodeAction] = []
         for name, levels in self._levels.items():
@@ -222,7 +222,7 @@ class Oracle:
         return actions
 
 
-def levels_of_oracle(demand: Demand, *, boot_s: float, most_wakes: int) -> Oracle:
+def oracle_levels(demand: Demand, *, boot_s: float, most_wakes: int) -> Oracle:
     """Return the service that knows what is needed, and wakes nodes just in time.
 
     Parameters
@@ -314,7 +314,7 @@ def energy_on_jobs(
     *,
     energy: Energy,
     power: Power,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> EnergyWhatIf:
     """Replay a cluster's history up to the end of a window once for each policy, and say what it comes to.
 
@@ -392,14 +392,14 @@ def _set(history: LoadedHistory, question: EnergyJobsRequest, energy: Energy, po
         skip_oversized=question.skip_oversized,
         default_time_limit_s=question.default_time_limit_s,
     )
-    stage = set_the_stage(history, asked)
+    stage = prepare_replay(history, asked)
     last_s = min(int(until.timestamp()), int(stage.workload.submitted_s[-1]))
     return _ServiceContext(
         question=question,
         stage=stage,
         energy=energy,
         power=power,
-        resource=resource_of(history, asked),
+        resource=replayed_resource(history, asked),
         begin_s=int(since.timestamp()) // STEP_S * STEP_S,
         end_s=last_s // STEP_S * STEP_S,
     )
@@ -411,7 +411,7 @@ def _set(history: LoadedHistory, question: EnergyJobsRequest, energy: Energy, po
 def _play(policy: str, scene: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress) -> EnergyReplay:
     seats = list(_seats(policy, scene, played, progress))
     forecasts = any(not isinstance(seat.service, NodeFillOrder) for seat in seats)
-    return play_nodes(
+    return replay_nodes(
         scene.cluster(_TIMERS_S.get(policy)),
         seats,
         demand=_demand(scene, packed="packing" in policy, progress=progress) if forecasts else None,
@@ -437,7 +437,7 @@ def _seats(
     elif policy == "oracle":
         demand = _demand(scene, packed=False, progress=progress)
         wakes = played["ces"].wakes if "ces" in played else scene.stage.counted.size
-        yield EnergyService(service=levels_of_oracle(demand, boot_s=scene.energy.boot_s, most_wakes=wakes))
+        yield EnergyService(service=oracle_levels(demand, boot_s=scene.energy.boot_s, most_wakes=wakes))
 
 
 # What was needed, and what was expected to be.
@@ -463,7 +463,7 @@ def _needed(scene: _ServiceContext, *, packed: bool, progress: Progress) -> _Nee
     """Replay once more, the surplus put to sleep by the idle timer: where nodes sleep, jobs crowd on the others."""
     cluster = scene.cluster(FIRST_TIMER_S)
     if packed:
-        play_nodes(
+        replay_nodes(
             cluster,
             [EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=scene.power.tiers)))],
             demand=None,
@@ -545,7 +545,7 @@ def _result(policy: str, one: EnergyReplay, always: EnergyReplay, scene: _Servic
     days = length_s / 86_400
     kwh, always_kwh = (np.array([energy_kwh(hour, scene.energy) for hour in whose.hourly]) for whose in (one, always))
     edges_s = np.append(scene.begin_s + HOUR_S * np.arange(len(kwh)), scene.end_s)
-    cost, co2_kg = tariff_of(scene.energy).cost_of(kwh, edges_s=edges_s)
+    cost, co2_kg = tariff_from(scene.energy).cost_of(kwh, edges_s=edges_s)
     submitted_s = scene.stage.workload.submitted_s
     counted = (submitted_s >= scene.begin_s) & (submitted_s < scene.end_s)
     late_s = one.late_s[counted & (one.late_s > 0)]
@@ -584,5 +584,5 @@ def _notes(scene: _ServiceContext) -> list[str]:
         f"A wake-up is a step of 10 min in which nodes begin to wake, for a job or ahead of one; it takes "
         f"{scene.energy.boot_s:.0f} s. A job is delayed if it was given a node that was not up yet.",
         "The oracle knows what will be needed, as it was in that replay, and is asked to wake no oftener than CES did.",
-        *tariff_of(scene.energy).notes(scene.begin_s, scene.end_s),
+        *tariff_from(scene.energy).notes(scene.begin_s, scene.end_s),
     ]

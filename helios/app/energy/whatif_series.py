@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.app.energy.ledger import HOUR_S, tariff_of
+from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.model import STEP_S, Demand
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict.demand import DAY, Calendar, assemble, walk_forward
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, poisson_interval
-from helios.services.energy_saving import CesOptions, levels_of, published_options
+from helios.services.energy_saving import CesOptions, published_options, target_levels
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
 
 Steps = NDArray[np.float64]
@@ -70,7 +70,7 @@ class EnergySeriesRequest:
 
 
 def energy_on_series(
-    question: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = in_silence
+    question: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = no_progress
 ) -> EnergyWhatIf:
     """Run every policy over the window of a series.
 
@@ -196,7 +196,7 @@ def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[
     published = published_options(options, float(cut.total[cut.first :].mean()))
     rules = {"max_3h_plus_5": replace(options, rule="max_3h"), "ces_published": published, "ces": options}
     for policy, run_with in rules.items():
-        levels, _ = levels_of(demand, 0, run_with, from_step=cut.run_in)
+        levels, _ = target_levels(demand, 0, run_with, from_step=cut.run_in)
         yield policy, cut.in_force(levels), False
 
 
@@ -246,7 +246,7 @@ def _result(
 ) -> PolicyResult:
     days, kwh = (end_s - begin_s) / 86_400, _hourly_kwh(run, energy, question.gpus_per_node)
     edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
-    cost, co2_kg = tariff_of(energy).cost_of(kwh, edges_s=edges_s)
+    cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
     return PolicyResult(
         policy=policy,
         mean_sleeping_nodes=run.mean_asleep,
@@ -284,7 +284,7 @@ def _notes(cut: _Cut, question: EnergySeriesRequest, energy: Energy, source: str
         "stays as it was where nodes are short; there are no jobs in it, so none is delayed.",
         f"A busy node has all its {question.gpus_per_node} GPUs busy. The idle timers are at their best: nodes are "
         "filled in a fixed order. The oracle knows the future, and wakes no oftener than CES.",
-        *tariff_of(energy).notes(cut.start_s + cut.first * STEP_S, cut.ended_s),
+        *tariff_from(energy).notes(cut.start_s + cut.first * STEP_S, cut.ended_s),
     ]
 
 

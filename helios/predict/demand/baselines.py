@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import kept
+from helios.jit import cached_jit
 from helios.predict.demand.types import AHEAD, DAY, LEVELS
 
 Values = NDArray[np.float64]
@@ -56,12 +56,12 @@ def rises(busy: Values, *, until: int) -> Values:
     Returns
     -------
     float64 array of shape (n_ahead, n_levels)
-        As :func:`rises_of`.
+        As :func:`typical_rises`.
     """
-    return rises_of(outcomes(busy[:until])[2] - busy[:until, None])
+    return typical_rises(outcomes(busy[:until])[2] - busy[:until, None])
 
 
-def rises_of(rise: Values) -> Values:
+def typical_rises(rise: Values) -> Values:
     """Return the quantiles of rises of shape (n_steps, n_ahead), without those that were not over by the last step.
 
     Returns
@@ -77,7 +77,7 @@ def rises_of(rise: Values) -> Values:
     return told
 
 
-@kept
+@cached_jit
 def _look_ahead(busy: Any, ahead: Any, point: Any, mean: Any, most: Any) -> None:
     for row in range(len(busy)):
         total, highest, seen = 0.0, -np.inf, 0

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.jit import kept, part
+from helios.jit import cached_jit, inline_jit
 from helios.model import STEP_S
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, Calendar, DemandJobState
 
@@ -64,7 +64,7 @@ def names(state: DemandJobState | None) -> tuple[str, ...]:
     return (*SERIES_FEATURES, *CALENDAR_FEATURES, *(state.names if state is not None else ()))
 
 
-@kept
+@cached_jit
 def _describe(  # noqa: PLR0917 - numba kernels are called by position
     busy: Any, total: Any, rows: Any, lags: Any, windows: Any, ahead: Any, kept: Any, ewma_steps: int, out: Any
 ) -> None:
@@ -85,7 +85,7 @@ def _describe(  # noqa: PLR0917 - numba kernels are called by position
         _seasons(busy, row, ahead, out[place], column + 2)
 
 
-@part
+@inline_jit
 def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
     weight, total, share = 0.0, 0.0, 1.0
     for back in range(min(row + 1, steps)):
@@ -95,7 +95,7 @@ def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
     return total / weight
 
 
-@part
+@inline_jit
 def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
     """Tell mean, most and least of the last steps, for each of the ascending ``windows``."""
     now, total, most, least, back = busy[row], 0.0, -np.inf, np.inf, 0
@@ -112,7 +112,7 @@ def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
     return column
 
 
-@part
+@inline_jit
 def _roughness(busy: Any, row: int, steps: int) -> float:
     """Return the mean change from hour to hour over the last ``steps``."""
     total, seen = 0.0, 0
@@ -124,7 +124,7 @@ def _roughness(busy: Any, row: int, steps: int) -> float:
     return total / seen if seen else np.nan
 
 
-@part
+@inline_jit
 def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
     """Tell what followed at this hour of the last seven days: the change, and the rise to the most in between."""
     n_ahead = len(ahead)
@@ -339,7 +339,7 @@ def _nothing_yet(n_jobs: int) -> _Moment:
     )
 
 
-@kept
+@cached_jit
 def _walk(  # noqa: PLR0917 - numba kernels are called by position
     jobs: Any, starts: Any, ends: Any, at_s: Any, ages: Any, ahead: Any, moment: Any, values: Any
 ) -> None:
@@ -361,7 +361,7 @@ def _walk(  # noqa: PLR0917 - numba kernels are called by position
             step += 1
 
 
-@part
+@inline_jit
 def _arrive(jobs: Any, moment: Any, now: int) -> None:
     counts = moment.counts
     while counts[_ARRIVED] < len(jobs.nodes) and jobs.submitted_s[counts[_ARRIVED]] < now:
@@ -370,7 +370,7 @@ def _arrive(jobs: Any, moment: Any, now: int) -> None:
         counts[_ARRIVED] += 1
 
 
-@part
+@inline_jit
 def _begin(jobs: Any, starts: Any, moment: Any, now: int) -> None:
     counts = moment.counts
     while counts[_BEGUN] < len(starts) and jobs.started_s[starts[counts[_BEGUN]]] < now:
@@ -383,7 +383,7 @@ def _begin(jobs: Any, starts: Any, moment: Any, now: int) -> None:
         counts[_BEGUN] += 1
 
 
-@part
+@inline_jit
 def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
     counts = moment.counts
     while counts[_OVER] < len(ends) and jobs.ended_s[ends[counts[_OVER]]] < now:
@@ -402,7 +402,7 @@ def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
         moment.died[jobs.kind[job], _age(age, ages)] += 1.0
 
 
-@part
+@inline_jit
 def _tell_queue(jobs: Any, moment: Any, now: int, row: Any) -> None:
     counts = moment.counts
     while counts[_OLDEST] < counts[_ARRIVED]:
@@ -414,7 +414,7 @@ def _tell_queue(jobs: Any, moment: Any, now: int, row: Any) -> None:
     row[2] = (now - jobs.submitted_s[counts[_OLDEST]]) / 3600.0 if counts[_OLDEST] < counts[_ARRIVED] else 0.0
 
 
-@part
+@inline_jit
 def _tell(  # noqa: PLR0917 - numba kernels are called by position
     jobs: Any, running: Any, now: int, cumulated: Any, ages: Any, ahead: Any, row: Any
 ) -> None:
@@ -437,7 +437,7 @@ def _tell(  # noqa: PLR0917 - numba kernels are called by position
     row[2 + 2 * n_ahead] = large
 
 
-@part
+@inline_jit
 def _age(age: float, ages: Any) -> int:
     """Return the stretch of ages that ``age`` lies in."""
     if age < ages[1]:
@@ -445,7 +445,7 @@ def _age(age: float, ages: Any) -> int:
     return min(int(np.log(age / 60.0) / np.log(1.25) + 1e-9) + 1, len(ages) - 1)
 
 
-@part
+@inline_jit
 def _expose(risked: Any, age: float, ages: Any) -> None:
     last = _age(age, ages)
     for stretch in range(last):
@@ -453,7 +453,7 @@ def _expose(risked: Any, age: float, ages: Any) -> None:
     risked[last] += age - ages[last]
 
 
-@part
+@inline_jit
 def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
     jobs: Any, running: Any, now: int, died: Any, risked: Any, ages: Any
 ) -> Any:
@@ -467,7 +467,7 @@ def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
     return _cumulated(died, lived, ages)
 
 
-@part
+@inline_jit
 def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
     """Return the hazard summed up to the start of each stretch of ages, and in the last column beyond all of them."""
     n_kinds, n_ages = died.shape
@@ -483,7 +483,7 @@ def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
     return summed
 
 
-@part
+@inline_jit
 def _at(summed: Any, age: float, ages: Any) -> float:
     stretch = _age(age, ages)
     start = ages[stretch]

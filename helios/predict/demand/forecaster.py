@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
 from helios.model import STEP_S
-from helios.ports import Progress, in_silence
-from helios.predict.demand.baselines import outcomes, rises_of
+from helios.ports import Progress, no_progress
+from helios.predict.demand.baselines import outcomes, typical_rises
 from helios.predict.demand.features import REACH, matrix
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, DemandJobState, Forecasts
-from helios.predict.trees import TreeEnsemble, grow, plant
+from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 
 # Trees that learn the change of demand from now, and how far to believe them.
 #
@@ -139,7 +139,7 @@ def held_back(history: int) -> int:
     return min(_HELD_BACK, history // 3)
 
 
-def missed(rise: Values, told: Values) -> Values:
+def missed_shares(rise: Values, told: Values) -> Values:
     """Return by how much to move quantiles that were told for steps whose outcome is known by now.
 
     Parameters
@@ -280,7 +280,7 @@ class DemandForecaster:
         point, mean = np.zeros((len(now), _N_AHEAD)), np.zeros((len(now), _N_AHEAD))
         most = np.tile(self._rises, (len(now), 1, 1))
         if self._forest is not None:
-            told = grow(self._forest, known).reshape(len(now), _N_AHEAD, 2 + _N_LEVELS)
+            told = predict_trees(self._forest, known).reshape(len(now), _N_AHEAD, 2 + _N_LEVELS)
             point, mean = self._belief[0] * told[:, :, 0], self._belief[1] * told[:, :, 1]
             most = _blended(told[:, :, 2:], self._rises, self._shares) + self._moves
         there = np.maximum(total, now)[:, None]
@@ -305,7 +305,7 @@ def walk_forward(
     state: DemandJobState | None = None,
     refit_every_s: int = 86_400,
     history_steps: int = HISTORY_STEPS,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> Forecasts:
     """Forecast from the end of each step of a window as it would have been done then, learning anew every day.
 
@@ -372,7 +372,7 @@ def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, his
         calendar=calendar,
         source=_source(until - first, enough=enough, with_jobs=with_jobs),
         with_jobs=with_jobs,
-        _forest=plant(_learned(past, first, until)) if enough else None,
+        _forest=parse_trees(_learned(past, first, until)) if enough else None,
         _belief=trust,
         _shares=shares(until - first),
         _rises=_rises(past, first, until),
@@ -385,14 +385,14 @@ def _learned(past: _Past, first: int, until: int, *, every: int = EVERY) -> tupl
 
 
 def _rises(past: _Past, first: int, until: int) -> Values:
-    return rises_of(past.most[first:until] - past.busy[first:until, None])
+    return typical_rises(past.most[first:until] - past.busy[first:until, None])
 
 
 def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
     """Try what would have been learned before the last weeks on these: how far to believe it, by how much it missed."""
     then = until - held_back(until - first)
-    trees = plant(_learned(past, first, then, every=2 * EVERY))
-    told = grow(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
+    trees = parse_trees(_learned(past, first, then, every=2 * EVERY))
+    told = predict_trees(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
     now, history = past.busy[then:until, None], until - first
     trust = np.stack(
         [
@@ -401,7 +401,7 @@ def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
         ]
     )
     blended = _blended(told[:, :, 2:], _rises(past, first, then), shares(then - first))
-    return trust, missed(past.most[then:until] - now, blended)
+    return trust, missed_shares(past.most[then:until] - now, blended)
 
 
 def _blended(trees: Values, rises: Values, share: Values) -> Values:
@@ -424,4 +424,4 @@ def _check(busy: Values, total: Values, state: DemandJobState | None) -> None:
     if len(busy) != len(total) or (state is not None and len(state.values) != len(busy)):
         raise FrameInvalid("busy nodes, nodes in service and the state of jobs are not of the same steps")
     if not (np.isfinite(busy).all() and np.isfinite(total).all()):
-        raise FrameInvalid("a series of nodes has gaps; fill them first (helios.ingest.node_series.resampled)")
+        raise FrameInvalid("a series of nodes has gaps; fill them first (helios.ingest.node_series.resample)")

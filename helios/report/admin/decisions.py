@@ -9,14 +9,14 @@ import pandas as pd
 
 from helios.actions import Result
 from helios.model import DECISIONS
-from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 
 CONTROL = "helios"
 OF_A_TURN = "Turn"
 """``action`` of a line about a whole turn, as DECISIONS declares it."""
 RESULTS = tuple(str(result) for result in Result)
 
-LINES = declared(
+LINES = declare_fields(
     ("Time", "decided_at", FieldKind.MOMENT, 19, "When it was decided"),
     ("Service", "service", FieldKind.TEXT, 11, "Who proposed it; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
@@ -35,7 +35,7 @@ LINES = declared(
     ("Reason", "reason", FieldKind.TEXT, 29, "Why"),
     ("Model", "model_id", FieldKind.TEXT, 20, "What predicted"),
 )
-BY_SERVICE = declared(
+BY_SERVICE = declare_fields(
     ("Day", "day", FieldKind.TEXT, 10, "Day, on the cluster's clock"),
     ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
@@ -54,7 +54,7 @@ BY_SERVICE = declared(
 )
 
 
-def decision_lines(
+def decision_rows(
     decisions: pd.DataFrame,
     *,
     title: str,

@@ -16,11 +16,11 @@ from helios.model.hostlist import fold
 from helios.report.admin.decisions import service_days, with_results
 from helios.report.admin.predictions import prediction_accuracy, worst_predictions
 from helios.report.admin.queue import levels, queue_at
-from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.admin.shadow import ShadowDay
 from helios.report.admin.usage import usage_by, wait_s
-from helios.report.energy import EnergyLedger, energy_line, savings_of
-from helios.units import change, percent, spoken_duration
+from helios.report.energy import EnergyLedger, energy_line, savings
+from helios.units import change, duration_in_words, percent
 
 WEEKS_BEFORE = 4
 MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3
@@ -28,7 +28,7 @@ FAILED_WAKE = "FailedWake"
 """The action of a line that control writes when a node did not wake."""
 SAME = 0.05
 """Relative difference of a day's waits to the weeks before below which it is called ordinary."""
-WORST = declared(
+WORST = declare_fields(
     ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
     ("User", "user", FieldKind.TEXT, 10, "User"),
     ("GPUs", "gpus", FieldKind.COUNT, 5, "GPUs"),
@@ -37,7 +37,7 @@ WORST = declared(
     ("OffBy", "off_by", FieldKind.FACTOR, 7, "Factor between them"),
     ("MissedH", "missed_hours", FieldKind.DECIMAL, 8, "GPU hours (of CPU jobs, hours) wrongly foreseen"),
 )
-DAYS = declared(
+DAYS = declare_fields(
     ("Day", "line", FieldKind.TEXT, 22, "Day, or the mean of the days before"),
     ("Started", "started", FieldKind.COUNT, 7, "Jobs that started"),
     ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Their wait, mean"),
@@ -65,7 +65,7 @@ class NightEnergy:
     def before(self) -> Iterator[str]:
         """Tell the days together, where sleep saved anything."""
         if self.days.slept and self.days.days > 1:
-            yield savings_of(self.days)
+            yield savings(self.days)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,7 +139,7 @@ class Digest:
     energy: NightEnergy | None = None
 
 
-def digest_of(night: Night) -> Digest:
+def nightly_digest(night: Night) -> Digest:
     """Tell a night's frames as a digest."""
     daily = daily_waits(night)
     services = service_days(night.decisions, turns=night.turns, title="Services", timezone=night.timezone)
@@ -228,7 +228,7 @@ def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarmi
     done, would = _total(services, "done"), _total(services, "would")
     acted = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
     mean, before = daily["mean_wait_s"].iloc[-1], _before(daily, "mean_wait_s")
-    waited = "no waits known" if np.isnan(mean) else f"mean wait {spoken_duration(mean)}"
+    waited = "no waits known" if np.isnan(mean) else f"mean wait {duration_in_words(mean)}"
     against = f" ({change(mean, before)})" if before and not np.isnan(mean) else ""
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
     attention = "ATTENTION, " if alarming else ""
@@ -306,18 +306,18 @@ def _waits(daily: pd.DataFrame) -> Iterator[str]:
         return
     mean = day["mean_wait_s"]
     yield (
-        f"{int(day['started']):,} jobs started; they had waited {spoken_duration(mean)} on average, half of them "
-        f"{spoken_duration(day['p50_wait_s'])} or less, one in 20 more than {spoken_duration(day['p95_wait_s'])}, "
-        f"the unluckiest {spoken_duration(day['longest_wait_s'])}."
+        f"{int(day['started']):,} jobs started; they had waited {duration_in_words(mean)} on average, half of them "
+        f"{duration_in_words(day['p50_wait_s'])} or less, one in 20 more than {duration_in_words(day['p95_wait_s'])}, "
+        f"the unluckiest {duration_in_words(day['longest_wait_s'])}."
     )
     if before is None:
         yield "No job is known to have started in the four weeks before."
     elif abs(mean - before) <= max(SAME * before, 1.0):
-        yield f"That is as in {_before_it(daily)}: {spoken_duration(before)} on average."
+        yield f"That is as in {_before_it(daily)}: {duration_in_words(before)} on average."
     else:
         yield (
             f"That is {'longer' if mean > before else 'shorter'} than in {_before_it(daily)}: "
-            f"{spoken_duration(before)} on average ({change(mean, before)})."
+            f"{duration_in_words(before)} on average ({change(mean, before)})."
         )
 
 
@@ -345,7 +345,7 @@ def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
     first = rows.iloc[0]
     waited = f"{_counted(int(rows['waiting'].sum()), 'job')} of {_counted(rows['user'].nunique(), 'user')} waited"
     job = f"job {first['oldest_job']} of {first['user']} in {first['partition']}"
-    yield f"{at} {waited}; longest, {spoken_duration(first['oldest_wait_s'])}, {job}."
+    yield f"{at} {waited}; longest, {duration_in_words(first['oldest_wait_s'])}, {job}."
 
 
 def _accuracy(accuracy: ReportTable) -> Iterator[str]:

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from numpy.typing import NDArray
 
 from helios.report.admin.nightly import Digest
-from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_lines, chosen_fields, written
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_lines, chosen_fields, write_values
 from helios.report.admin.shadow import shadow_table
 from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas
 from helios.report.energy import energy_answer, energy_sentences
@@ -103,7 +103,7 @@ def render_nightly(digest: Digest) -> str:
     """Return the page of a night."""
     energy = digest.energy
     return PAGES.get_template("nightly.html.j2").render(
-        title=f"{digest.cluster}, {written(digest.begin, FieldKind.MOMENT, timezone=digest.timezone)[:10]}",
+        title=f"{digest.cluster}, {write_values(digest.begin, FieldKind.MOMENT, timezone=digest.timezone)[:10]}",
         digest=digest,
         themes=list(digest.sentences.items()),
         figures={
@@ -114,13 +114,13 @@ def render_nightly(digest: Digest) -> str:
         },
         energy_said=energy and [*energy_sentences(energy.day), *energy.before()],
         tables={
-            "services": cells_of(digest.services),
-            "days": cells_of(digest.days),
-            "partitions": cells_of(digest.partitions),
-            "waiting": cells_of(digest.waiting),
-            "worst": cells_of(digest.worst),
-            "energy": energy and cells_of(energy_answer(energy.day)),
-            "shadow": cells_of(shadow_table(digest.shadow, title="The shadow's day")),
+            "services": to_cells(digest.services),
+            "days": to_cells(digest.days),
+            "partitions": to_cells(digest.partitions),
+            "waiting": to_cells(digest.waiting),
+            "worst": to_cells(digest.worst),
+            "energy": energy and to_cells(energy_answer(energy.day)),
+            "shadow": to_cells(shadow_table(digest.shadow, title="The shadow's day")),
         },
     )
 
@@ -133,7 +133,7 @@ class TableCells:
     rows: list[tuple[str, ...]]
 
 
-def cells_of(answer: ReportTable) -> TableCells | None:
+def to_cells(answer: ReportTable) -> TableCells | None:
     """Return the table, None where there is no row."""
     if answer.rows.empty:
         return None
@@ -150,7 +150,7 @@ def cells_of(answer: ReportTable) -> TableCells | None:
 def _cell(value: Any, field: Field, answer: ReportTable) -> str:
     if field.kind is FieldKind.LENGTH and not pd.isna(value):
         return duration(float(value))
-    return written(value, field.kind, timezone=answer.timezone)
+    return write_values(value, field.kind, timezone=answer.timezone)
 
 
 def inline(draw: Callable[..., str | None], shown: Any) -> Markup | None:
@@ -204,7 +204,7 @@ def _lines(digest: Digest) -> Iterator[str]:
         yield ""
         yield theme.upper()
         for sentence in sentences:
-            yield from _wrapped(written(sentence, FieldKind.TEXT), "* ", "  ")
+            yield from _wrapped(write_values(sentence, FieldKind.TEXT), "* ", "  ")
         for answer in _tables_of(theme, digest):
             yield ""
             yield from _table(answer)

@@ -9,13 +9,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
-from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.admin.usage import JOB_KEY, UNKNOWN, Floats, with_first_prediction
 from helios.report.history import SIZE_EDGES, SIZES
 
 BY = ("all", "source", "size", "day", "partition", "user")
 SHOWN_BY = ("all", "source", "size", "day")
-FIELDS = declared(
+FIELDS = declare_fields(
     ("By", "by", FieldKind.TEXT, 9, "What the line groups by: all, source, size, day, ..."),
     ("Group", "group", FieldKind.TEXT, 24, "Which of them; sizes are GPUs, 0 a CPU job"),
     ("Jobs", "jobs", FieldKind.COUNT, 8, "Jobs that were predicted and have ended"),

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.metrics.queue import mean_level_over_time
-from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.admin.usage import (
     STILL_RUNNING,
     STILL_WAITING,
@@ -38,7 +38,7 @@ MOST_STEPS = 48
 STALE = timedelta(hours=6)
 """Age of the last submission from which the history is said to be old."""
 
-NOW = declared(
+NOW = declare_fields(
     ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
     ("User", "user", FieldKind.TEXT, 12, "User"),
     ("Waiting", "waiting", FieldKind.COUNT, 7, "Jobs that could have started and have not"),
@@ -51,7 +51,7 @@ NOW = declared(
     ("Running", "running", FieldKind.COUNT, 7, "Jobs that run"),
     ("RunGPUs", "running_gpus", FieldKind.COUNT, 7, "GPUs they hold"),
 )
-OVER_TIME = declared(
+OVER_TIME = declare_fields(
     ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
     ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step"),
     ("Started", "started", FieldKind.COUNT, 7, "Jobs started in the step"),

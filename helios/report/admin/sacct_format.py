@@ -67,7 +67,7 @@ class Field:
         return self.width < 0 or self.kind is FieldKind.TEXT
 
 
-def declared(*fields: tuple[str, str, FieldKind, int, str]) -> tuple[Field, ...]:
+def declare_fields(*fields: tuple[str, str, FieldKind, int, str]) -> tuple[Field, ...]:
     """Return fields of (name, column, kind, width, doc), in that order."""
     return tuple(
         Field(name=name, column=column, kind=kind, width=width, doc=doc) for name, column, kind, width, doc in fields
@@ -172,7 +172,7 @@ def as_json(answer: ReportTable) -> dict[str, Any]:
     }
 
 
-def written(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
+def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
     """Write one value as its kind is written; a missing one is empty."""
     if pd.isna(value):
         return ""
@@ -221,13 +221,13 @@ def _fields_there_are(answer: ReportTable) -> str:
 
 
 def _texts(values: pd.Series[Any], field: Field, timezone: str) -> list[str]:
-    return [written(value, field.kind, timezone=timezone) for value in values.tolist()]
+    return [write_values(value, field.kind, timezone=timezone) for value in values.tolist()]
 
 
 def _total_texts(answer: ReportTable, fields: Sequence[Field]) -> list[str]:
     if answer.total is None or answer.rows.empty:
         return []
-    return [written(answer.total.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
+    return [write_values(answer.total.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
 
 
 def _blank(fields: Sequence[Field]) -> list[str]:

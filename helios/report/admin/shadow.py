@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from helios.actions import Result
 from helios.model import Mode
 from helios.report.admin.decisions import with_results
-from helios.report.admin.sacct_format import FieldKind, ReportTable, declared
-from helios.units import spoken_duration
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
+from helios.units import duration_in_words
 
 MOVED_S = 60
 """Difference of waits from which a job is said to have moved, s."""
@@ -29,7 +29,7 @@ LIMITS = (
     "The replay knows partitions, GPUs and time limits, not fairshare, QOS limits, reservations, dependencies or "
     "drained nodes: compare the two replays with each other, not with the record.",
 )
-FIELDS = declared(
+FIELDS = declare_fields(
     ("Line", "line", FieldKind.TEXT, 26, "What happened, or which replay"),
     ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted that day that ran"),
     ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 11, "Mean wait"),
@@ -38,7 +38,7 @@ FIELDS = declared(
     ("MaxWait", "max_wait_s", FieldKind.LENGTH, 11, "Longest wait"),
     ("Queued", "queued_jobs", FieldKind.COUNT, 7, "Jobs that waited at all"),
 )
-MOVED = declared(
+MOVED = declare_fields(
     ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
     ("User", "user", FieldKind.TEXT, 12, "User"),
     ("Size", "size", FieldKind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
@@ -158,7 +158,7 @@ def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
     return urgencies
 
 
-def urgencies_of(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
+def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
     """Return each job's urgency, its own or that of its array's record; 0: nothing was decided."""
     own = jobs["job_id"].astype("object").map(decided)
     of_array = jobs["array_job_id"].astype("object").map(decided)
@@ -231,16 +231,16 @@ def _sentences(day: ShadowDay) -> Iterator[str]:
         return
     old, new = day.without.mean_wait_s, day.with_decisions.mean_wait_s
     if abs(new - old) <= max(SAME * old, 1.0):
-        yield f"In the replay that makes no difference to the mean wait: {spoken_duration(new)}."
+        yield f"In the replay that makes no difference to the mean wait: {duration_in_words(new)}."
     else:
         yield (
-            f"In the replay the mean wait {'falls' if new < old else 'grows'} from {spoken_duration(old)} to "
-            f"{spoken_duration(new)}; jobs that start earlier: {day.earlier:,}, later: {day.later:,}."
+            f"In the replay the mean wait {'falls' if new < old else 'grows'} from {duration_in_words(old)} to "
+            f"{duration_in_words(new)}; jobs that start earlier: {day.earlier:,}, later: {day.later:,}."
         )
     longest, would = day.without.max_wait_s, day.with_decisions.max_wait_s
     if abs(would - longest) > max(SAME * longest, MOVED_S):
         verb = "falls" if would < longest else "grows"
-        yield f"The longest wait {verb} from {spoken_duration(longest)} to {spoken_duration(would)}."
+        yield f"The longest wait {verb} from {duration_in_words(longest)} to {duration_in_words(would)}."
 
 
 def _urgency_in(texts: Iterable[Any]) -> float | None:

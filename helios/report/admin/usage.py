@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JobState
-from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declared
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
 
 # What every report reads off jobs: when they waited, what they held, what was predicted of them.
 
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
-def chosen_jobs(
+def select_jobs(
     jobs: pd.DataFrame,
     *,
     users: Collection[str] = (),
@@ -102,7 +102,7 @@ def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.D
 
 SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
 SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
-FIGURES = declared(
+FIGURES = declare_fields(
     ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window"),
     ("Waiting", "waiting", FieldKind.COUNT, 7, "Of these, still waiting at its end"),
     ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x run time; running jobs so far"),

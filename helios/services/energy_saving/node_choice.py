@@ -61,7 +61,7 @@ class Node:
         return self.power in {NodePower.AWAKE, NodePower.WAKING}
 
 
-def nodes_of(frame: pd.DataFrame, at: datetime) -> list[Node]:
+def pool_nodes(frame: pd.DataFrame, at: datetime) -> list[Node]:
     """Read a ``NODE_STATES`` frame, in its order."""
     day, count = int(at.timestamp()) // 86_400, max(len(frame), 1)
     rows = zip(frame.itertuples(index=False), pools(frame), strict=True)

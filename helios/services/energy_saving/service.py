@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.model import STEP_S, Demand, Snapshot
 from helios.ports import Domain
-from helios.services.energy_saving.node_choice import Node, nodes_of, to_sleep, to_wake
+from helios.services.energy_saving.node_choice import Node, pool_nodes, to_sleep, to_wake
 from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.sizing import PublishedRule, SizingParameters, most_plus_levels, published_levels
-from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, Memo, days_of, planned
-from helios.units import counted, rounded_duration
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, Memo, plan_sizing, training_days
+from helios.units import count_in_words, rounded_duration
 
 # How many nodes a pool is to have awake, from its demand: under Helios' rule, or under a control.
 
@@ -39,13 +39,13 @@ def level_now(
 ) -> tuple[float, SizingParameters | None]:
     """Return how many nodes of a pool are to be awake after the last step, and Helios' setting, if it has one."""
     # From a midnight on: a start that slid along with each step would change what came of it.
-    days = days_of(demand.ended_s, demand.busy.shape[1])
+    days = training_days(demand.ended_s, demand.busy.shape[1])
     first = int(np.searchsorted(days, demand.ended_s // 86_400 - RUN_IN_DAYS))
-    levels, setting = levels_of(demand, place, options, from_step=first, memo=memo)
+    levels, setting = target_levels(demand, place, options, from_step=first, memo=memo)
     return float(levels[-1]) if len(levels) else float("inf"), setting
 
 
-def levels_of(
+def target_levels(
     demand: Demand, place: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
 ) -> tuple[NDArray[np.float64], SizingParameters | None]:
     """Return the nodes to be awake from the end of each step on, and the last of Helios' settings.
@@ -58,15 +58,15 @@ def levels_of(
         First step of the answer; then all nodes are awake.
     """
     if options.rule == "helios":
-        plan = planned(known_of(demand, place, options), goal_of(options), from_step=from_step, memo=memo)
+        plan = plan_sizing(known_demand(demand, place, options), tuning_goal(options), from_step=from_step, memo=memo)
         return plan.levels[from_step:], plan.setting
     busy, total = demand.busy[place], demand.total[place]
     if options.rule == "max_3h":
         return most_plus_levels(busy, total)[from_step:], None
-    return published_of(demand, place, options, from_step=from_step), None
+    return published_target_levels(demand, place, options, from_step=from_step), None
 
 
-def published_of(demand: Demand, place: int, options: CesOptions, *, from_step: int) -> NDArray[np.float64]:
+def published_target_levels(demand: Demand, place: int, options: CesOptions, *, from_step: int) -> NDArray[np.float64]:
     """Return the nodes awake under the published rule after each step from ``from_step`` on."""
     soon, later = (mean_within(demand, place, times * options.f_s)[from_step:] for times in (1, 2))
     busy, total = demand.busy[place, from_step:], demand.total[place, from_step:]
@@ -80,7 +80,7 @@ def published_options(options: CesOptions, nodes: float) -> CesOptions:
     return replace(options, rule="published", sigma=5.0, h_s=3_600, f_s=10_800, xi_h=1.0, xi_p=1.0, hold_s=7_200)
 
 
-def known_of(demand: Demand, place: int, options: CesOptions) -> KnownDemand:
+def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand:
     """Return what was known of one pool."""
     return KnownDemand(
         busy=demand.busy[place],
@@ -101,12 +101,12 @@ def _yardstick(demand: Demand, place: int, options: CesOptions) -> NDArray[np.fl
         into_day = (demand.ended_s // STEP_S - (demand.busy.shape[1] - 1 - forecast)) % DAY
         if (midnights := forecast[into_day == 0]).size:
             rule = published_options(options, float(demand.total[place].max()))
-            levels = published_of(demand, place, rule, from_step=int(midnights[0]))
+            levels = published_target_levels(demand, place, rule, from_step=int(midnights[0]))
             woke[midnights[0] + 1 :] = np.diff(levels) > 0
     return woke
 
 
-def goal_of(options: CesOptions) -> Goal:
+def tuning_goal(options: CesOptions) -> Goal:
     """Return what Helios' settings are picked for."""
     return Goal(
         risk=options.risk,
@@ -157,7 +157,7 @@ WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
 _COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
 
 
-def queued_nodes(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, float]:
+def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, float]:
     """Return the nodes that eligible pending jobs wait for, by pool; pools that nobody asks for are missing.
 
     A job that several pools could serve counts for the one with the most room. Jobs smaller than a node share nodes.
@@ -253,7 +253,7 @@ class Ces:
 
     def decide(self, snapshot: Snapshot) -> list[NodeAction]:
         """Return the nodes to put to sleep and to wake now, or the whole set to be kept awake."""
-        nodes = nodes_of(snapshot.nodes, snapshot.taken_at)
+        nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
         if not nodes:
             return []
         pools = self._judged(snapshot, nodes)
@@ -270,7 +270,7 @@ class Ces:
         demand = snapshot.demand
         if demand is None:
             return []
-        queued = queued_nodes(snapshot, nodes)
+        queued = nodes_wanted_by_queue(snapshot, nodes)
         fresh = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
         of_pool = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
         judged: list[_Judged] = []
@@ -347,7 +347,7 @@ class _Judged:
 
     @property
     def summary(self) -> str:
-        return f"{counted(len(self.down), 'node')} may sleep: {self._situation}"
+        return f"{count_in_words(len(self.down), 'node')} may sleep: {self._situation}"
 
     @property
     def _situation(self) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import kept, part
+from helios.jit import cached_jit, inline_jit
 
 
 class SizingParameters(NamedTuple):
@@ -58,7 +58,7 @@ class SizingScore(NamedTuple):
     short: NDArray[np.float64]
 
 
-@part
+@inline_jit
 def _next(  # noqa: PLR0917 - numba kernels are called by position
     busy: float, total: float, floor: float, setting: SizingParameters, powered: float, held_until: int, at: int
 ) -> tuple[float, int]:
@@ -73,8 +73,8 @@ def _next(  # noqa: PLR0917 - numba kernels are called by position
     return powered, held_until
 
 
-@kept
-def walk(  # noqa: PLR0917 - numba kernels are called by position
+@cached_jit
+def walk_levels(  # noqa: PLR0917 - numba kernels are called by position
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
     floor: NDArray[np.float64],
@@ -108,7 +108,7 @@ def walk(  # noqa: PLR0917 - numba kernels are called by position
     return powered, held_until
 
 
-def scored(
+def score_levels(
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
     floors: NDArray[np.float64],
@@ -120,7 +120,7 @@ def scored(
     return SizingScore(asleep=out[:, 0], wakes=out[:, 1], short=out[:, 2])
 
 
-@kept
+@cached_jit
 def _score(
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
@@ -144,7 +144,7 @@ def _score(
         out[row, 0], out[row, 1], out[row, 2] = asleep, wakes, short
 
 
-@kept
+@cached_jit
 def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.float64]:
     """Return the highest of each value and the ``n_steps`` - 1 before it, as far as there are."""
     highest = values.copy()
@@ -186,7 +186,7 @@ class PublishedRule(NamedTuple):
     hold_steps: int
 
 
-@kept
+@cached_jit
 def published_levels(
     busy: NDArray[np.float64],
     total: NDArray[np.float64],

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model import STEP_S
-from helios.services.energy_saving.sizing import SizingParameters, highest_of_last, scored, walk
+from helios.services.energy_saving.sizing import SizingParameters, highest_of_last, score_levels, walk_levels
 
 DAY = 86_400 // STEP_S
 """Steps of a day."""
@@ -96,7 +96,7 @@ class KnownDemand:
     @property
     def day_of(self) -> NDArray[np.int64]:
         """Day of each step's end, days since the epoch."""
-        return days_of(self.ended_s, len(self.busy))
+        return training_days(self.ended_s, len(self.busy))
 
     def steps(self, first: int, after: int) -> KnownDemand:
         """Return the steps ``first`` to ``after`` - 1."""
@@ -111,7 +111,7 @@ class KnownDemand:
         )
 
 
-def days_of(ended_s: int, n_steps: int) -> NDArray[np.int64]:
+def training_days(ended_s: int, n_steps: int) -> NDArray[np.int64]:
     """Return the day of each step's end, days since the epoch; the last step ends at ``ended_s``."""
     return (ended_s - STEP_S * np.arange(n_steps - 1, -1, -1, dtype=np.int64)) // 86_400
 
@@ -137,7 +137,7 @@ class SizingPlan:
         return self.settings[-1][1] if self.settings else None
 
 
-def planned(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
+def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
     """Run the rule from ``from_step`` on, with a setting picked at each midnight; before it all nodes are awake."""
     levels = known.total.copy()
     day_of = known.day_of
@@ -147,21 +147,21 @@ def planned(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | 
     settings: list[tuple[int, SizingParameters | None]] = []
     powered, held_until = float(known.total[from_step]), 0
     for first, after in zip(starts, [*starts[1:], len(known.busy)], strict=True):
-        setting = tuned(_weeks_before(known, day_of, int(day_of[first]), goal.weeks), goal, memo=memo)
+        setting = tune(_weeks_before(known, day_of, int(day_of[first]), goal.weeks), goal, memo=memo)
         settings.append((first, setting))
         if setting is None:
             powered, held_until = float(known.total[first:after].max(initial=powered)), 0
             continue
         today = known.steps(first, after)
         with_before = known.steps(max(0, first - max(WINDOWS)), after)
-        floor = floors_of(with_before, rows=(setting.floor,))[0, -len(today.busy) :]
-        powered, held_until = walk(
+        floor = lower_bounds(with_before, rows=(setting.floor,))[0, -len(today.busy) :]
+        powered, held_until = walk_levels(
             today.busy, today.total, floor, setting, powered, held_until, first, levels[first:after]
         )
     return SizingPlan(levels=levels, settings=tuple(settings))
 
 
-def tuned(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingParameters | None:
+def tune(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingParameters | None:
     """Pick the setting that did best over the given steps; None: too few, or none kept to the goal.
 
     Best is the most sleep for its wake-ups, ``log(asleep) - worth x log(wake-ups)``, in ratios and so alike for a pool
@@ -178,7 +178,7 @@ def tuned(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> Sizing
     return memo[key]
 
 
-def floors_of(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> NDArray[np.float64]:
+def lower_bounds(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> NDArray[np.float64]:
     """Return what the level may not fall below, one row for each way to say it, shape (n_floors, n_steps).
 
     Parameters
@@ -204,7 +204,7 @@ def _picked(known: KnownDemand, goal: Goal) -> SizingParameters | None:
     grid = grid_for(n_floors=len(WINDOWS) * len(_quantiles(known)), total=float(known.total.max()), spare=goal.spare)
     if not len(grid):
         return None
-    score = scored(known.busy, known.total, floors_of(known), grid)
+    score = score_levels(known.busy, known.total, lower_bounds(known), grid)
     good = (score.short <= goal.risk * len(known.busy)) & (score.asleep > 0)
     if not good.any():
         return None

@@ -20,7 +20,7 @@ from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WAKING, WO
 
 _Jobs = NDArray[np.int64]
 BEFORE, QUIET, CHOICE = 0, 1, 2
-"""Where :func:`go_on` stopped: before a moment; at one with nothing to decide; at one where something may start."""
+"""Where :func:`advance_replay` stopped: before a moment; at one with nothing to decide; at one where something may start."""
 DONE, UNCHANGED, REFUSED, GONE, UNNAMED = 0, 1, 2, 3, 4
 """What became of an urgency that was wished for a job."""
 BARRED, HELD = 1, 2
@@ -112,7 +112,9 @@ def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
     return DONE
 
 
-def go_on(state: EngineState, seen: StepColumns, stops: Stops, *, now: int, between: bool = False) -> tuple[int, int]:
+def advance_replay(
+    state: EngineState, seen: StepColumns, stops: Stops, *, now: int, between: bool = False
+) -> tuple[int, int]:
     """Make the passes due ``now``, and go on to the first moment at which to stop; its own pass stays due.
 
     Parameters

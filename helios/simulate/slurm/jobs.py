@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobAction, JobSetting, Outcome, Ranking, Reorder, Result
-from helios.changes import GONE, ChangeContext, SettingChange, slurms_terms, verdict, wishes_of
+from helios.changes import GONE, ChangeContext, SettingChange, judge_change, setting_changes, slurm_value_mapping
 from helios.model import JOBS, NODE_STATES, QUEUE, JobState
 from helios.model.slurm_site import SlurmSite
-from helios.simulate.cluster import steps_of
+from helios.simulate.cluster import urgency_steps
 from helios.simulate.slurm.replay import SlurmTimeline
 from helios.simulate.slurm.state import NEVER, NOBODY, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import node_names
 from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.snapshot import Jobs, LazySnapshot, PendingRows, Predictions, QueueFacts, coded, nodes_held, times
+from helios.simulate.snapshot import Jobs, LazySnapshot, PendingRows, Predictions, QueueFacts, encode, nodes_held, times
 
 _DONE, _UNCHANGED, _REFUSED, _GONE = 0, 1, 2, 3
 _RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
@@ -70,9 +70,11 @@ class SimulatedSettings:
         self._started_s, self._arrived, self._hands_off = started_s, arrived, hands_off
         self._job_ids = job_ids
         self._position = {job_id: position for position, job_id in enumerate(job_ids)}
-        self.steps = steps_of(resolution)
+        self.steps = urgency_steps(resolution)
         self._soft_limits = soft_limits
-        self._terms = slurms_terms(site_factor=partial(ownership.site_factor, most=resolution), time_min=time_min)
+        self._terms = slurm_value_mapping(
+            site_factor=partial(ownership.site_factor, most=resolution), time_min=time_min
+        )
         # Columns of the tables, which live as long as the timeline.
         jobs = timeline.state.jobs
         self._site: Jobs = jobs["site"]
@@ -115,7 +117,9 @@ class SimulatedSettings:
 
     def _barred(self, jobs: Jobs) -> NDArray[np.bool_]:
         site = self._site[jobs]
-        barred: NDArray[np.bool_] = self._kept[jobs] | self.held(jobs) | ((site != 0) & ~ownership.are_ours(site))
+        barred: NDArray[np.bool_] = (
+            self._kept[jobs] | self.held(jobs) | ((site != 0) & ~ownership.have_helios_mark(site))
+        )
         return barred
 
     def _why(self, job: int) -> str:
@@ -124,7 +128,7 @@ class SimulatedSettings:
         if self._is_held[job]:
             return "it is held"
         site = int(self._site[job])
-        return "" if site == 0 or ownership.is_ours(site) else f"an admin set SiteFactor {site}"
+        return "" if site == 0 or ownership.has_helios_mark(site) else f"an admin set SiteFactor {site}"
 
     # Acting.
 
@@ -165,7 +169,7 @@ class SimulatedSettings:
         return jobs, np.array([*last.values()], dtype=np.float64)
 
     def _carried_out(self, action: JobAction) -> Iterator[Outcome]:
-        wishes = wishes_of(
+        wishes = setting_changes(
             action,
             self._terms,
             pending=self._changed,
@@ -177,7 +181,7 @@ class SimulatedSettings:
         job = self.pending_position(wish.job_id)
         if job is None:
             return wish.outcome(Result.GONE, remark=GONE)
-        return verdict(wish, self._ground(wish, job)) or self._written(wish, job)
+        return judge_change(wish, self._ground(wish, job)) or self._written(wish, job)
 
     def _ground(self, wish: SettingChange[int], job: int) -> ChangeContext:
         state = self._timeline.state
@@ -193,7 +197,7 @@ class SimulatedSettings:
     def _changed(self) -> list[str]:
         """Return the ids of the pending jobs on which Helios has set something."""
         waiting = np.flatnonzero(self._started_s[: self._arrived()] == NEVER)
-        ours = waiting[ownership.are_ours(self._site[waiting]) | self._has_our_minutes(waiting)]
+        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_our_minutes(waiting)]
         return [self._job_ids[job] for job in ours.tolist()]
 
     def _written(self, wish: SettingChange[int], job: int) -> Outcome:
@@ -207,7 +211,7 @@ class SimulatedSettings:
 
     def _is_our(self, lever: JobSetting, job: int) -> bool:
         if lever is JobSetting.ORDER:
-            return ownership.is_ours(int(self._site[job]))
+            return ownership.has_helios_mark(int(self._site[job]))
         return bool(self._has_our_minutes(np.array([job]))[0])
 
     def _value(self, lever: JobSetting, job: int) -> int:
@@ -281,8 +285,8 @@ class SlurmSnapshotBuilder:
         def made() -> pd.DataFrame:
             held = [sorted(set(nodes_held(holdings, share))) for share in first.tolist()]
             places = [",".join(self._names[node] for node in nodes) for nodes in held]
-            state = coded(np.zeros(len(jobs), dtype=np.int8), (JobState.RUNNING.value,))
-            reason = coded(np.full(len(jobs), -1, dtype=np.int8), ())
+            state = encode(np.zeros(len(jobs), dtype=np.int8), (JobState.RUNNING.value,))
+            reason = encode(np.full(len(jobs), -1, dtype=np.int8), ())
             own = {"started_at": times(started_s).array, "node_list": pd.Categorical(places), "state": state}
             return self.facts.frame(jobs, own | {"reason": reason, "user_soft_limit_s": user_soft_limit_s})
 
@@ -300,7 +304,7 @@ class SlurmSnapshotBuilder:
             gpus_held = self._nodes["gpus"].to_numpy() - free_gpus
             return NODE_STATES.conform(
                 self._nodes.assign(
-                    state=coded(level, ("IDLE", "MIXED", "ALLOCATED")),
+                    state=encode(level, ("IDLE", "MIXED", "ALLOCATED")),
                     cpus_held=cpus_held.astype(np.float64),
                     gpus_held=gpus_held,
                 )

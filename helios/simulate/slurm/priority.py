@@ -34,7 +34,7 @@ def before(state: SlurmState, choice: int, other: int) -> bool:
 
 
 @kernel
-def place_of(state: SlurmState, choice: int) -> int:
+def queue_position(state: SlurmState, choice: int) -> int:
     """Return where in the queue ``choice`` is, or would go."""
     low, high = 0, state.clock[0].queued
     while low < high:
@@ -51,7 +51,7 @@ def queue_up(state: SlurmState, job: int) -> None:
     """Put all choices of ``job``, whose priorities are known, into the queue."""
     clock, its = state.clock[0], state.jobs[job]
     for choice in range(its.first_choice, its.first_choice + its.choices):
-        place = place_of(state, choice)
+        place = queue_position(state, choice)
         for later in range(clock.queued, place, -1):
             state.queue[later] = state.queue[later - 1]
         state.queue[place] = choice
@@ -64,7 +64,7 @@ def take_out(state: SlurmState, job: int, position: int) -> int:
     """Take all choices of ``job`` out of the queue, and return how many were before ``position``."""
     clock, its, earlier = state.clock[0], state.jobs[job], 0
     for choice in range(its.first_choice, its.first_choice + its.choices):
-        place = place_of(state, choice)
+        place = queue_position(state, choice)
         if place < position - earlier:
             earlier += 1
         clock.queued -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helios.jit import kernel, plain
 from helios.simulate.slurm.placement import hold, let_go
-from helios.simulate.slurm.priority import change, charge_usage, place_of, queue_up, take_out
+from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, take_out
 from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, NOW, RUNNING, YEAR_MIN, SlurmState
 
 # Limits that a QOS sets to what runs at once: the job's own, and that of its partition, which goes first.
@@ -104,7 +104,7 @@ def _follow(state: SlurmState, job: int, position: int) -> int:
     for number in range(its.choices):
         choice = task.first_choice + number
         state.choices[choice].priority = state.choices[its.first_choice + number].priority
-        if place_of(state, choice) < position:
+        if queue_position(state, choice) < position:
             ahead += 1
     queue_up(state, its.next_task)
     return ahead

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helios.actions import Result
-from helios.app.controller_state import ControllerStateStore, modes_or_off, tallies_of
+from helios.app.controller_state import ControllerStateStore, cycle_tallies, modes_or_off
 from helios.app.modes import PAUSE_FILE
 from helios.control import ControllerState, ServiceMode
 from helios.errors import MemoryDamaged, WarehouseUnavailable
@@ -96,7 +96,7 @@ def test_modes_that_cannot_be_read_are_off_only_where_somebody_paused(tmp_path: 
 
 def test_a_service_that_nobody_set_a_mode_for_is_counted_as_active() -> None:
     counts = {"qssf": {Result.DONE: 2}, "restore": {Result.GONE: 1}}
-    counted = tallies_of(counts, {"qssf": ServiceMode(mode=Mode.SHADOW)})
+    counted = cycle_tallies(counts, {"qssf": ServiceMode(mode=Mode.SHADOW)})
     assert [(it.service, it.mode, it.result, it.jobs) for it in counted] == [
         ("qssf", "shadow", Result.DONE, 2),
         ("restore", "active", Result.GONE, 1),

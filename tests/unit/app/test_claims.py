@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Action, JobAction, JobSetting, Place, Reorder, Result, RevertJobs, SoftLimit
 from helios.app.replay_guards import ReplayGuards
-from helios.app.service_replay import ReplayedService, play
+from helios.app.service_replay import ReplayedService, replay_services
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster
@@ -150,7 +150,7 @@ class Toy:
 def played(*services: Toy) -> list[ReplayedService]:
     seats = [seat(service, every=service.every) for service in services]
     workload = a_workload(FULL)
-    play(a_cluster(workload), seats, predictor=Noisy(workload))
+    replay_services(a_cluster(workload), seats, predictor=Noisy(workload))
     return seats
 
 

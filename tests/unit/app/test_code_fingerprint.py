@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.executors import BEGIN, code_fingerprint, digest_of, modules_of
+from helios.app.executors import BEGIN, code_digest, code_fingerprint, imported_modules
 
 LAB = {
     "__init__.py": "",
@@ -28,7 +28,7 @@ def lab(tmp_path: Path) -> Path:
 
 
 def digest(lab: Path) -> str:
-    return digest_of(modules_of(lab, "lab.begin", no_part=("lab.books",)))
+    return code_digest(imported_modules(lab, "lab.begin", no_part=("lab.books",)))
 
 
 def edited(lab: Path, name: str, old: str, new: str) -> str:
@@ -74,8 +74,8 @@ def test_another_release_of_what_fits_trees_is_other_code(lab: Path, monkeypatch
 
 
 def test_what_a_replay_goes_by_is_reached_and_what_reads_histories_is_not() -> None:
-    reached = modules_of(Path(__file__).parents[3] / "helios", BEGIN)
+    reached = imported_modules(Path(__file__).parents[3] / "helios", BEGIN)
     decides = ("simulate.engine", "simulate.backlog", "services.orders", "predict.forest", "app.draws", "metrics")
     assert {f"helios.{name}" for name in decides} <= set(reached)
     assert not [name for name in reached if name.split(".")[1:2] in (["warehouse"], ["ingest"], ["slurm"], ["cli"])]
-    assert code_fingerprint() == digest_of(reached)
+    assert code_fingerprint() == code_digest(reached)

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
-from helios.app.resampling import DeduplicatingPredictor, Resampler, predictor_of, redrawn, urn_of
+from helios.app.resampling import DeduplicatingPredictor, Resampler, redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Policy, Scenario
-from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, set_the_stage
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
 from helios.report.significance import ResampledUnit
 from helios.simulate import Backfill
 from tests.builders import a_job, jobs_frame
@@ -46,12 +46,12 @@ def staged(days: float, *, before: float = 0, warm_up: float = 0, **options: Any
     history = a_site(days + before + warm_up, **options)
     since = START + timedelta(days=before + warm_up)
     question = WhatIfRequest(plans=(FIFO,), since=since, warm_up=timedelta(days=warm_up), nodes={"gpu": 4})
-    return set_the_stage(history, question)
+    return prepare_replay(history, question)
 
 
 def drawn(stage: ReplaySetup, over: ResampledUnit | None = None, repeat: int = 1) -> tuple[ReplaySetup, Resampler]:
-    urn = urn_of(stage, over)
-    return redrawn(stage, urn, repeat=repeat, seed=0), urn
+    urn = resampler_for(stage, over)
+    return redraw(stage, urn, repeat=repeat, seed=0), urn
 
 
 def who(stage: ReplaySetup, row: int) -> tuple[Any, ...]:
@@ -79,7 +79,7 @@ def who(stage: ReplaySetup, row: int) -> tuple[Any, ...]:
 def test_weeks_are_drawn_where_there_are_four_days_where_there_are_seven_arrivals_else(
     days: float, over: ResampledUnit, blocks: int
 ) -> None:
-    urn = urn_of(staged(days, jobs=1_000))
+    urn = resampler_for(staged(days, jobs=1_000))
     assert (urn.over, urn.blocks) == (over, blocks)
 
 
@@ -88,10 +88,10 @@ def test_a_window_of_exactly_a_week_is_drawn_by_its_seven_days_however_quiet_its
     hours = (history.jobs["submitted_at"] - since) / timedelta(hours=1)
     awake = history.jobs[~hours.between(0, 5) & ~hours.between(7 * 24 - 5, 7 * 24)].reset_index(drop=True)
     question = WhatIfRequest(plans=(FIFO,), since=since, until=since + timedelta(days=7), nodes={"gpu": 4})
-    urn = urn_of(set_the_stage(replace(history, jobs=awake), question))
+    urn = resampler_for(prepare_replay(replace(history, jobs=awake), question))
     assert (urn.over, urn.blocks, urn.begins_s) == (ResampledUnit.DAYS, 7, since.timestamp())
     shorter = replace(question, until=since + timedelta(days=6, hours=20))
-    assert urn_of(set_the_stage(replace(history, jobs=awake), shorter)).over is ResampledUnit.SEEDS
+    assert resampler_for(prepare_replay(replace(history, jobs=awake), shorter)).over is ResampledUnit.SEEDS
 
 
 def test_a_window_beyond_the_history_is_as_long_as_the_history() -> None:
@@ -100,7 +100,7 @@ def test_a_window_beyond_the_history_is_as_long_as_the_history() -> None:
         plans=(FIFO,), since=START - timedelta(days=30), until=START + timedelta(days=30), nodes={"gpu": 4}
     )
     first = history.jobs["submitted_at"].iloc[0]
-    urn = urn_of(set_the_stage(history, question))
+    urn = resampler_for(prepare_replay(history, question))
     assert (urn.over, urn.blocks, urn.begins_s) == (ResampledUnit.DAYS, 8, int(first.timestamp()))
 
 
@@ -184,7 +184,7 @@ def test_arrivals_move_within_their_hour_and_bursts_stay_together() -> None:
     jobs = history.jobs.copy()
     jobs.loc[100:109, "submitted_at"] = jobs["submitted_at"].iloc[100]
     jobs["user"] = jobs["user"].where(~jobs.index.isin(range(100, 110)), "user1")
-    stage = set_the_stage(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
+    stage = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
     again, urn = drawn(stage)
     assert urn.over is ResampledUnit.SEEDS
     was = dict(zip(stage.workload.run_time_s.tolist(), stage.workload.submitted_s.tolist(), strict=True))
@@ -238,7 +238,7 @@ def test_predictions_in_a_draw_are_those_of_a_timeline_without_copies() -> None:
     new = first == np.arange(len(first))
     assert (~new).sum() > 0
     question = WhatIfRequest(plans=(FIFO,))
-    predictor = predictor_of(drawn_stage, None, question)
+    predictor = resampled_predictor(drawn_stage, None, question)
     alone = predictor_for(
         replace(
             drawn_stage, machine=replace(drawn_stage.machine, jobs=drawn_stage.machine.jobs[new].reset_index(drop=True))
@@ -260,7 +260,7 @@ def test_a_week_without_jobs_is_never_all_that_is_drawn() -> None:
     history = a_site(1, jobs=50)
     late = jobs_frame(a_job(job_id="9999", submitted_at=START + timedelta(days=34.9), run_time_s=7.0))
     jobs = pd.concat([history.jobs, late], ignore_index=True)
-    stage = set_the_stage(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
+    stage = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
     for repeat in range(1, 12):
         again, _ = drawn(stage, repeat=repeat)
         assert again.counted.any()

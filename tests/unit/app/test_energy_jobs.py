@@ -8,7 +8,13 @@ import pandas as pd
 import pytest
 
 from helios.actions import FillFirst, PowerDown, PowerUp
-from helios.app.energy.whatif_jobs import EnergyJobsRequest, bounded, energy_on_jobs, known_at, levels_of_oracle
+from helios.app.energy.whatif_jobs import (
+    EnergyJobsRequest,
+    bound_levels,
+    demand_known_at,
+    energy_on_jobs,
+    oracle_levels,
+)
 from helios.app.history import LoadedHistory
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
@@ -142,7 +148,7 @@ def a_demand(busy):
 
 
 def test_at_a_step_services_see_what_was_known_at_its_end():
-    seen = known_at(a_demand([1, 2, 3, 4]), 2 * STEP_S)
+    seen = demand_known_at(a_demand([1, 2, 3, 4]), 2 * STEP_S)
     assert seen.busy.tolist() == [[1, 2]]
     assert (seen.ended_s, seen.most.shape) == (2 * STEP_S, (1, 2, 1, 1))
 
@@ -158,23 +164,23 @@ def test_so_many_nodes_are_on_their_way_at_once_and_wakes_go_first():
     cluster.steer([PowerDown(node="a1", reason="why")])
     cluster.advance(500)
     down = [PowerDown(node=f"a{number}", reason="why") for number in range(2, 8)]
-    kept = bounded([*down, PowerUp(node="a1", reason="why")], cluster.snapshot(), Power(most_in_transition=0.3))
+    kept = bound_levels([*down, PowerUp(node="a1", reason="why")], cluster.snapshot(), Power(most_in_transition=0.3))
     assert [type(action).__name__ for action in kept] == ["PowerUp", "PowerDown", "PowerDown"]
 
 
 def test_so_many_nodes_of_a_pool_may_sleep():
     down = [PowerDown(node=f"a{number}", reason="why") for number in range(1, 10)]
-    kept = bounded(down, a_cluster().snapshot(), Power(most_in_transition=1.0, most_asleep=0.5))
+    kept = bound_levels(down, a_cluster().snapshot(), Power(most_in_transition=1.0, most_asleep=0.5))
     assert len(kept) == 5
 
 
 def test_an_order_of_filling_passes_the_rails():
     fill = FillFirst(tiers=(("a1",),), reason="why")
-    assert bounded([fill], a_cluster().snapshot(), Power()) == [fill]
+    assert bound_levels([fill], a_cluster().snapshot(), Power()) == [fill]
 
 
 def test_the_oracle_wakes_a_boot_ahead():
-    oracle = levels_of_oracle(a_demand([0] * 6 + [3] * 6), boot_s=300, most_wakes=1)
+    oracle = oracle_levels(a_demand([0] * 6 + [3] * 6), boot_s=300, most_wakes=1)
     cluster = a_cluster()
     cluster.advance(4 * STEP_S)
     asleep = [PowerDown(node=name, reason="why") for name in cluster.snapshot().nodes["name"]]

@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helios.app.energy.ledger import energy_ledger, gaps_of, interval_of, under_timer
+from helios.app.energy.ledger import energy_ledger, idle_gaps, ledger_interval, split_by_timer
 from helios.app.energy.node_states import (
     NodePowerState,
     NodeTimes,
     PowerSpans,
     Spans,
-    binned,
+    count_wakes,
     node_times,
     power_spans,
-    slept_by,
-    unread,
-    wakes,
+    sleep_reasons,
+    sum_by_bin,
+    unread_spans,
 )
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
@@ -122,7 +122,7 @@ def test_seconds_within_stretches_are_those_counted_one_by_one(layer: Spans, cut
     for node, start, end, each in zip(layer.node, layer.start_s, layer.end_s, weight, strict=True):
         for second in range(max(start, 0), min(end, END_S)):
             counted[group[node], np.searchsorted(edges, second, side="right") - 1] += each
-    assert binned(weighted, edges_s=edges, group=group, n_groups=2) == pytest.approx(counted, abs=1e-6)
+    assert sum_by_bin(weighted, edges_s=edges, group=group, n_groups=2) == pytest.approx(counted, abs=1e-6)
 
 
 @settings(max_examples=150, deadline=None)
@@ -139,7 +139,7 @@ def test_an_idle_timer_does_what_a_clock_on_each_node_would(
     times = times_of(busy=busy, out=out)
     now = second_by_second(times)
     would = now.copy()
-    for state, layer in under_timer(gaps_of(times), timer_s=timer_s, boot_s=boot_s, shutdown_s=shutdown_s).items():
+    for state, layer in split_by_timer(idle_gaps(times), timer_s=timer_s, boot_s=boot_s, shutdown_s=shutdown_s).items():
         for node, start, end in zip(layer.node, layer.start_s, layer.end_s, strict=True):
             would[node, start:end] = state
     for node in range(NODES_N):
@@ -166,8 +166,8 @@ def test_an_idle_timer_does_what_a_clock_on_each_node_would(
 
 def test_a_node_that_stays_on_is_idle_whenever_it_holds_no_job() -> None:
     times = times_of(busy=spans((0, 10, 20)), asleep=spans((1, 0, 50)), waking=spans((1, 50, 55)))
-    always = under_timer(gaps_of(times), timer_s=np.inf, boot_s=5, shutdown_s=5)
-    idle_s = binned(
+    always = split_by_timer(idle_gaps(times), timer_s=np.inf, boot_s=5, shutdown_s=5)
+    idle_s = sum_by_bin(
         always[NodePowerState.IDLE], edges_s=np.array([0, END_S]), group=np.zeros(NODES_N, dtype=np.int64), n_groups=1
     )
     assert idle_s[0, 0] == NODES_N * END_S - 10
@@ -180,19 +180,19 @@ def test_only_a_node_that_came_back_was_woken() -> None:
     times = times_of(
         asleep=spans((0, 5, 20), (1, 5, 20), (2, 5, 60)), waking=spans((0, 20, 25)), out=spans((1, 20, 60))
     )
-    assert wakes(times, begin_s=0) == 1
-    assert wakes(times, begin_s=21) == 0
+    assert count_wakes(times, begin_s=0) == 1
+    assert count_wakes(times, begin_s=21) == 0
 
 
 def test_what_was_not_read_is_the_rest_of_what_was() -> None:
-    gaps = unread([(10, 20), (15, 30), (50, 99)], n_nodes=2, begin_s=0, end_s=60)
+    gaps = unread_spans([(10, 20), (15, 30), (50, 99)], n_nodes=2, begin_s=0, end_s=60)
     assert list(zip(gaps.node, gaps.start_s, gaps.end_s, strict=True)) == [
         (0, 0, 10),
         (0, 30, 50),
         (1, 0, 10),
         (1, 30, 50),
     ]
-    assert len(unread([(0, 60), (10, 20)], n_nodes=2, begin_s=0, end_s=60).node) == 0
+    assert len(unread_spans([(0, 60), (10, 20)], n_nodes=2, begin_s=0, end_s=60).node) == 0
 
 
 def events(*rows: dict[str, Any]) -> pd.DataFrame:
@@ -248,21 +248,21 @@ def test_events_of_nodes_that_are_not_the_clusters_are_left_out() -> None:
 def test_a_sleep_is_helios_doing_only_soon_after_it_asked_for_that_very_node() -> None:
     asleep = spans((0, 1_000, 2_000), (0, 9_000, 9_500), (1, 1_000, 2_000))
     orders = spans((0, 950, 951), (1, 1_001, 1_002))
-    assert rows_of(slept_by(asleep, orders, within_s=600)) == [(0, 1_000, 2_000)]
+    assert rows_of(sleep_reasons(asleep, orders, within_s=600)) == [(0, 1_000, 2_000)]
 
 
 def test_of_few_days_only_the_wattages_make_an_interval() -> None:
-    assert interval_of(np.array([10.0, 20.0]), band=0.2) == pytest.approx((24.0, 36.0))
+    assert ledger_interval(np.array([10.0, 20.0]), band=0.2) == pytest.approx((24.0, 36.0))
 
 
 def test_days_that_differ_widen_the_interval_and_like_days_do_not() -> None:
-    even, uneven = (interval_of(np.array(days), band=0.0) for days in ([10.0] * 7, [0.0, 20.0] * 4))
+    even, uneven = (ledger_interval(np.array(days), band=0.0) for days in ([10.0] * 7, [0.0, 20.0] * 4))
     assert even == (70.0, 70.0)
     assert uneven[0] < 60 and uneven[1] > 100
 
 
 def test_a_loss_stays_within_its_own_interval() -> None:
-    low, high = interval_of(np.array([-10.0] * 6), band=0.2)
+    low, high = ledger_interval(np.array([-10.0] * 6), band=0.2)
     assert (low, high) == pytest.approx((-72.0, -48.0))
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from helios.app.explain_job import JobUnknown
-from helios.app.explain_prediction import explain, kept_model, model_of_that_day
-from helios.app.history import LoadedHistory, recall
+from helios.app.explain_prediction import explain, kept_model, model_in_use
+from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
 from helios.predict import DurationModel, to_record, train
@@ -31,7 +31,7 @@ def no_model(_: datetime) -> tuple[None, tuple[str, ...]]:
 
 
 def told(town: Town, job: str, **options: Any) -> Explanation:
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     return explain(history, job, **({"choose": no_model, "look": town.cluster.snapshot} | options))
 
 
@@ -126,14 +126,14 @@ def test_a_cluster_that_is_not_needed_is_not_looked_at(town: Town) -> None:
 
 
 def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> None:
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     alone = explain(history, "alice39", choose=kept_model(history, url=town.url, model_id=None))
     assert alone.explained.source.startswith("shrinkage")
     assert "helios model train" in alone.notes[0]
 
 
 def test_a_model_that_is_named_and_not_there_is_an_error(town: Town) -> None:
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     with pytest.raises(NotEnoughHistory):
         explain(history, "alice39", choose=kept_model(history, url=town.url, model_id="nonsense"))
 
@@ -143,7 +143,7 @@ def busy(tmp_path: Path) -> tuple[Town, LoadedHistory, DurationModel, DurationMo
     """Return a town with enough history for two models, one of before the last days and one of all."""
     town = Town(tmp_path)
     town.learn(jobs=200)
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     cut = history.jobs["submitted_at"].iloc[300].to_pydatetime()
     models = [train(history.jobs, cluster="dev", until=until) for until in (cut, None)]
     with town.warehouse() as warehouse:
@@ -169,7 +169,7 @@ def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
 def test_for_a_trace_a_model_is_trained_on_what_had_ended_before_the_job() -> None:
     jobs = [a_job(job_id=str(number), run_time_s=30.0 + number % 7) for number in range(1, 400)]
     history = a_history(*jobs)
-    choose = model_of_that_day(history, seed=0)
+    choose = model_in_use(history, seed=0)
     late = explain(history, "399", choose=choose)
     assert late.explained.source.startswith("dev-2020")
     model, _ = choose(pd.Timestamp(late.submitted_at).to_pydatetime())

@@ -14,8 +14,8 @@ from helios.app.demand_history import (
     DemandHistory,
     ForecastRequest,
     RequestedClusterShape,
+    busiest_nodes,
     evaluate_forecasts,
-    most_held,
     watch_cluster,
     watch_files,
 )
@@ -88,7 +88,7 @@ def test_what_jobs_tell_is_told_beside_each_step() -> None:
 )
 def test_the_most_held_is_that_of_the_worst_second(jobs: list[tuple[int, int, int]], first_s: int) -> None:
     start_s, run_s, size = (np.array([job[column] for job in jobs], dtype=np.int64) for column in range(3))
-    told = most_held(start_s, start_s + run_s, size.astype(np.float64), first_s=first_s, n_steps=5)
+    told = busiest_nodes(start_s, start_s + run_s, size.astype(np.float64), first_s=first_s, n_steps=5)
     for step in range(5):
         seconds = np.arange(first_s + 600 * step, first_s + 600 * (step + 1))[:, None]
         held = ((start_s <= seconds) & (seconds < start_s + run_s)) @ size

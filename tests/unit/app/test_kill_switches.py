@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.actions import Action, Outcome
-from helios.app.controller_state import CycleUnderWay, alone
+from helios.app.controller_state import CycleUnderWay, hold_cycle_lock
 from helios.app.modes import PAUSE_FILE, RELEASED_FILE, resume, set_mode
 from helios.app.operations import Operations
 from helios.cli.main import application
@@ -115,7 +115,7 @@ def test_no_turn_of_this_machine_runs_beside_a_release(town: Town) -> None:
     apply, refused = town.cluster.apply, []
 
     def apply_and_try(actions: Sequence[Action]) -> list[Outcome]:
-        with pytest.raises(CycleUnderWay), alone(town.folder / "state"):
+        with pytest.raises(CycleUnderWay), hold_cycle_lock(town.folder / "state"):
             pass
         refused.append(True)
         return apply(actions)
@@ -127,7 +127,7 @@ def test_no_turn_of_this_machine_runs_beside_a_release(town: Town) -> None:
 
 def test_a_release_does_not_wait_for_ever_for_a_turn_and_says_what_follows(town: Town) -> None:
     hasty = town.another(slurm={"timeout_s": 0.01})
-    with alone(town.folder / "state"):
+    with hold_cycle_lock(town.folder / "state"):
         report = hasty.release("enough")
     assert jobs_set(town) == 0
     assert any("under way" in note for note in report.notes)

@@ -20,25 +20,25 @@ from helios.app.model_registry import (
     _weeks,
     against_the_controls,
     compare,
+    describe_decisions,
     drift,
-    listing,
+    list_models,
     nightly,
     promote,
     remembered_drift,
     roll_back,
     settle,
-    told_decisions,
     training_history,
     until,
 )
 from helios.app.nightly import _learn
-from helios.app.training import study
+from helios.app.training import prepare_history
 from helios.config import Settings
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory, UsageError
 from helios.model import JOBS, AuditStep, ModelRecord
-from helios.ports import in_silence
+from helios.ports import no_progress
 from helios.predict import from_record, to_record
-from helios.predict.comparison import Comparison, PairedDifference, PredictorScore, Versus, score_of
+from helios.predict.comparison import Comparison, PairedDifference, PredictorScore, Versus, predictor_score
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -101,7 +101,7 @@ def of_day_14(history: LoadedHistory) -> ModelRecord:
 
 
 def trained(history: LoadedHistory, day: float) -> ModelRecord:
-    studied = study(history)
+    studied = prepare_history(history)
     return studied.record(studied.train(until=START + day * DAY, seed=0), seed=0, made_at=START + day * DAY)
 
 
@@ -208,7 +208,7 @@ def test_a_later_model_leaves_in_charge_what_is(url: str, of_day_6: ModelRecord,
     outcome = settle(url, of_day_14, promote_it=False, by="ann", now=START)
     assert (outcome.step, outcome.in_charge) == (None, of_day_6.model_id)
     assert in_charge(url) == of_day_6.model_id
-    assert len(told_decisions(url, "lab")) == 1
+    assert len(describe_decisions(url, "lab")) == 1
 
 
 def test_a_model_in_charge_without_any_decision_stays_so_by_one(
@@ -217,7 +217,7 @@ def test_a_model_in_charge_without_any_decision_stays_so_by_one(
     keep(url, of_day_6, of_day_14)
     settle(url, of_day_14, promote_it=False, by="ann", now=START)
     assert in_charge(url) == of_day_6.model_id
-    assert [row["step"] for row in told_decisions(url, "lab")] == ["kept"]
+    assert [row["step"] for row in describe_decisions(url, "lab")] == ["kept"]
 
 
 def test_an_unreadable_model_is_not_promoted(url: str, of_day_14: ModelRecord) -> None:
@@ -226,7 +226,7 @@ def test_an_unreadable_model_is_not_promoted(url: str, of_day_14: ModelRecord) -
     keep(url, damaged)
     with pytest.raises(ModelUnreadable):
         promote(url, "lab", damaged.model_id, by="ann", why="hope", now=START)
-    assert told_decisions(url, "lab") == []
+    assert describe_decisions(url, "lab") == []
 
 
 def test_rolling_back_passes_over_what_cannot_be_read_and_says_so(
@@ -253,14 +253,14 @@ def test_rolling_back_ends_at_what_was_in_charge_first(url: str, of_day_6: Model
 
 def test_the_listing_shows_manifests_and_who_is_in_charge(url: str, of_day_6: ModelRecord) -> None:
     keep(url, of_day_6)
-    (row,) = listing(url, "lab")
+    (row,) = list_models(url, "lab")
     assert row["in_charge"]
     assert row["manifest"]["digest"] == of_day_6.manifest["digest"]
 
 
 def test_the_listing_says_why_the_model_in_charge_cannot_be_read(url: str, of_day_6: ModelRecord) -> None:
     keep(url, replace(of_day_6, artifact="[" * 100_000))
-    (row,) = listing(url, "lab")
+    (row,) = list_models(url, "lab")
     assert f"Model {of_day_6.model_id} cannot be read" in row["trouble"]
 
 
@@ -282,7 +282,7 @@ def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url
     assert outcome.contest is not None
     assert outcome.contest.against["shrinkage"].better_in
     assert in_charge(url) == outcome.model_id
-    (decided,) = told_decisions(url, "lab")
+    (decided,) = describe_decisions(url, "lab")
     assert (decided["step"], decided["promoted_by"], decided["candidate"]) == ("promoted", "nightly", outcome.model_id)
 
 
@@ -294,14 +294,14 @@ def test_a_night_s_model_that_is_worse_than_the_one_in_charge_is_kept_and_said_t
     outcome = a_night(url, history, day=16, days=2)
     assert (outcome.step, in_charge(url)) == (AuditStep.KEPT, of_day_6.model_id)
     assert "worse than the model in charge" in outcome.why
-    assert outcome.model_id in {row["model_id"] for row in listing(url, "lab")}
+    assert outcome.model_id in {row["model_id"] for row in list_models(url, "lab")}
 
 
 def test_a_dry_night_writes_nothing(url: str, history: LoadedHistory) -> None:
     outcome = a_night(url, history, day=6, days=2, dry_run=True)
     assert not outcome.written
-    assert listing(url, "lab") == []
-    assert told_decisions(url, "lab") == []
+    assert list_models(url, "lab") == []
+    assert describe_decisions(url, "lab") == []
     assert remembered_drift(url, "lab") is None
 
 
@@ -436,8 +436,8 @@ def test_a_night_remembers_its_line_about_drift(url: str, history: LoadedHistory
 
 def test_the_nightly_analysis_says_in_a_line_what_was_decided_and_why(url: str) -> None:
     settings = Settings.model_validate({"database": {"url": url}, "model": {"judged_days": 3}})
-    line = _learn(url, "lab", settings, START + 21 * DAY, in_silence)
-    (decided,) = told_decisions(url, "lab")
+    line = _learn(url, "lab", settings, START + 21 * DAY, no_progress)
+    (decided,) = describe_decisions(url, "lab")
     assert f"model {decided['candidate']} " in line
     assert decided["why"] in line
     assert "inputs" in line
@@ -449,11 +449,11 @@ def test_a_night_before_there_is_enough_history_says_so(tmp_path: Path) -> None:
         warehouse.load(
             [a_batch(*jobs_whose_memory_tells(1))], cluster="lab", path="x", sha256="1", format="sacct", timezone="UTC"
         )
-    assert "shrinkage predicts" in _learn(url, "lab", Settings(), START + DAY, in_silence)
+    assert "shrinkage predicts" in _learn(url, "lab", Settings(), START + DAY, no_progress)
 
 
 def test_only_jobs_that_had_ended_by_then_are_judged(history: LoadedHistory) -> None:
-    studied = study(history)
+    studied = prepare_history(history)
     rows = studied.judged(START + 2 * DAY, START + 3 * DAY)
     ends = history.jobs["ended_at"].iloc[rows]
     assert len(rows) > 50
@@ -464,7 +464,7 @@ def test_only_jobs_that_had_ended_by_then_are_judged(history: LoadedHistory) -> 
 def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
     history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
-    studied = study(history)
+    studied = prepare_history(history)
     model = replace(from_record(of_day_14), backtest=stopped(of_day_6), trust=1.0)
     judged = model.as_judged()
     assert judged is not None
@@ -474,7 +474,7 @@ def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
         rows = np.intersect1d(
             studied.judged(START, START + 20 * DAY), studied.submitted(START + first * DAY, START + end * DAY)
         )
-        return score_of(predictor.predict(studied.features[rows]), studied.table.run_time_s[rows])
+        return predictor_score(predictor.predict(studied.features[rows]), studied.table.run_time_s[rows])
 
     assert before.model == score(judged, 6, 13) != score(model, 6, 13)
     assert since.model != score(judged, 13, 20)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.nightly import NightlyRun, forget_what_is_old, night, nightly_pages
-from helios.app.sync import AccountingSource, SyncResult, read_history
+from helios.app.nightly import NightlyRun, forget_what_is_old, nightly_pages, run_nightly
+from helios.app.sync import AccountingSource, SyncResult, sync_history
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError
@@ -24,7 +24,7 @@ def a_night(town: Town, **model: object) -> NightlyRun:
     settings = Settings.model_validate(
         town.settings.model_dump() | {"model": model, "report": {"folder": str(town.folder / "reports")}}
     )
-    return night(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, look=nothing_seen)
+    return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, look=nothing_seen)
 
 
 def test_the_night_trains_on_the_dask_that_is_configured_and_a_dask_that_is_away_stops_no_other_step(
@@ -71,7 +71,7 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
 
     accounting = AccountingSource(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
     step = {"start": town.cluster.now - timedelta(days=3), "window": timedelta(days=1), "overlap": timedelta(0)}
-    read_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
+    sync_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
     with town.warehouse() as warehouse:
         assert len(warehouse.loads("dev")) == 3
     told = forget_what_is_old(town.url, "dev", town.settings.retention, now=datetime.now(UTC) + timedelta(days=61))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.node_demand import NodeDemand, _beside, busy_of_pools
+from helios.app.node_demand import NodeDemand, _beside, busy_by_pool
 from helios.config import Settings
 from helios.model import JOBS, STEP_S, Snapshot
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
@@ -45,7 +45,7 @@ def test_busy_nodes_are_counted_by_pool_from_what_ended_and_what_runs() -> None:
     running = a_running_job(job_id="r", node_list="g[1-2]", started_at=NOON - timedelta(minutes=30), partition="gpu")
     snapshot = a_snapshot(nodes=NODES, running=[running])
     past = history(ended("g[1-3]", hours_ago=3), ended("c1", hours_ago=3, partition="cpu"))
-    seen = busy_of_pools(past, snapshot, ended_s=NOW_S)
+    seen = busy_by_pool(past, snapshot, ended_s=NOW_S)
     busy = dict(zip(seen.pools, seen.busy, strict=True))
     assert set(busy) == {"gpu (a100)", "cpu"}
     assert busy["gpu (a100)"][:6].tolist() == [3.0] * 6
@@ -56,19 +56,19 @@ def test_busy_nodes_are_counted_by_pool_from_what_ended_and_what_runs() -> None:
 
 
 def test_a_node_that_is_down_is_not_in_service() -> None:
-    seen = busy_of_pools(history(ended("g[1-4]", hours_ago=2)), a_snapshot(nodes=NODES), ended_s=NOW_S)
+    seen = busy_by_pool(history(ended("g[1-4]", hours_ago=2)), a_snapshot(nodes=NODES), ended_s=NOW_S)
     assert seen.total[seen.pools.index("gpu (a100)"), 0] == 4
 
 
 def test_what_the_warehouse_still_calls_running_is_left_to_the_cluster() -> None:
     stale = ended("g1", hours_ago=5) | {"ended_at": None, "run_time_s": None}
-    seen = busy_of_pools(history(stale, ended("g2", hours_ago=6)), a_snapshot(nodes=NODES), ended_s=NOW_S)
+    seen = busy_by_pool(history(stale, ended("g2", hours_ago=6)), a_snapshot(nodes=NODES), ended_s=NOW_S)
     assert seen.busy[seen.pools.index("gpu (a100)"), -1] == 0
 
 
 def test_a_queue_is_part_of_what_jobs_tell() -> None:
     empty, queued = (
-        busy_of_pools(history(ended("g1", hours_ago=9)), a_snapshot(nodes=NODES, pending=jobs), ended_s=NOW_S)
+        busy_by_pool(history(ended("g1", hours_ago=9)), a_snapshot(nodes=NODES, pending=jobs), ended_s=NOW_S)
         for jobs in ([], [a_pending_job(job_id="p", gpus=16, submitted_at=NOON - timedelta(hours=1))])
     )
     at = empty.pools.index("gpu (a100)")

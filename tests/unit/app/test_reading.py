@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.app.history import ingest
-from helios.app.sync import AccountingSource, SyncResult, missing, read_history, read_until
+from helios.app.sync import AccountingSource, SyncResult, missing, read_until, sync_history
 from helios.errors import ClusterUnavailable
 from helios.model import NODE_EVENTS
 from helios.warehouse import Warehouse
@@ -58,7 +58,7 @@ def url(tmp_path: Path) -> str:
 
 def read(site: Site, url: str, now: datetime, **overrides: object) -> SyncResult:
     options: dict[str, object] = {"start": MIDNIGHT, "window": DAY, "overlap": HOUR}
-    return read_history(site.accounting(), url=url, cluster="dev", now=now, **(options | overrides))  # type: ignore[arg-type]  # because the options are named
+    return sync_history(site.accounting(), url=url, cluster="dev", now=now, **(options | overrides))  # type: ignore[arg-type]  # because the options are named
 
 
 def ended(url: str) -> set[str]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from helios.actions import Action, Place, Reorder, SoftLimit
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import ReplayedService, play, reckoning_of
-from helios.app.whatif import WhatIfRequest, set_the_stage
+from helios.app.service_replay import ReplayedService, backlog_estimator_for, replay_services
+from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns, JobwiseService
 from helios.services.qssf import Qssf
@@ -108,7 +108,7 @@ def test_qssf_asked_at_every_event_is_the_compiled_qssf(
     policy, heard = built_in(workload, backfill, again_s)
     cluster, predictor = a_cluster(workload, backfill=backfill), Noisy(workload)
     place = seat(Qssf(Qssf.Options(**PAPER)))
-    play(cluster, [place], predictor=predictor, jobwise=jobwise, predict_again_s=again_s)
+    replay_services(cluster, [place], predictor=predictor, jobwise=jobwise, predict_again_s=again_s)
     assert not place.troubles
     assert cluster.started_s.tolist() == policy.started_s.tolist()
     assert cluster.ended_s.tolist() == policy.ended_s.tolist()
@@ -142,8 +142,8 @@ def both_ways(
     made = []
     for jobwise in (True, False):
         cluster, seats = a_cluster(workload, **options), services()
-        reckoning = reckoning_of(workload, SHAPE) if reckons else None
-        play(
+        reckoning = backlog_estimator_for(workload, SHAPE) if reckons else None
+        replay_services(
             cluster,
             seats,
             predictor=Noisy(workload),
@@ -276,11 +276,11 @@ def test_services_see_the_longest_backlog_so_far() -> None:
     # All want all GPUs, and something happens at the hours 0, 3, 4 and 6 alone: the three looks are before each end.
     hour = 3_600
     workload = a_workload([(0, 3 * hour, 8, 0), (600, hour, 8, 0), (1_200, 2 * hour, 8, 0), (1_300, hour, 8, 0)])
-    play(
+    replay_services(
         a_cluster(workload),
         [seat(Watching())],
         predictor=Oracle(workload),
-        reckoning=reckoning_of(workload, SHAPE),
+        reckoning=backlog_estimator_for(workload, SHAPE),
     )
     before_any_ended = 1.5 * 3 - 3
     when_one_had, when_two_had = (3 + work - 3 for work in (1.5 * 1 + 2 + 1, 1 + 1.5 * 2 + 1))
@@ -334,7 +334,7 @@ class Lifo:
 def test_a_jobwise_service_is_asked_about_a_job_once_unless_something_about_it_changes() -> None:
     workload = a_workload(CROWDED)
     lifo = Lifo()
-    play(a_cluster(workload), [seat(lifo)], predictor=Noisy(workload))
+    replay_services(a_cluster(workload), [seat(lifo)], predictor=Noisy(workload))
     asked_about = [job_id for ids in lifo.asked_about for job_id in ids]
     assert len(asked_about) == len(set(asked_about)) > 30
 
@@ -344,7 +344,7 @@ def test_what_a_jobwise_service_was_not_able_to_say_it_is_asked_again() -> None:
     sound, shaky = Lifo(), Lifo(fails_at=(2, 3))
     seats = [seat(sound), seat(shaky)]
     for place in seats:
-        play(a_cluster(workload), [place], predictor=Noisy(workload))
+        replay_services(a_cluster(workload), [place], predictor=Noisy(workload))
     assert seats[1].troubles == {"ZeroDivisionError: ": 2}
     assert not seats[1].benched
     assert set(sound.asked_about[1]) <= set(shaky.asked_about[3])
@@ -354,7 +354,7 @@ def test_what_a_jobwise_service_was_not_able_to_say_it_is_asked_again() -> None:
 def test_a_jobwise_service_that_fails_three_times_running_is_benched(service: Lifo) -> None:
     workload = a_workload([(second + 10, *rest) for second, *rest in CROWDED])
     place, cluster = seat(service), a_cluster(workload)
-    play(cluster, [place], predictor=Noisy(workload))
+    replay_services(cluster, [place], predictor=Noisy(workload))
     assert (place.asked, place.benched) == (3, True)
     assert cluster.ended.size == len(workload)
 
@@ -372,7 +372,7 @@ def test_what_waits_is_predicted_again_and_shown() -> None:
 
     workload = a_workload([(0, 100, 8, 1), (1, 10, 8, 1), (2, 10, 8, 1)])
     predictor = Noisy(workload)
-    play(a_cluster(workload), [seat(Watching())], predictor=predictor, predict_again_s=50)
+    replay_services(a_cluster(workload), [seat(Watching())], predictor=predictor, predict_again_s=50)
     # At 100, before job 0 has ended to anybody's knowledge; then at the next moment that is 50 s later: there is none.
     assert predictor.asked_again == [(100, [1, 2], [0])]
     assert seen[0] == [predictor.guess_s[job] * (1 + (0 + 1 + job) % 4) for job in (1, 2)]
@@ -399,7 +399,7 @@ def the_trace(name: str, jobs: int) -> tuple[LoadedHistory, WhatIfRequest]:
 @pytest.mark.parametrize("name", ["kth", "philly"])
 def test_on_a_real_trace_too(name: str) -> None:
     history, question = the_trace(name, 4_000)
-    stage = set_the_stage(history, question)
+    stage = prepare_replay(history, question)
     workload, shape = stage.workload, stage.machine.shape
     given_to = {"backfill": Backfill.EASY, "order": shortest_service_first, "estimate_s": stage.limit_s}
     policy = replay(workload, shape, predictor=Noisy(workload, ties=False), **given_to)
@@ -407,7 +407,7 @@ def test_on_a_real_trace_too(name: str) -> None:
     for jobwise in (True, False):
         cluster = a_cluster(workload, shape, jobs=stage.machine.jobs, limit_s=stage.limit_s)
         service = seat(Qssf(Qssf.Options(**PAPER)))
-        play(cluster, [service], predictor=Noisy(workload, ties=False), jobwise=jobwise)
+        replay_services(cluster, [service], predictor=Noisy(workload, ties=False), jobwise=jobwise)
         starts.append(cluster.started_s.tolist())
     assert (policy.wait_s > 0).mean() > 0.1
     assert starts == [policy.started_s.tolist()] * 2

@@ -13,7 +13,7 @@ import pytest
 
 from helios.actions import Action, Place, Reorder, Result
 from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif
-from helios.app.slurm_workload import SlurmJobs, SlurmServiceReplay, rehearse_on_slurm, slurm_jobs
+from helios.app.slurm_workload import SlurmJobs, SlurmServiceReplay, simulate_services_on_slurm, slurm_jobs
 from helios.model import Snapshot
 from helios.ownership import site_factor
 from helios.ports import Service
@@ -32,7 +32,7 @@ def jobs() -> SlurmJobs:
 
 
 def rehearsed(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmServiceReplay:
-    return rehearse_on_slurm(
+    return simulate_services_on_slurm(
         jobs, SITE, services, before=jobs.jobs.iloc[:0], cluster="frost", timezone="UTC", **options
     )
 

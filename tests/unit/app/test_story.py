@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.app.explain_job import JobUnknown
-from helios.app.explain_wait import TODAY, tell
+from helios.app.explain_wait import BASELINE, explain_wait
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
 from helios.app.whatif import WhatIfRequest
@@ -62,11 +62,11 @@ def a_story(
     *,
     nodes: int = 1,
     gpus_per_node: int = 8,
-    plans: tuple[Scenario, ...] = (TODAY,),
+    plans: tuple[Scenario, ...] = (BASELINE,),
     **overrides: Any,
 ) -> WaitExplanation:
     question = WhatIfRequest(plans=plans, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
-    return tell(a_history(rows, **overrides), question, job)
+    return explain_wait(a_history(rows, **overrides), question, job)
 
 
 def in_reference(rows: list[tuple[int, int, int, int]], plan: Scenario, *, nodes: int, gpus_per_node: int) -> Any:
@@ -160,8 +160,8 @@ def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy
     assert [h.held_s * h.job.gpus for h in story.holders] == [value for value in most[:3] if value > 0]
     # What it had been under today's order, and with the advice.
     for other in story.beside:
-        assert second(other.started_at) == in_reference(rows, TODAY, **shape).jobs[job].first_start
-    assert len(story.beside) == (plan != TODAY)
+        assert second(other.started_at) == in_reference(rows, BASELINE, **shape).jobs[job].first_start
+    assert len(story.beside) == (plan != BASELINE)
     if story.shorter is not None:
         assert story.shorter.planned_s >= rows[job][1]
         advised = [*rows[:job], (*rows[job][:3], story.shorter.planned_s), *rows[job + 1 :]]
@@ -214,9 +214,9 @@ def test_an_unknown_job_is_named_with_its_neighbours() -> None:
 
 def test_a_job_that_was_not_replayed_is_not_called_unknown() -> None:
     history = a_history([(0, 60, 1, 60), (60, 60, 1, 60)])
-    question = WhatIfRequest(plans=(TODAY,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
+    question = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
     with pytest.raises(JobUnknown, match=r"submitted .* UTC.*was not replayed"):
-        tell(history, question, "0")
+        explain_wait(history, question, "0")
 
 
 def test_an_array_s_task_and_the_runs_of_a_requeued_job_are_found() -> None:
@@ -226,9 +226,9 @@ def test_an_array_s_task_and_the_runs_of_a_requeued_job_are_found() -> None:
         a_job(job_id="9", submitted_at=EPOCH + timedelta(seconds=120), array_job_id="8", array_task_id="3"),
     ]
     history = LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
-    question = WhatIfRequest(plans=(TODAY,), nodes={"gpu": 1})
-    second_run = tell(history, question, "7-2")
+    question = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1})
+    second_run = explain_wait(history, question, "7-2")
     assert (second_run.job.job_id, second_run.wait_s) == ("7-2", 540)
     assert any("used 2 times" in note for note in second_run.notes)
-    assert tell(history, question, "7").wait_s == 0
-    assert tell(history, question, "8_3").job.job_id == "9"
+    assert explain_wait(history, question, "7").wait_s == 0
+    assert explain_wait(history, question, "8_3").job.job_id == "9"

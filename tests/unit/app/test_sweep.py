@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.app.executors import FinishedRun, SweepRun, SweepWorker, fingerprint_of, here
+from helios.app.executors import FinishedRun, SweepRun, SweepWorker, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import Policy, RunTimes, Scenario
-from helios.app.sweep import Cross, SweepPlan, cross, read_plan, repeats, results_in, sweep
+from helios.app.sweep import Cross, SweepPlan, cross_options, read_results, read_sweep_plan, repeats, sweep
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.errors import FileUnreadable, UsageError
 from helios.report.significance import CRITERIA, ResampledUnit
@@ -37,7 +37,7 @@ def history() -> LoadedHistory:
 
 def asked(plan: SweepPlan | None = None, **base: Any) -> Cross:
     question = WhatIfRequest(plans=(), nodes=NODES, gpus_per_node=4, **base)
-    return cross(plan or a_plan(), base=question, timezone="UTC")
+    return cross_options(plan or a_plan(), base=question, timezone="UTC")
 
 
 def a_plan(**keys: Any) -> SweepPlan:
@@ -68,7 +68,7 @@ def dying_after(number: int) -> Any:
     """An engine of a process that is killed when so many cells are done."""
 
     def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        for done in here(history, cells):
+        for done in run_here(history, cells):
             if done.place == number:
                 raise KeyboardInterrupt
             yield done
@@ -79,7 +79,7 @@ def dying_after(number: int) -> Any:
 def counting(replayed: list[int]) -> Any:
     def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
         replayed.append(len(cells))
-        yield from here(history, cells)
+        yield from run_here(history, cells)
 
     return engine
 
@@ -189,12 +189,12 @@ def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(
 )
 def test_a_plan_that_is_not_understood_is_refused_with_the_keys_there_are(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        read_plan(written(tmp_path, text))
+        read_sweep_plan(written(tmp_path, text))
 
 
 def test_a_plan_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nope.toml: No such file"):
-        read_plan(tmp_path / "nope.toml")
+        read_sweep_plan(tmp_path / "nope.toml")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_an_engine_is_let_go_of_when_it_is_interrupted(history: LoadedHistory, t
 
     def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
         try:
-            yield from here(history, cells)
+            yield from run_here(history, cells)
         finally:
             let_go.append(True)
 
@@ -288,11 +288,13 @@ def test_another_history_another_plan_and_another_helios_are_other_cells(
 
 
 def test_the_fingerprint_of_a_history_is_that_of_its_jobs(history: LoadedHistory) -> None:
-    assert fingerprint_of(history) == fingerprint_of(replace(history, jobs=history.jobs.copy(), notes=("read twice",)))
+    assert package_fingerprint(history) == package_fingerprint(
+        replace(history, jobs=history.jobs.copy(), notes=("read twice",))
+    )
     for column, value in (("user", "user0"), ("run_time_s", 1.0), ("time_limit_s", 1.0), ("gpus", 4)):
         jobs = history.jobs.copy()
         jobs.loc[5:9, column] = value
-        assert fingerprint_of(replace(history, jobs=jobs)) != fingerprint_of(history), column
+        assert package_fingerprint(replace(history, jobs=jobs)) != package_fingerprint(history), column
 
 
 def test_a_cell_that_fails_is_written_down_and_tried_again(
@@ -315,12 +317,12 @@ def test_whatever_breaks_in_a_cell_stops_no_other(history: LoadedHistory, monkey
 
     bench = SweepWorker(history)
     question = WhatIfRequest(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
-    monkeypatch.setattr("helios.app.executors.run_of", broken)
+    monkeypatch.setattr("helios.app.executors.to_run", broken)
     assert bench.tell(SweepRun(question=question)) == {"failed": "ZeroDivisionError: of all things"}
 
 
 def test_two_sweeps_do_not_write_into_one_file(history: LoadedHistory, tmp_path: Path) -> None:
-    with results_in(tmp_path / "out.jsonl"), pytest.raises(UsageError, match="Another sweep is writing"):
+    with read_results(tmp_path / "out.jsonl"), pytest.raises(UsageError, match="Another sweep is writing"):
         swept(history, tmp_path)
     swept(history, tmp_path)
 
@@ -416,7 +418,7 @@ def test_repeats_find_no_difference_where_there_is_none() -> None:
 
 def test_repeats_are_the_same_wherever_they_are_made(history: LoadedHistory) -> None:
     question = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
-    told = [repeats(history, question, times=5, engine=engine).to_json() for engine in (here, backwards)]
+    told = [repeats(history, question, times=5, engine=engine).to_json() for engine in (run_here, backwards)]
     assert told[0] == told[1]
 
 
@@ -426,7 +428,7 @@ def test_the_history_before_a_window_teaches_every_draw_alike(history: LoadedHis
     plan = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
     question = WhatIfRequest(plans=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
     cells = [SweepRun(question=question, repeat=repeat) for repeat in (1, 2, 3)]
-    forth = {done.place: done.told for done in here(site, cells)}
+    forth = {done.place: done.told for done in run_here(site, cells)}
     back = {done.place: done.told for done in backwards(site, cells)}
     assert forth == back
     assert all("figures" in told for told in forth.values())

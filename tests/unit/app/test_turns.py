@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.controller_state import alone
+from helios.app.controller_state import hold_cycle_lock
 from helios.app.model_registry import promote
 from helios.app.modes import PAUSE_FILE, set_mode
 from helios.control import ServiceMode
@@ -196,7 +196,7 @@ def test_a_plan_of_switching_off_says_what_would_be_taken_back(town: Town) -> No
 
 
 def test_two_processes_of_one_helios_do_not_turn_at_once(town: Town) -> None:
-    with alone(town.folder / "state"), pytest.raises(HeliosError, match="just now"):
+    with hold_cycle_lock(town.folder / "state"), pytest.raises(HeliosError, match="just now"):
         town.turns.turn(modes=SHADOW)
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from helios.actions import JobSetting, Place, Reorder
 from helios.app.replay_guards import ReplayGuards
-from helios.app.service_replay import ReplayedService, play
+from helios.app.service_replay import ReplayedService, replay_services
 from helios.changes import JobChange
-from helios.control.guards import capped
+from helios.control.guards import cap_changes
 from helios.control.observed import pending_jobs
 from helios.services.qssf import Qssf
 from helios.simulate import SimCluster
@@ -62,7 +62,7 @@ def by_the_guard(cluster: SimCluster, queue: list[tuple[Any, ...]], share: float
         for order in orders(queue)
         for place in order.order
     ]
-    kept = capped(wishes, jobs=pending_jobs(cluster.snapshot()), share=share)
+    kept = cap_changes(wishes, jobs=pending_jobs(cluster.snapshot()), share=share)
     return {wish.job_id: wish.value for wish in kept if wish.value}
 
 
@@ -110,7 +110,7 @@ def test_a_jobwise_service_is_capped_as_one_that_looks_at_the_whole_queue(
     for jobwise in (True, False):
         cluster = a_cluster(workload, jobs=jobs)
         seat = ReplayedService(name="qssf", service=Qssf(Qssf.Options()), every=timedelta(seconds=every_s))
-        play(cluster, [seat], predictor=Noisy(workload), jobwise=jobwise, most_of_one_user=share)
+        replay_services(cluster, [seat], predictor=Noisy(workload), jobwise=jobwise, most_of_one_user=share)
         assert not seat.troubles
         started.append(cluster.started_s.tolist())
     assert started[0] == started[1]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from helios.actions import Action, Place, Reorder, SoftLimit
 from helios.config import Control, Settings, SlurmSettings
-from helios.control import ActiveService, ControllerState, CycleReport, Preconditions, ServiceMode, take_turn
+from helios.control import ActiveService, ControllerState, CycleReport, Preconditions, ServiceMode, run_cycle
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, FakeLedger
 
@@ -90,7 +90,7 @@ class Table:
     def turn(self, *seats: ActiveService, after: timedelta = MINUTE) -> CycleReport:
         """Let time pass and take a turn; the memory goes through its text, as in life."""
         self.cluster.tick(after)
-        report = take_turn(
+        report = run_cycle(
             seats=seats,
             cluster=self.cluster,
             expectation=self.expectation,

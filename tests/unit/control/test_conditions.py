@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helios.config import Control
-from helios.control import CircuitBreaker, ControllerState, Preconditions, reasons_to_be_still
+from helios.control import CircuitBreaker, ControllerState, Preconditions, suspension_reasons
 from helios.control.observed import pending_jobs
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
@@ -31,7 +31,7 @@ def reasons(
 ) -> list[str]:
     rows = [a_pending_job(p50_s=60.0)] if pending is None else pending
     snapshot = a_snapshot(pending=rows, nodes=nodes, taken_at=taken_at)
-    return reasons_to_be_still(
+    return suspension_reasons(
         world, RULES, snapshot=snapshot, jobs=pending_jobs(snapshot), memory=memory or ControllerState(), now=NOON
     )
 

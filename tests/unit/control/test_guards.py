@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helios.actions import JobSetting, Outcome, Result
 from helios.changes import JobChange
-from helios.control.guards import GuardResult, capped, guarded, one_owner_each
+from helios.control.guards import GuardResult, apply_guards, cap_changes, keep_one_owner
 from helios.control.modes import ServiceMode
 from helios.control.observed import Key, PendingJob, pending_jobs
 from helios.testing import NOON, a_pending_job, a_snapshot
@@ -40,7 +40,7 @@ def verdict(
     theirs: frozenset[Key] = frozenset(),
 ) -> GuardResult:
     jobs = jobs_of({"job_id": "j1"} | (job or {}))
-    return guarded(wishes, jobs=jobs, mode=mode, of_the_admins=theirs, most_of_one_user=1.0)
+    return apply_guards(wishes, jobs=jobs, mode=mode, of_the_admins=theirs, most_of_one_user=1.0)
 
 
 def refusal(*wishes: JobChange, **situation: Any) -> Outcome:
@@ -131,7 +131,7 @@ def test_a_job_named_twice_is_believed_once() -> None:
 
 
 def owners(held: dict[Key, str] | None = None, **wishes: tuple[JobChange, ...]) -> dict[str, list[str]]:
-    allowed, refused = one_owner_each(wishes, held=held or {})
+    allowed, refused = keep_one_owner(wishes, held=held or {})
     assert all(outcome.result is Result.REFUSED for outcomes in refused.values() for outcome in outcomes)
     return {name: [wish.job_id for wish in kept] for name, kept in allowed.items()}
 
@@ -187,13 +187,13 @@ def preferred(wishes: list[JobChange], jobs: dict[str, PendingJob]) -> dict[str,
 def test_one_user_has_no_more_than_the_share_of_the_jobs_put_ahead_of_others() -> None:
     new = queue(alice=8, bob=2)
     jobs = behind(new)
-    kept = capped([wish(job, 0.5) for job in new], jobs=jobs, share=0.5)
+    kept = cap_changes([wish(job, 0.5) for job in new], jobs=jobs, share=0.5)
     assert preferred(kept, jobs) == {"alice": ["alice0", "alice1"], "bob": ["bob0", "bob1"]}
 
 
 def test_the_least_urgent_are_made_neutral_first_and_say_why() -> None:
     jobs = behind(queue(alice=3, bob=1))
-    kept = capped(
+    kept = cap_changes(
         [wish("alice0", 0.1), wish("alice1", 0.9), wish("alice2", 0.2), wish("bob0", 0.3)], jobs=jobs, share=0.5
     )
     assert {item.job_id: item.value for item in kept} == {"alice0": 0.0, "alice1": 0.9, "alice2": 0.0, "bob0": 0.3}
@@ -205,12 +205,12 @@ def test_the_least_urgent_are_made_neutral_first_and_say_why() -> None:
 def test_where_only_one_user_queues_there_is_no_cap() -> None:
     new = queue(alice=8)
     jobs = behind(new, user="alice")
-    assert len(preferred(capped([wish(job) for job in new], jobs=jobs, share=0.5), jobs)["alice"]) == 8
+    assert len(preferred(cap_changes([wish(job) for job in new], jobs=jobs, share=0.5), jobs)["alice"]) == 8
 
 
 def test_everybody_keeps_one_so_that_waiting_comes_to_an_end() -> None:
     jobs = behind(queue(alice=5, bob=3))
-    kept = capped([wish(f"alice{n}", 1.0) for n in range(5)], jobs=jobs, share=0.5)
+    kept = cap_changes([wish(f"alice{n}", 1.0) for n in range(5)], jobs=jobs, share=0.5)
     assert preferred(kept, jobs) == {"alice": ["alice0"]}
 
 
@@ -218,7 +218,7 @@ def test_who_has_waited_longest_is_put_ahead_of_nobody() -> None:
     old = queue(alice=5)
     later = {name: replace(job, eligible_us=job.eligible_us + 1) for name, job in queue(bob=3).items()}
     wishes = [wish(job, 1.0) for job in old] + [wish(job, 0.5) for job in later]
-    assert capped(wishes, jobs=old | later, share=0.5) == wishes
+    assert cap_changes(wishes, jobs=old | later, share=0.5) == wishes
 
 
 @pytest.mark.parametrize("change", [{"hands_off": "held"}, {"eligible": False}, {"partition": "big"}])
@@ -226,19 +226,19 @@ def test_a_job_that_could_not_be_put_back_is_not_passed(change: dict[str, Any]) 
     new = queue(alice=5)
     jobs = {name: replace(job, **(change if job.user == "olga" else {})) for name, job in behind(new).items()}
     wishes = [wish(job) for job in new]
-    assert capped(wishes, jobs=jobs, share=0.5) == wishes
+    assert cap_changes(wishes, jobs=jobs, share=0.5) == wishes
 
 
 def test_who_is_wished_no_less_is_not_passed() -> None:
     jobs = behind(queue(alice=5))
     wishes = [wish(job, 0.5) for job in jobs]
-    assert capped(wishes, jobs=jobs, share=0.5) == wishes
+    assert cap_changes(wishes, jobs=jobs, share=0.5) == wishes
 
 
 def test_jobs_that_are_not_preferred_are_not_capped() -> None:
     jobs = queue(alice=5, bob=1)
     wishes = [wish(job, -0.5) for job in jobs]
-    assert capped(wishes, jobs=jobs, share=0.1) == wishes
+    assert cap_changes(wishes, jobs=jobs, share=0.1) == wishes
 
 
 def test_each_partition_has_its_own_cap() -> None:
@@ -250,7 +250,7 @@ def test_each_partition_has_its_own_cap() -> None:
         {"job_id": "e", "user": "bob", "partition": "big", "submitted_at": NOON - timedelta(hours=1)},
     )
     wishes = [wish("a"), wish("b"), wish("c", partition="big"), wish("d", partition="big")]
-    assert [item.value for item in capped(wishes, jobs=jobs, share=0.5)] == [0.5, 0.5, 0.5, 0.0]
+    assert [item.value for item in cap_changes(wishes, jobs=jobs, share=0.5)] == [0.5, 0.5, 0.5, 0.0]
 
 
 @given(
@@ -272,7 +272,7 @@ def test_whoever_queues_the_cap_holds_and_touches_nobody_who_passes_nobody(
         for number, (user, age, value) in enumerate(waiting)
         if value > 0 and any(its < value and older < age and other != user for other, older, its in waiting)
     }
-    kept = capped(wishes, jobs=jobs, share=share)
+    kept = cap_changes(wishes, jobs=jobs, share=share)
     assert all(after == before for after, before in zip(kept, wishes, strict=True) if before.job_id not in passes)
     left = Counter(jobs[item.job_id].user for item in kept if item.value > 0 and item.job_id in passes)
     assert all(number <= max(1, share * left.total() + 1e-6) for number in left.values())
@@ -285,7 +285,7 @@ def test_whoever_queues_the_cap_holds_and_touches_nobody_who_passes_nobody(
 def test_the_cap_takes_away_no_more_than_it_must(counts: tuple[int, int, int], share: float) -> None:
     new = queue(**dict(zip(("alice", "bob", "carol"), counts, strict=True)))
     jobs = behind(new)
-    kept = preferred(capped([wish(job) for job in new], jobs=jobs, share=share), jobs)
+    kept = preferred(cap_changes([wish(job) for job in new], jobs=jobs, share=share), jobs)
 
     def holds(chosen: tuple[int, ...]) -> bool:
         return all(number <= max(1, share * sum(chosen) + 1e-9) for number in chosen)

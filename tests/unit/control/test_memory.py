@@ -8,7 +8,7 @@ import pytest
 from helios.actions import JobSetting, Outcome, Result
 from helios.config import Control
 from helios.control import CircuitBreaker, ControllerState, ServiceSuspension
-from helios.control.state import digest_of
+from helios.control.state import state_digest
 from helios.errors import MemoryDamaged
 from helios.testing import NOON
 
@@ -58,5 +58,5 @@ def test_a_refusal_of_another_job_lever_or_reason_is_another_refusal() -> None:
         replace(refusal, remark="reserved"),
         replace(refusal, result=Result.FAILED),
     ]
-    assert len({digest_of(outcome) for outcome in (refusal, *others)}) == 5
-    assert digest_of(replace(refusal, reason="another wording of the service's")) == digest_of(refusal)
+    assert len({state_digest(outcome) for outcome in (refusal, *others)}) == 5
+    assert state_digest(replace(refusal, reason="another wording of the service's")) == state_digest(refusal)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from helios.actions import JobSetting, Result, RevertJobs
-from helios.control import CanaryCluster, ServiceMode, ShadowCluster, Tolerance, door_for
+from helios.control import CanaryCluster, ServiceMode, ShadowCluster, Tolerance, cluster_for_mode
 from helios.control.observed import PendingJob, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, a_pending_job, a_snapshot
@@ -50,7 +50,7 @@ def reachable_from(thing: object) -> list[object]:
 
 
 def door(mode: ServiceMode, cluster: FakeCluster, snapshot: Snapshot) -> Any:
-    return door_for(mode, cluster, look=lambda: snapshot, stands={}, resolution=FINE)
+    return cluster_for_mode(mode, cluster, look=lambda: snapshot, stands={}, resolution=FINE)
 
 
 def test_a_shadow_holds_nothing_that_leads_to_the_cluster() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from helios.actions import Action, Place, Reorder, RevertJobs, SoftLimit
 from helios.control import ActiveService, release
-from helios.control.observed import carried, pending_jobs
+from helios.control.observed import carried_values, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, all_is_well, canary, order, seat, soft_limit
 
@@ -100,7 +100,7 @@ def test_whatever_is_proposed_the_book_names_every_mark_on_the_cluster(turns: li
         frame = table.ledger.standings()
         real = frame[frame["mode"] != "shadow"]
         assert {(str(lever), job) for lever, job in zip(real["lever"], real["job_id"], strict=True)} == {
-            (lever.value, job) for lever, job in carried(list(pending_jobs(table.cluster.snapshot()).values()))
+            (lever.value, job) for lever, job in carried_values(list(pending_jobs(table.cluster.snapshot()).values()))
         }
 
 
@@ -192,7 +192,7 @@ def crash_at_call(ledger: FakeLedger, number: int) -> None:
 
 
 def is_clean(table: Table) -> bool:
-    return not carried(list(pending_jobs(table.cluster.snapshot()).values()))
+    return not carried_values(list(pending_jobs(table.cluster.snapshot()).values()))
 
 
 SEATS: list[list[ActiveService]] = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helios.daemon import http
-from helios.daemon.http import MOST_CONNECTIONS, AddressTaken, Server, address_of
+from helios.daemon.http import MOST_CONNECTIONS, AddressTaken, Server, parse_address
 from helios.daemon.metrics import Metrics
 from helios.errors import ConfigurationInvalid
 from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_turn, eventually
@@ -150,11 +150,11 @@ def test_after_closing_the_port_is_free_again() -> None:
     ],
 )
 def test_an_address_is_host_and_port(listen: str, expected: tuple[str, int]) -> None:
-    assert address_of(listen) == expected
+    assert parse_address(listen) == expected
 
 
 @pytest.mark.parametrize("listen", ["9842", ":9842", "host:", "::1:80", "host:70000", "host:http", "[host]:1"])
 def test_what_is_no_address_is_refused_with_an_example(listen: str) -> None:
     with pytest.raises(ConfigurationInvalid, match="not HOST:PORT") as refusal:
-        address_of(listen)
+        parse_address(listen)
     assert "127.0.0.1:9842" in refusal.value.remedy

@@ -3,7 +3,7 @@ import errno
 import pytest
 
 from helios.app.controller_state import CycleUnderWay
-from helios.daemon.tasks import MOST_WAIT_S, Backoff, TaskError, trouble_of
+from helios.daemon.tasks import MOST_WAIT_S, Backoff, TaskError, task_error
 from helios.errors import ClusterUnavailable
 
 
@@ -30,7 +30,7 @@ def test_the_wait_is_bounded_however_often_it_failed() -> None:
 def test_what_nothing_was_tried_for_does_not_wait_longer() -> None:
     pace = Backoff(interval_s=60)
     for _ in range(5):
-        pace = pace.failed(trouble_of(CycleUnderWay("the lock is held")), began_s=0)
+        pace = pace.failed(task_error(CycleUnderWay("the lock is held")), began_s=0)
     assert pace.not_before_s < 60
 
 
@@ -62,29 +62,29 @@ def test_the_same_trouble_with_other_figures_is_no_news() -> None:
 
 
 def test_an_error_of_helios_keeps_its_fact_and_remedy() -> None:
-    trouble = trouble_of(ClusterUnavailable("slurmctld does not answer", remedy="scontrol ping"))
+    trouble = task_error(ClusterUnavailable("slurmctld does not answer", remedy="scontrol ping"))
     assert trouble.line() == "slurmctld does not answer What to do: scontrol ping"
     assert not trouble.defect
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named_as_one(number: int) -> None:
-    trouble = trouble_of(OSError(number, "no room", "/var/lib/helios/helios.db"))
+    trouble = task_error(OSError(number, "no room", "/var/lib/helios/helios.db"))
     assert "disk is full" in trouble.fact
     assert "/var/lib/helios/helios.db" in trouble.fact
     assert not trouble.defect
 
 
 def test_another_error_of_the_system_is_not_taken_for_a_full_disk() -> None:
-    assert trouble_of(OSError(errno.EACCES, "denied")).defect
+    assert task_error(OSError(errno.EACCES, "denied")).defect
 
 
 def test_lack_of_memory_is_no_defect() -> None:
-    assert "Memory" in trouble_of(MemoryError()).fact
-    assert not trouble_of(MemoryError()).defect
+    assert "Memory" in task_error(MemoryError()).fact
+    assert not task_error(MemoryError()).defect
 
 
 def test_what_nobody_foresaw_is_a_defect_to_report() -> None:
-    trouble = trouble_of(KeyError("job_id"))
+    trouble = task_error(KeyError("job_id"))
     assert trouble.defect
     assert "KeyError: 'job_id'" in trouble.fact

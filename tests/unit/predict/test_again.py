@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from helios.predict import JobTable
 from helios.predict.causal_stats import FEATURES
-from helios.predict.job_table import WAITED_S, known_of
+from helios.predict.job_table import WAITED_S, features_at_start
 from tests.unit.predict.oracle import features_again
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 
 
 def known(jobs):
-    return known_of(JobTable.from_frame(jobs))
+    return features_at_start(JobTable.from_frame(jobs))
 
 
 def at_start(jobs, number):

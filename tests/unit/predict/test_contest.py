@@ -17,9 +17,9 @@ from helios.predict.comparison import (
     Versus,
     _rank_correlations,
     _weighted_medians,
-    clusters_of,
-    hold_contest,
-    score_of,
+    compare_predictors,
+    predictor_score,
+    user_clusters,
 )
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
@@ -27,7 +27,7 @@ from tests.unit.predict.traces_of import a_campaign, a_trace
 def held(jobs, predictions, *, challenger="new"):
     table = JobTable.from_frame(jobs)
     rows = np.arange(table.n)
-    return hold_contest(predictions, table.run_time_s, challenger=challenger, table=table, rows=rows)
+    return compare_predictors(predictions, table.run_time_s, challenger=challenger, table=table, rows=rows)
 
 
 def noisy(jobs, sigma, seed):
@@ -64,11 +64,11 @@ def test_a_draw_s_rank_correlation_counts_a_cluster_as_often_as_it_was_drawn():
 
 
 def test_the_figures_are_those_of_their_definition():
-    score = score_of(np.array([[1.0, 9.0, 20.0], [0.0, 3.0, 5.0]]), np.array([9.0, 7.0]))
+    score = predictor_score(np.array([[1.0, 9.0, 20.0], [0.0, 3.0, 5.0]]), np.array([9.0, 7.0]))
     assert score.coverage_p10_p90 == 0.5
     assert score.bias_log == pytest.approx((np.log(4) - np.log(8)) / 2)
     assert score.median_abs_log_error == pytest.approx(np.log(2) / 2)
-    assert score_of(np.array([1.0, 1.0]), np.array([9.0, 7.0])).spearman is None
+    assert predictor_score(np.array([1.0, 1.0]), np.array([9.0, 7.0])).spearman is None
 
 
 def test_a_predictor_that_is_better_everywhere_is_better_beyond_chance():
@@ -116,7 +116,7 @@ def test_where_one_user_has_most_jobs_bursts_are_drawn():
         *({"submit": 7 * 3600 * n, "user": "big"} for n in range(20)),
         *({"submit": 600_000, "user": f"u{n}"} for n in range(12)),
     )
-    cluster, drawn = clusters_of(JobTable.from_frame(jobs), np.arange(len(jobs)))
+    cluster, drawn = user_clusters(JobTable.from_frame(jobs), np.arange(len(jobs)))
     assert drawn == "bursts"
     assert len(set(cluster[:20])) == 20
 
@@ -132,7 +132,7 @@ def test_one_burst_alone_is_no_evidence_however_large_the_difference():
 
 def test_jobs_alike_within_six_hours_are_one_burst():
     jobs = a_trace({"submit": 0}, {"submit": 6 * 3600}, {"submit": 12 * 3600 + 1}, {"submit": 12 * 3600 + 1, "gpus": 8})
-    cluster, _ = clusters_of(JobTable.from_frame(jobs), np.arange(4))
+    cluster, _ = user_clusters(JobTable.from_frame(jobs), np.arange(4))
     assert cluster[0] == cluster[1]
     assert len(set(cluster)) == 3
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 
 from helios.errors import FrameInvalid
 from helios.predict import HistoryPredictor, JobTable, causal_features, train
-from helios.predict.calibration import calibrated_alone, nothing_learned
+from helios.predict.calibration import calibrate_each, empty_calibration
 from helios.predict.causal_stats import FEATURES, LEVELS, NEIGHBOUR_PSEUDO_JOBS
-from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last, narrowest
+from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last, narrowest_group
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 JOBS = a_campaign(700, noise=0.8)
@@ -44,7 +44,7 @@ def test_it_explains_what_is_predicted_of_the_job_among_the_whole_trace(jobs):
     told = explain_last(jobs.iloc[: number + 1])
     rows = causal_features(JobTable.from_frame(jobs)).X
     np.testing.assert_array_equal(list(told.features.values()), rows[number])
-    shrinkage = calibrated_alone(rows, HistoryPredictor().predict(rows), nothing_learned())
+    shrinkage = calibrate_each(rows, HistoryPredictor().predict(rows), empty_calibration())
     np.testing.assert_array_equal(told.quantiles_s, shrinkage[number])
 
 
@@ -130,7 +130,7 @@ def test_what_had_not_ended_before_the_job_changes_nothing(jobs):
 @given(traces())
 def test_its_basis_is_the_narrowest_group_of_which_a_job_had_ended(jobs):
     told = explain_last(jobs)
-    basis, last = narrowest(JobTable.from_frame(jobs))
+    basis, last = narrowest_group(JobTable.from_frame(jobs))
     assert told.basis == basis
     assert told.precedent == last
 

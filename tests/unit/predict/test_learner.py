@@ -4,7 +4,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.duration import ROUNDS, TrainingSet, learn_here
+from helios.predict.duration import ROUNDS, TrainingSet, train_locally
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -28,26 +28,26 @@ def answers(text, lesson):
 
 def test_each_ensemble_is_of_its_quantile_in_the_order_asked():
     lesson, later = a_lesson(20_000), a_lesson(20_000, seed=1)
-    texts = learn_here(lesson, quantiles=QUANTILES, seed=0)
+    texts = train_locally(lesson, quantiles=QUANTILES, seed=0)
     below = [float(np.mean(later.residual <= answers(text, later))) for text in texts]
     assert below == pytest.approx(QUANTILES, abs=0.05)
-    turned = learn_here(lesson, quantiles=(0.9, 0.1), seed=0)
+    turned = train_locally(lesson, quantiles=(0.9, 0.1), seed=0)
     assert turned == (texts[2], texts[0])
 
 
 def test_one_core_grows_the_same_trees_as_all_of_them_to_the_byte():
     cores = os.sched_getaffinity(0)
-    everywhere = learn_here(a_lesson(), quantiles=QUANTILES, seed=3)
+    everywhere = train_locally(a_lesson(), quantiles=QUANTILES, seed=3)
     try:
         os.sched_setaffinity(0, {min(cores)})
-        alone = learn_here(a_lesson(), quantiles=QUANTILES, seed=3)
+        alone = train_locally(a_lesson(), quantiles=QUANTILES, seed=3)
     finally:
         os.sched_setaffinity(0, cores)
     assert everywhere == alone
 
 
 def test_another_seed_grows_other_trees():
-    one, other = (learn_here(a_lesson(), quantiles=(0.5,), seed=seed) for seed in (0, 1))
+    one, other = (train_locally(a_lesson(), quantiles=(0.5,), seed=seed) for seed in (0, 1))
     assert one != other
 
 
@@ -56,7 +56,7 @@ def test_a_job_that_weighs_nothing_teaches_nothing():
     foreign = np.arange(4000) >= 2000
     lesson.residual[foreign] += 50
     weight = np.where(foreign, 1e-9, 1.0)
-    (text,) = learn_here(
+    (text,) = train_locally(
         TrainingSet(features=lesson.features, residual=lesson.residual, weight=weight, names=lesson.names),
         quantiles=(0.5,),
         seed=0,
@@ -66,10 +66,10 @@ def test_a_job_that_weighs_nothing_teaches_nothing():
 
 def test_progress_counts_every_round_of_every_ensemble():
     heard = []
-    learn_here(a_lesson(), quantiles=(0.1, 0.9), seed=0, progress=lambda stage, done: heard.append(done))
+    train_locally(a_lesson(), quantiles=(0.1, 0.9), seed=0, progress=lambda stage, done: heard.append(done))
     assert heard == pytest.approx([n / (2 * ROUNDS) for n in range(1, 2 * ROUNDS + 1)])
 
 
 def test_the_text_names_the_features():
-    (text,) = learn_here(a_lesson(), quantiles=(0.5,), seed=0)
+    (text,) = train_locally(a_lesson(), quantiles=(0.5,), seed=0)
     assert "\nfeature_names=a b c d e\n" in text

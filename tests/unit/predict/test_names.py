@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.predict.job_names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, JobNameFamilies, words_of
+from helios.predict.job_names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, JobNameFamilies, split_words
 
 _names = st.lists(
     st.tuples(st.integers(-1, 2), st.one_of(st.none(), st.text("ab_1/.", max_size=8))), min_size=1, max_size=40
@@ -31,7 +31,7 @@ _names = st.lists(
     ],
 )
 def test_words_are_what_is_left_without_path_extension_numbers_and_ids(name, words):
-    assert words_of(name) == words
+    assert split_words(name) == words
 
 
 def test_a_name_joins_the_kin_that_its_user_had_before():
@@ -80,7 +80,7 @@ def test_many_at_once_are_as_one_by_one_also_in_two_parts(jobs, cut):
 def test_families_are_those_of_plain_leader_clustering(jobs):
     families, leaders, known = JobNameFamilies(), {}, {}
     for user, name in jobs:
-        words = words_of(name or "")
+        words = split_words(name or "")
         if user < 0 or not words:
             expected = NO_FAMILY
         elif (user, words) in known:
@@ -115,7 +115,7 @@ def test_a_leader_that_was_joined_lately_is_kept_before_one_that_was_not():
 
 
 def test_of_an_endless_name_only_so_much_is_read():
-    assert words_of("a" * 10_000_000) == "a" * LONGEST_NAME
+    assert split_words("a" * 10_000_000) == "a" * LONGEST_NAME
 
 
 def in_bulk(families, jobs):

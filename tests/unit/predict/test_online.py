@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.predict import JobTable, ReplayTrainedPredictor, causal_features, train
-from helios.predict.calibration import calibrated
+from helios.predict.calibration import calibrate
 from helios.predict.causal_stats import NEVER_S
-from helios.predict.job_table import groups_of
+from helios.predict.job_table import group_columns
 from helios.predict.replay_predictor import UserLast
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
@@ -80,10 +80,10 @@ def test_a_trained_model_predicts_in_the_replay_as_it_does_on_recorded_features(
     replayed = play(predictor, table, first=500)
     features, learned = causal_features(table).X, np.full((700, 3), np.nan)
     learned[500:] = model.predict(features[500:])
-    recorded, _ = calibrated(
+    recorded, _ = calibrate(
         features,
         learned,
-        groups=groups_of(table),
+        groups=group_columns(table),
         submitted_s=table.submitted_s,
         ended_s=table.ended_s,
         run_time_s=table.run_time_s,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from helios.predict import JobTable
 from helios.predict.causal_stats import LEVELS
-from helios.predict.job_table import ALIKE, Categories, groups_of
+from helios.predict.job_table import ALIKE, Categories, group_columns
 from tests.unit.predict.traces_of import a_trace, traces
 
 
@@ -26,7 +26,7 @@ def test_jobs_told_in_two_parts_are_alike_as_they_are_in_one(jobs, cut):
     parts = [part.assign(user=part["user"].astype("str").astype("category")) for part in (first, second)]
     vocabulary = Categories()
     told = np.concatenate([groups(vocabulary, part) for part in parts])
-    np.testing.assert_array_equal(alike(told), alike(groups_of(JobTable.from_frame(jobs))))
+    np.testing.assert_array_equal(alike(told), alike(group_columns(JobTable.from_frame(jobs))))
 
 
 @settings(max_examples=50, deadline=None)

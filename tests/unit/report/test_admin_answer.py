@@ -17,13 +17,13 @@ from helios.report.admin.sacct_format import (
     as_lines,
     as_parsable,
     chosen_fields,
-    declared,
+    declare_fields,
     listing,
     slurm_length,
-    written,
+    write_values,
 )
 
-FIELDS = declared(
+FIELDS = declare_fields(
     ("User", "user", FieldKind.TEXT, 8, "Who"),
     ("Jobs", "jobs", FieldKind.COUNT, 5, "How many"),
     ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 8, "How long"),
@@ -111,12 +111,12 @@ def test_json_has_every_field_of_every_row_as_plain_values() -> None:
 
 def test_moments_are_written_on_the_cluster_s_clock() -> None:
     moment = pd.Timestamp("2026-11-20T20:00:00Z")
-    assert written(moment, FieldKind.MOMENT, timezone="Asia/Shanghai") == "2026-11-21T04:00:00"
-    assert written(pd.NaT, FieldKind.MOMENT) == ""
+    assert write_values(moment, FieldKind.MOMENT, timezone="Asia/Shanghai") == "2026-11-21T04:00:00"
+    assert write_values(pd.NaT, FieldKind.MOMENT) == ""
 
 
 def test_a_line_break_in_a_reason_does_not_break_the_row() -> None:
-    assert written("first\nsecond\x1b[31m", FieldKind.TEXT) == "first second [31m"
+    assert write_values("first\nsecond\x1b[31m", FieldKind.TEXT) == "first second [31m"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_line_break_in_a_reason_does_not_break_the_row() -> None:
     ],
 )
 def test_each_kind_is_written_in_its_way(value: object, kind: FieldKind, text: str) -> None:
-    assert written(value, kind) == text
+    assert write_values(value, kind) == text
 
 
 @given(st.integers(0, 10**9))

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from helios.actions import Result
-from helios.report.admin.decisions import decision_lines, service_days, with_results
+from helios.report.admin.decisions import decision_rows, service_days, with_results
 from tests.unit.report.admin_frames import at, decisions_frame, turns_frame
 
 
 def targets(frame: pd.DataFrame, **chosen: Any) -> list[str]:
-    return decision_lines(frame, title="", **chosen).rows["target"].tolist()
+    return decision_rows(frame, title="", **chosen).rows["target"].tolist()
 
 
 LINES = decisions_frame(
@@ -48,8 +48,8 @@ def test_lines_are_chosen_by_what_they_say(chosen: dict[str, list[str]], found: 
 
 
 def test_nothing_decided_and_nothing_so_are_told_apart() -> None:
-    assert decision_lines(decisions_frame(), title="").empty == "Nothing was decided in this window."
-    assert decision_lines(LINES, title="", services=["ces"]).empty == "No such decision in this window."
+    assert decision_rows(decisions_frame(), title="").empty == "Nothing was decided in this window."
+    assert decision_rows(LINES, title="", services=["ces"]).empty == "No such decision in this window."
 
 
 def days(frame: pd.DataFrame, turns: pd.DataFrame | None = None, **options: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from helios.app.reports import shadow_day
 from helios.model import in_submission_order
-from helios.report.admin.nightly import Digest, Night, daily_waits, digest_of
+from helios.report.admin.nightly import Digest, Night, daily_waits, nightly_digest
 from helios.report.admin.nightly_page import WIDTH, as_mail, as_text, render_nightly
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, decisions_frame, predicted, predictions_frame, turns_frame
@@ -55,7 +55,7 @@ def a_night(*jobs: dict[str, Any], **overrides: Any) -> Night:
 
 
 def digest(*jobs: dict[str, Any], **overrides: Any) -> Digest:
-    return digest_of(a_night(*jobs, **overrides))
+    return nightly_digest(a_night(*jobs, **overrides))
 
 
 def said(theme: str, found: Digest) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.report.admin.sacct_format import ReportTable
-from helios.report.admin.usage import chosen_jobs, usage_by, used_s, wait_s, waiting_at
+from helios.report.admin.usage import select_jobs, usage_by, used_s, wait_s, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 
@@ -138,9 +138,9 @@ def test_jobs_are_chosen_by_user_account_and_partition_together() -> None:
     jobs = jobs_frame(
         a_job(user="alice", account="lab"), a_job(user="bob", account="lab"), a_job(user="alice", account="hpc")
     )
-    assert len(chosen_jobs(jobs, users=["alice"])) == 2
-    assert len(chosen_jobs(jobs, users=["alice", "bob"], accounts=["lab"])) == 2
-    assert len(chosen_jobs(jobs, partitions=["cpu"])) == 0
+    assert len(select_jobs(jobs, users=["alice"])) == 2
+    assert len(select_jobs(jobs, users=["alice", "bob"], accounts=["lab"])) == 2
+    assert len(select_jobs(jobs, partitions=["cpu"])) == 0
 
 
 @st.composite

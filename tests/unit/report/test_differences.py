@@ -10,8 +10,8 @@ from helios.report.significance import (
     Differences,
     ResampledUnit,
     between,
+    confidence_interval,
     differences_table,
-    interval_of,
     of_one_replay,
     over_repeats,
     student_quantile,
@@ -62,7 +62,7 @@ def test_the_interval_of_few_weeks_holds_the_truth_as_often_as_it_says(blocks: i
     for _ in range(400):
         weeks = rng.normal(100, 30, size=blocks)
         draws = weeks[rng.integers(0, blocks, size=(30, blocks))].mean(axis=1)
-        low, high = interval_of(draws, value=float(draws.mean()), independent=blocks)
+        low, high = confidence_interval(draws, value=float(draws.mean()), independent=blocks)
         inside += low is not None and high is not None and low <= 100 <= high
     assert 0.92 <= inside / 400 <= 0.985
 

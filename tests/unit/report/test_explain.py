@@ -25,8 +25,8 @@ from helios.report.prediction import (
     PastJob,
     answer_lines,
     corrections_in_words,
+    describe_group,
     explanation_screen,
-    group_of,
     has_words,
     phrase,
     rests_on,
@@ -114,8 +114,8 @@ def test_every_basis_has_words() -> None:
 
 def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
     assert not has_words("moon_phase")
-    assert phrase(group_of("moon_phase"), {"moon_phase": 0.25}) == "moon phase: 0.25"
-    assert phrase(group_of("moon_phase"), {"moon_phase": np.nan}) == "moon phase: unknown"
+    assert phrase(describe_group("moon_phase"), {"moon_phase": 0.25}) == "moon phase: 0.25"
+    assert phrase(describe_group("moon_phase"), {"moon_phase": np.nan}) == "moon phase: unknown"
     assert "moon phase" in screen(an_explanation(explained=an_explained(steps=(a_step("moon_phase", 1.0),))))
 
 
@@ -123,7 +123,7 @@ def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_no_feature_is_told_as_a_bare_number_or_nan(name: str, *, missing: bool) -> None:
     features = dict.fromkeys(FEATURES, np.nan if missing else 2.0)
-    said = phrase(group_of(name), features)
+    said = phrase(describe_group(name), features)
     assert "nan" not in said.lower()
     assert "_" not in said
 
@@ -180,7 +180,7 @@ def test_no_feature_is_told_as_a_bare_number_or_nan(name: str, *, missing: bool)
     ],
 )
 def test_what_a_feature_says(name: str, features: dict[str, float], said: str) -> None:
-    assert phrase(group_of(name), features) == said
+    assert phrase(describe_group(name), features) == said
 
 
 def test_the_largest_corrections_come_first_and_small_ones_are_summed() -> None:

@@ -10,10 +10,10 @@ from helios.report.whatif import (
     Named,
     Run,
     WhatIf,
+    biggest_users,
     by_size,
     by_user,
     losing_jobs,
-    named_users,
     saved_gpu_hours,
 )
 from helios.report.whatif_text import verdict
@@ -37,8 +37,8 @@ def test_users_who_lose_most_come_first_and_the_unknown_are_no_user() -> None:
     run, result = named([100, 100, 100, 0], [700, 50, 400, 9], users="bac.")
     gains = by_user(run, result)
     assert [(gain.name, gain.change_s) for gain in gains] == [("b", 600), ("c", 300), ("a", -50)]
-    assert [gain.name for gain in named_users(gains)[0]] == ["b", "c"]
-    assert [gain.name for gain in named_users(gains)[1]] == ["a"]
+    assert [gain.name for gain in biggest_users(gains)[0]] == ["b", "c"]
+    assert [gain.name for gain in biggest_users(gains)[1]] == ["a"]
 
 
 def test_a_difference_that_nobody_would_notice_is_none() -> None:

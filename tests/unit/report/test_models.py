@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from helios.report.models import contest_table, drift_tables, models_table, outcome_text
+from helios.report.models import comparison_table, drift_tables, models_table, outcome_text
 from helios.report.tables import WIDE
 
 LONG_ID = "sdsc-blue-20030618-0a1b2c3d"
@@ -105,7 +105,7 @@ def test_an_empty_list_says_how_to_begin() -> None:
 
 
 def test_a_contest_fits_80_columns_and_shows_what_chance_allows() -> None:
-    text = on_screen(contest_table(a_contest(), notes=("x was stood in for.",)))
+    text = on_screen(comparison_table(a_contest(), notes=("x was stood in for.",)))
     row, beside = [line for line in text.splitlines() if line.startswith("model in charge")]
     assert row.split()[3:] == ["0.751", "0.64", "-0.05", "79", "%"]
     assert beside.split()[3:] == ["+0.050", "[+0.03,", "+0.07]", "+0.123", "[+0.10,", "+0.14]"]
@@ -126,11 +126,11 @@ def test_a_contest_fits_80_columns_and_shows_what_chance_allows() -> None:
     ],
 )
 def test_a_contest_says_in_a_sentence_what_it_means(words: dict[str, Any], said: str) -> None:
-    assert said in " ".join(on_screen(contest_table(a_contest(**words))).split())
+    assert said in " ".join(on_screen(comparison_table(a_contest(**words))).split())
 
 
 def test_without_a_rank_correlation_there_is_a_dash() -> None:
-    assert " - " in on_screen(contest_table(a_contest(rank=None)))
+    assert " - " in on_screen(comparison_table(a_contest(rank=None)))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
 from helios.report.nodes import NodeExplanation, NodeStatus, together
 from helios.testing import NOON
 
@@ -43,7 +43,7 @@ def test_what_stands_alike_shares_a_row_and_a_list_has_no_node() -> None:
     status = NodeStatus(
         taken_at=NOON,
         pools=NODE_TALLIES.empty(),
-        standings=NODE_STANDINGS.conform(standings),
+        standings=APPLIED_NODE_CHANGES.conform(standings),
         protected="",
         quarantined={},
         cannot="",

@@ -8,7 +8,7 @@ from typing import Any
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode
 from helios.slurm.commands import SiteFactor
-from helios.slurm.power import PowerConfig, powering
+from helios.slurm.power import PowerConfig, power_config
 
 START = 1_795_255_200
 """2026-11-21 10:00 UTC."""
@@ -149,7 +149,7 @@ class SleepySlurm(MemorySlurm):
     def __call__(self) -> PowerConfig:
         """Be the desk too."""
         self._answer()
-        return powering(self.settings, racks=self.racks)
+        return power_config(self.settings, racks=self.racks)
 
     def keep_awake(self, keep_awake: str) -> str:
         self._answer()

@@ -230,7 +230,7 @@ def test_a_task_that_left_its_array_is_a_record_of_its_own_where_squeue_cannot_s
     ("tasks", "text"), [([7], "7"), ([3, 1, 2], "1-3"), ([0, 3, 6, 20, 21, 22], "0,3,6,20-22"), ([1, 2, 2, 4], "1-2,4")]
 )
 def test_tasks_are_named_as_slurm_names_them(tasks: list[int], text: str) -> None:
-    assert parse.joined(tasks) == text
+    assert parse.join_words(tasks) == text
     assert parse.tasks(text) == len(set(tasks))
 
 

@@ -62,7 +62,7 @@ def test_racks_that_make_no_sense_are_refused_before_anything_is_asked(tmp_path:
 
 
 def test_where_pyslurm_cannot_be_used_commands_are_taken_and_the_note_says_why(slurm: Path) -> None:
-    way = connect.way_in(settings(slurm, backend="auto"), environment=environment())
+    way = connect.connect(settings(slurm, backend="auto"), environment=environment())
     assert isinstance(way.backend, CommandsBackend)
     assert way.shell is way.backend.shell
     assert "/no/python" in way.notes[0]
@@ -70,8 +70,8 @@ def test_where_pyslurm_cannot_be_used_commands_are_taken_and_the_note_says_why(s
 
 def test_a_way_that_was_asked_for_is_not_replaced_by_another(slurm: Path) -> None:
     with pytest.raises(ClusterUnavailable, match="/no/python"):
-        connect.way_in(settings(slurm, backend="pyslurm"), environment=environment())
-    commands = connect.way_in(settings(slurm), environment=environment())
+        connect.connect(settings(slurm, backend="pyslurm"), environment=environment())
+    commands = connect.connect(settings(slurm), environment=environment())
     assert "/no/python" not in commands.notes[0]
     assert "commands" in commands.notes[0]
 
@@ -87,5 +87,5 @@ def test_pyslurm_is_given_the_time_and_the_surroundings_of_the_settings(
 
     monkeypatch.setattr("helios.slurm.pyslurm_backend.PyslurmBackend", backend)
     with pytest.raises(ClusterUnavailable):
-        connect.way_in(settings(slurm, backend="pyslurm"), environment=environment())
+        connect.connect(settings(slurm, backend="pyslurm"), environment=environment())
     assert told == {"python": "/no/python", "timeout_s": 9.0, "environment": environment()}

@@ -32,21 +32,21 @@ from helios.slurm.accounting import Accounting
 from helios.slurm.commands import CommandsBackend, SiteFactor, Sprio
 from helios.slurm.connect import partition_names
 from helios.slurm.jobs_undo import JobsUndo, Written
-from helios.slurm.nodes import HEAVIEST, tiered
+from helios.slurm.nodes import HEAVIEST, weights_by_tier
 from helios.slurm.power import (
     Exclusions,
     Surroundings,
     hands_off,
     in_hand,
-    joined,
+    join_exceptions,
+    keep_awake_list,
     kept_awake,
     power,
-    powering,
+    power_config,
     programs,
-    racks_of_topology,
     same_list,
     seconds,
-    warm,
+    topology_racks,
 )
 from helios.slurm.preflight import Finding, FindingLevel, controllers_time, examine, power_checks
 from helios.slurm.shell import Shell, quoted
@@ -515,8 +515,8 @@ def test_a_number_in_a_keep_awake_list_keeps_the_first_so_many_that_are_ready() 
     nodes += [a_raw_node(f"n{number}") for number in (4, 5, 6)]
     excluded = Exclusions.of({"SuspendExcNodes": "n[1-6]:2,n9"})
     assert kept_awake(nodes, excluded) == {"n4", "n5", "n9"}
-    assert [(part.nodes, part.least) for part in warm("n[1-2]:1,n3")] == [(("n1", "n2"), 1), (("n3",), None)]
-    assert warm(" (null) ") == ()
+    assert [(part.nodes, part.least) for part in keep_awake_list("n[1-2]:1,n3")] == [(("n1", "n2"), 1), (("n3",), None)]
+    assert keep_awake_list(" (null) ") == ()
 
 
 def test_lists_are_the_same_by_what_they_keep() -> None:
@@ -528,9 +528,9 @@ def test_lists_are_the_same_by_what_they_keep() -> None:
 
 
 def test_a_list_is_joined_behind_the_sites_own_without_saying_a_node_twice() -> None:
-    assert joined("n[1-2]:1,login1", ["n1", "login1", "n9", "n9"]) == "n[1-2]:1,login1,n1,n9"
-    assert joined(" (null) ", ["n1"]) == "n1"
-    assert joined("", []) == ""
+    assert join_exceptions("n[1-2]:1,login1", ["n1", "login1", "n9", "n9"]) == "n[1-2]:1,login1,n1,n9"
+    assert join_exceptions(" (null) ", ["n1"]) == "n1"
+    assert join_exceptions("", []) == ""
 
 
 def test_how_a_cluster_powers_its_nodes_is_read_whole() -> None:
@@ -543,13 +543,13 @@ def test_how_a_cluster_powers_its_nodes_is_read_whole() -> None:
         "ResumeTimeout": "300 sec",
         "SuspendExcNodes": "(null)",
     }
-    found = powering(given, racks={"n1": "r1"})
+    found = power_config(given, racks={"n1": "r1"})
     assert (found.release, found.surroundings.racks, found.settings.keep_awake) == (NEW, {"n1": "r1"}, "")
     assert programs(given) == {"SuspendProgram": "/s", "ResumeProgram": "/r"}
     assert programs(given | {"ResumeProgram": "(null)"}) == {"SuspendProgram": "/s"}
-    nothing = powering({}).settings
+    nothing = power_config({}).settings
     assert (nothing.suspend_timeout_s, nothing.resume_timeout_s, nothing.can_sleep) == (0, 0, False)
-    unread = powering(given | {"SuspendExcNodes": "n[1-"}).settings
+    unread = power_config(given | {"SuspendExcNodes": "n[1-"}).settings
     assert (unread.can_sleep, unread.can_keep_awake, unread.keep_awake) == (False, False, "n[1-")
     assert {text: seconds(text) for text in ("UNLIMITED", "NONE", "-1", "-1 sec")} == dict.fromkeys(
         ("UNLIMITED", "NONE", "-1", "-1 sec"), float("inf")
@@ -558,17 +558,17 @@ def test_how_a_cluster_powers_its_nodes_is_read_whole() -> None:
 
 def test_the_first_switch_that_names_a_node_is_its_rack() -> None:
     lines = ["SwitchName=a Level=0 Nodes=n1", "SwitchName=b Level=0 Nodes=n[1-2]", "SwitchName=c Level=0", "odd"]
-    assert racks_of_topology(lines) == {"n1": "a", "n2": "b"}
+    assert topology_racks(lines) == {"n1": "a", "n2": "b"}
 
 
 # Weights.
 
 
 def test_the_heaviest_weight_leaves_room_for_no_more_than_there_is() -> None:
-    assert tiered({"a": HEAVIEST - 1, "b": HEAVIEST - 1}, [["a"], ["b"]]) == {"a": HEAVIEST - 1, "b": HEAVIEST}
-    assert tiered({"a": HEAVIEST, "b": HEAVIEST}, [["a"], ["b"]]) == {"a": HEAVIEST, "b": HEAVIEST}
-    assert tiered({"a": 1}, []) == {}
-    assert tiered({"a": 1, "b": 1, "c": 3}, [[], ["a"], ["b"]]) == {"a": 1, "b": 2}
+    assert weights_by_tier({"a": HEAVIEST - 1, "b": HEAVIEST - 1}, [["a"], ["b"]]) == {"a": HEAVIEST - 1, "b": HEAVIEST}
+    assert weights_by_tier({"a": HEAVIEST, "b": HEAVIEST}, [["a"], ["b"]]) == {"a": HEAVIEST, "b": HEAVIEST}
+    assert weights_by_tier({"a": 1}, []) == {}
+    assert weights_by_tier({"a": 1, "b": 1, "c": 3}, [[], ["a"], ["b"]]) == {"a": 1, "b": 2}
 
 
 # What is said of nodes.

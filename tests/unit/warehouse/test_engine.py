@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import event
 
 from helios.errors import WarehouseUnavailable
-from helios.model import DECISIONS, STANDINGS
+from helios.model import APPLIED_CHANGES, DECISIONS
 from helios.warehouse import Warehouse, engine
 from helios.warehouse.engine import engine_for, shown, writing
 from tests.builders import a_batch, a_job
@@ -173,7 +173,7 @@ def test_whatever_is_committed_is_on_the_disk(tmp_path: Path) -> None:
             )
         ledger, now = warehouse.ledger("venus"), datetime(2026, 1, 1, tzinfo=UTC)
         token = ledger.acquire(holder="me", now=now, lasts=timedelta(minutes=3))
-        ledger.record(token=token or 0, decisions=DECISIONS.empty(), standings=STANDINGS.empty())
+        ledger.record(token=token or 0, decisions=DECISIONS.empty(), standings=APPLIED_CHANGES.empty())
         warehouse.remember("venus", "turn", "{}", at=now)
         ledger.release(holder="me")
     assert len(seen) >= 8

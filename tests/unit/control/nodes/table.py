@@ -16,7 +16,7 @@ from helios.control import (
     Preconditions,
     Undo,
     release_nodes,
-    take_node_turn,
+    run_node_cycle,
 )
 from helios.errors import HeliosError
 from helios.model import NodePower, Snapshot
@@ -90,7 +90,7 @@ class NodeTable:
     def turn(self, *seats: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
         """Let time pass and take a turn; the memory goes through its text, as in life."""
         self.cluster.tick(after)
-        report = take_node_turn(
+        report = run_node_cycle(
             seats=seats,
             cluster=self.cluster,
             expectation=self.expectation,

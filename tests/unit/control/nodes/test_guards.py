@@ -11,9 +11,9 @@ import pytest
 
 from helios.actions import Result
 from helios.config import Power
-from helios.control import Failure, cleared
+from helios.control import Failure, clear_service
 from helios.control.node_guards import PowerBudget
-from helios.control.observed import nodes_seen
+from helios.control.observed import observed_nodes
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_demand, a_node, a_snapshot
 from tests.unit.control.nodes.table import (
@@ -257,7 +257,7 @@ def test_a_quarantined_node_stays_awake_until_it_is_cleared() -> None:
     failure = Failure(node="n1", at=NOON, what="did not wake within 600 s")
     table.memory = replace(table.memory, quarantined={"n1": failure})
     assert "nobody has cleared it" in refused(table)
-    table.memory = cleared(table.memory, "n1")
+    table.memory = clear_service(table.memory, "n1")
     assert table.says(*down("n1")).slept == ("n1",)
 
 
@@ -333,7 +333,7 @@ def test_a_refusal_is_written_down_once() -> None:
 @pytest.mark.parametrize("number", [1, 3, 9, 10, 30, 101])
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 1.0])
 def test_room_agrees_with_counting(number: int, share: float) -> None:
-    nodes = nodes_seen(a_snapshot(nodes=some_nodes(number)))
+    nodes = observed_nodes(a_snapshot(nodes=some_nodes(number)))
     room = PowerBudget(nodes, Power(most_in_transition=share, most_asleep=share))
     slept = sum(not room.to_sleep(node)[1] for node in nodes.values())
     in_full = [n for n in range(number + 1) if n <= max(1, share * number + 1e-9) and n <= share * number + 1e-9]

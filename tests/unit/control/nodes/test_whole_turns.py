@@ -13,7 +13,7 @@ import pytest
 from helios.actions import NodeAction, NodeOutcome, Result, RevertNodes
 from helios.control import NodeCycleReport, Undo
 from helios.control.applied import same_list
-from helios.control.modes import node_door_for
+from helios.control.modes import node_cluster_for_mode
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
 from helios.testing import Crash, FakeNodes, a_node
@@ -418,15 +418,15 @@ def test_lists_that_keep_so_many_of_some_nodes_are_told_apart_by_node_and_number
 
 def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
     cluster = FakeNodes(nodes=[*some_nodes(2), a_node(name="m1", partitions="debug")], lax=True)
-    door = node_door_for(canary("debug"), cluster, look=cluster.snapshot, stands={})
+    door = node_cluster_for_mode(canary("debug"), cluster, look=cluster.snapshot, stands={})
     assert door is not None
     said = door.steer([*down("n1", "m1"), fill(["n2"], ["m1"]), keep("n1", "m1")])
     by_node = {(outcome.action, outcome.node): outcome.result for outcome in said}
     assert by_node["PowerDown", "n1"] is by_node["FillFirst", "n2"] is Result.REFUSED
     assert by_node["PowerDown", "m1"] is Result.DONE
     assert [seen.node for seen in cluster.power_downs] == ["m1"]
-    assert node_door_for(ACTIVE, cluster, look=cluster.snapshot, stands={}) is cluster
-    assert node_door_for(OFF, cluster, look=cluster.snapshot, stands={}) is None
+    assert node_cluster_for_mode(ACTIVE, cluster, look=cluster.snapshot, stands={}) is cluster
+    assert node_cluster_for_mode(OFF, cluster, look=cluster.snapshot, stands={}) is None
 
 
 def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from helios.control import NodeControllerState, NodeCycleReport, Undo, release_nodes, take_node_turn
+from helios.control import NodeControllerState, NodeCycleReport, Undo, release_nodes, run_node_cycle
 from helios.model import NodePower
 from helios.ports import Domain
 from helios.simulate import SimCluster, Sleep
@@ -34,7 +34,7 @@ class Simulated:
     def turn(self, *actions: object, after: timedelta = timedelta(minutes=10)) -> NodeCycleReport:
         self.cluster.advance(self.cluster.now_s + int(after.total_seconds()))
         now = self.now.astimezone(UTC)
-        report = take_node_turn(
+        report = run_node_cycle(
             seats=[seat(Says(*actions), name="ces")],  # type: ignore[arg-type]
             cluster=self.cluster,
             expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),

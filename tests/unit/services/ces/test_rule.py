@@ -16,8 +16,8 @@ from helios.services.energy_saving.sizing import (
     highest_of_last,
     most_plus_levels,
     published_levels,
-    scored,
-    walk,
+    score_levels,
+    walk_levels,
 )
 
 TOTAL = 20.0
@@ -38,7 +38,7 @@ def run(
     busy: NDArray[np.float64], setting: SizingParameters, *, floor: NDArray[np.float64] | None = None
 ) -> list[float]:
     levels = np.zeros(len(busy))
-    walk(busy, np.full(len(busy), TOTAL), busy if floor is None else floor, setting, TOTAL, 0, 0, levels)
+    walk_levels(busy, np.full(len(busy), TOTAL), busy if floor is None else floor, setting, TOTAL, 0, 0, levels)
     return levels.tolist()
 
 
@@ -69,7 +69,7 @@ def test_it_does_what_a_plain_loop_does(busy: NDArray[np.float64], rule: SizingP
 @given(busy=demands, rule=rules)
 def test_a_score_counts_what_a_plain_loop_counts(busy: NDArray[np.float64], rule: SizingParameters) -> None:
     levels, wakes, short = by_hand(busy, rule)
-    score = scored(busy, np.full(len(busy), TOTAL), busy[None], np.array([rule], dtype=np.float64))
+    score = score_levels(busy, np.full(len(busy), TOTAL), busy[None], np.array([rule], dtype=np.float64))
     assert (score.wakes[0], score.short[0]) == (wakes, short)
     assert score.asleep[0] == sum(TOTAL - level for level in levels)
 
@@ -102,7 +102,9 @@ def test_some_wake_before_the_last_idle_node_is_taken() -> None:
 
 def test_nodes_that_return_to_service_are_no_wake() -> None:
     busy, total = np.full(4, 5.0), np.array([20.0, 6, 6, 20])
-    score = scored(busy, total, busy[None], np.array([SizingParameters(0, 2.0, 4.0, 1.0, 0, 0.0)], dtype=np.float64))
+    score = score_levels(
+        busy, total, busy[None], np.array([SizingParameters(0, 2.0, 4.0, 1.0, 0, 0.0)], dtype=np.float64)
+    )
     assert score.wakes[0] == 0
 
 
