@@ -1,6 +1,6 @@
 """The way in through pyslurm, which lives in a worker process because its library ends, hangs and crashes processes.
 
-The worker is ``worker.py``, run by whatever Python has pyslurm. Its source goes in through standard input, so that it
+The worker is ``pyslurm_worker.py``, run by whatever Python has pyslurm. Its source goes in through standard input, so that it
 need not be visible where that Python runs (a chroot, a container). A request is one line of JSON, bounded in time; a
 worker that misses its time is killed, one that ended is started again, later and later. A change is one request: a
 worker killed at any moment leaves one change of which nobody knows, and its answer says so.
@@ -210,7 +210,7 @@ def _lost_in_import(reason: WorkerLost) -> WorkerLost:
     )
 
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("pyslurm_worker.py")
 NOT_KNOWN = "not known whether it was changed"
 NOT_SENT = "not sent"
 

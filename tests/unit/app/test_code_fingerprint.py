@@ -75,7 +75,14 @@ def test_another_release_of_what_fits_trees_is_other_code(lab: Path, monkeypatch
 
 def test_what_a_replay_goes_by_is_reached_and_what_reads_histories_is_not() -> None:
     reached = imported_modules(Path(__file__).parents[3] / "helios", BEGIN)
-    decides = ("simulate.engine", "simulate.backlog", "services.orders", "predict.forest", "app.draws", "metrics")
+    decides = (
+        "simulate.core.events",
+        "simulate.backlog_bound",
+        "services.queue_orders",
+        "predict.trees",
+        "app.resampling",
+        "metrics.queue",
+    )
     assert {f"helios.{name}" for name in decides} <= set(reached)
     assert not [name for name in reached if name.split(".")[1:2] in (["warehouse"], ["ingest"], ["slurm"], ["cli"])]
     assert code_fingerprint() == code_digest(reached)
