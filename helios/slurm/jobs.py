@@ -15,9 +15,17 @@ from functools import partial
 
 import pandas as pd
 
-from helios import changes, ownership
+from helios import ownership
 from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import GONE, SOFT_LIMIT_FLAG, ChangeContext, SettingChange, slurm_value_mapping
+from helios.changes import (
+    GONE,
+    SOFT_LIMIT_FLAG,
+    ChangeContext,
+    SettingChange,
+    judge_change,
+    setting_changes,
+    slurm_value_mapping,
+)
 from helios.errors import HeliosError
 from helios.model import Mode, Snapshot
 from helios.slurm import parse, translate
@@ -129,7 +137,7 @@ def to_updates(actions: Sequence[JobAction], look: QueueReading, *, most: int) -
     return [
         wish
         for action in actions
-        for wish in changes.setting_changes(
+        for wish in setting_changes(
             action, terms, pending=lambda: look.jobs, is_set=lambda lever, job_id: _concerns(lever, look, job_id)
         )
     ]
@@ -139,7 +147,7 @@ def judge_update(wish: SettingChange[int], look: QueueReading) -> Outcome | None
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
     if wish.job_id not in look.jobs:
         return wish.outcome(Result.GONE, remark=GONE)
-    return changes.judge_change(wish, _ground(wish, look))
+    return judge_change(wish, _ground(wish, look))
 
 
 def size(wish: SettingChange[int], look: QueueReading, *, most: int) -> float:
@@ -354,22 +362,22 @@ class SlurmCluster:
 
     def _answers(self, wishes: Sequence[SettingChange[int]], look: QueueReading) -> dict[str, str]:
         """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
-        changes = _changes(wishes, look)
-        arrays = [change for change in changes if look.jobs[change.job_id]["tasks"] > 1]
-        others = [change for change in changes if look.jobs[change.job_id]["tasks"] <= 1]
+        updates = _to_updates(wishes, look)
+        arrays = [update for update in updates if look.jobs[update.job_id]["tasks"] > 1]
+        others = [update for update in updates if look.jobs[update.job_id]["tasks"] <= 1]
         said: list[str] = []
         for group in (arrays, others):
             said += self._group_answers(group, first=not said) if group else []
-        return {change.job_id: answer for change, answer in zip([*arrays, *others], said, strict=True)}
+        return {update.job_id: answer for update, answer in zip([*arrays, *others], said, strict=True)}
 
-    def _group_answers(self, changes: Sequence[JobUpdate], *, first: bool) -> list[str]:
+    def _group_answers(self, updates: Sequence[JobUpdate], *, first: bool) -> list[str]:
         try:
-            return self.backend.change(changes)
+            return self.backend.change(updates)
         except HeliosError as reason:
             if first:
                 raise
             # Something was written before: that must be read back and told.
-            return [reason.fact] * len(changes)
+            return [reason.fact] * len(updates)
 
     def _seen_after(self, look: QueueReading) -> QueueReading:
         jobs = {job["job_id"]: job for job in self.backend.queue() if job["state"] == "PENDING"}
@@ -464,7 +472,7 @@ def _changed_unasked(
                 yield own.outcome(Result.MISMATCH, before=was, after=now, remark=UNASKED)
 
 
-def _changes(wishes: Sequence[SettingChange[int]], look: QueueReading) -> list[JobUpdate]:
+def _to_updates(wishes: Sequence[SettingChange[int]], look: QueueReading) -> list[JobUpdate]:
     by_job: dict[str, dict[JobSetting, int]] = {}
     for wish in wishes:
         by_job.setdefault(wish.job_id, {})[wish.lever] = wish.wanted
