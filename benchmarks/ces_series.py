@@ -61,13 +61,13 @@ def asked() -> tuple[argparse.Namespace, EnergySeriesRequest]:
     )
 
 
-def picking_s(question: EnergySeriesRequest) -> float:
+def picking_s(request: EnergySeriesRequest) -> float:
     """Return the time to pick a setting from three weeks, s, without compilation."""
-    busy = question.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
+    busy = request.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
     most = np.repeat(np.repeat(busy[:, None, None], 5, axis=1), 3, axis=2)
     known = KnownDemand(
         busy=busy,
-        total=question.total[-21 * 1_440 :: 10],
+        total=request.total[-21 * 1_440 :: 10],
         most=most,
         ahead_s=(3_600, 10_800, 21_600, 43_200, 86_400),
         levels=(0.5, 0.9, 0.99),
@@ -83,10 +83,10 @@ def picking_s(question: EnergySeriesRequest) -> float:
 
 def main() -> None:
     """Print it all."""
-    _, question = asked()
-    print(f"a day's setting from three weeks: {picking_s(question):.2f} s")
+    _, request = asked()
+    print(f"a day's setting from three weeks: {picking_s(request):.2f} s")
     for variant, options in VARIANTS.items():
-        found = energy_on_series(replace(question, options=options), energy=Energy())
+        found = energy_on_series(replace(request, options=options), energy=Energy())
         shown = found.policies if options == CesOptions() else [found.of("ces")]
         for result in filter(None, shown):
             low, high = result.wakeups_per_day_interval

@@ -25,7 +25,7 @@ from helios.predict.duration import QUANTILES, Trainer, TrainingSet, train_local
 WORKERS = 2
 
 
-def a_lesson(n_rows: int) -> TrainingSet:
+def a_training_set(n_rows: int) -> TrainingSet:
     """Return what the trees would learn from ``n_rows`` made-up jobs."""
     table = a_table(n_rows)
     features = causal_features(table).X
@@ -39,10 +39,10 @@ def cpu_s(client: Client) -> float:
     return time.process_time() + sum(client.run(time.process_time).values())
 
 
-def cost(learner: Trainer, lesson: TrainingSet, client: Client) -> tuple[float, float]:
-    """Return how long ``learner`` takes for the three quantiles: by the clock on the wall, and of all processors."""
+def cost(trainer: Trainer, training_set: TrainingSet, client: Client) -> tuple[float, float]:
+    """Return how long ``trainer`` takes for the three quantiles: by the clock on the wall, and of all processors."""
     wall_s, used_s = time.perf_counter(), cpu_s(client)
-    learner(lesson, quantiles=QUANTILES, seed=0)
+    trainer(training_set, quantiles=QUANTILES, seed=0)
     return time.perf_counter() - wall_s, cpu_s(client) - used_s
 
 
@@ -57,10 +57,12 @@ def main() -> None:
         Client(cluster, set_as_default=False) as client,
     ):
         there = DaskTrainer(address=cluster.scheduler_address)
-        cost(there, a_lesson(5_000), client)  # the workers' first import of LightGBM
+        cost(there, a_training_set(5_000), client)  # the workers' first import of LightGBM
         for n_rows in sizes:
-            lesson = a_lesson(n_rows)
-            (here, here_cpu), (far, far_cpu) = (cost(learner, lesson, client) for learner in (train_locally, there))
+            training_set = a_training_set(n_rows)
+            (here, here_cpu), (far, far_cpu) = (
+                cost(trainer, training_set, client) for trainer in (train_locally, there)
+            )
             print(
                 f"{n_rows:>10,} rows   here {here:8.1f} s (cpu {here_cpu:7.1f})   "
                 f"Dask {far:8.1f} s (cpu {far_cpu:7.1f})   ratio {far / here:5.2f} (cpu {far_cpu / here_cpu:5.2f})",

@@ -36,17 +36,17 @@ STEP_S = 600
 def placements(history: LoadedHistory, since: datetime, until: datetime) -> None:
     """Print how many nodes are busy on average under each placement, and the least that would do."""
     warm_up = since - history.jobs["submitted_at"].min()
-    stage = prepare_replay(history, WhatIfRequest(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
+    setup = prepare_replay(history, WhatIfRequest(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())
     print(f"{'placement':<12}{'busy nodes':>12}{'most in a step':>16}{'seconds':>9}")
     for placement in (Placement.SPREAD, Placement.RANDOM, Placement.WEIGHTED, Placement.PACKED):
         begun = time.perf_counter()
         result = replay(
-            stage.workload,
-            stage.machine.shape,
+            setup.workload,
+            setup.machine.shape,
             backfill=Backfill.EASY,
             order=first_in_first_out,
-            estimate_s=stage.limit_s,
+            estimate_s=setup.limit_s,
             placement=placement,
             count_nodes=True,
         )
@@ -55,7 +55,7 @@ def placements(history: LoadedHistory, since: datetime, until: datetime) -> None
         seconds = time.perf_counter() - begun
         print(f"{placement:<12}{mean[0, window].mean():>12.1f}{most[0, window].mean():>16.1f}{seconds:>9.2f}")
     started, ended = (np.clip(times, begin_s, end_s) for times in (result.started_s, result.ended_s))
-    floor = ((ended - started) * stage.workload.gpus).sum() / 8 / (end_s - begin_s)
+    floor = ((ended - started) * setup.workload.gpus).sum() / 8 / (end_s - begin_s)
     print(f"{'floor':<12}{floor:>12.1f}   GPUs in use over 8")
 
 
@@ -73,8 +73,8 @@ def main() -> None:
         EnergyJobsRequest(window=(since, until), calendar=Calendar(zone=ZONE), nodes=NODES, policies=policies),
         energy=settings.energy,
         power=settings.power,
-        progress=lambda stage, done: (
-            print(f"  {stage} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
+        progress=lambda setup, done: (
+            print(f"  {setup} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
         ),
     )
     columns = (

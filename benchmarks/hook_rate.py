@@ -89,8 +89,8 @@ def is_hooked(rig: Rig) -> bool:
 def measure(rig: Rig, submissions: int) -> dict[bool, list[Rate]]:
     """Return the batches of both kinds; which comes first alternates."""
     rates: dict[bool, list[Rate]] = {True: [], False: []}
-    for turn in range(max(submissions // BATCH, 1)):
-        for hook in (turn % 2 == 0, turn % 2 == 1):
+    for cycle in range(max(submissions // BATCH, 1)):
+        for hook in (cycle % 2 == 0, cycle % 2 == 1):
             switch(rig, hook=hook)
             rates[hook].append(submit(rig, BATCH))
         rig.empty()

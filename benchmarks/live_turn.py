@@ -28,7 +28,7 @@ from helios.slurm import shell
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig, roomy_folder
 
-TURN_S = 60
+CYCLE_S = 60
 NAIVE_WRITES = 100
 WRITES = 500
 """The default of slurm.writes_per_turn."""
@@ -51,7 +51,7 @@ def settings_for(folder: Path, *, writes: int) -> Settings:
     return Settings.model_validate(
         {
             "database": {"url": f"sqlite:///{folder / 'helios.db'}"},
-            "slurm": {"backend": "commands", "writes_per_turn": writes},
+            "slurm": {"backend": "commands", "writes_per_cycle": writes},
             "control": {"state_folder": str(folder / "state"), "most_of_one_user": 1.0},
             "services": {"qssf": {"every_s": 1}},
         }
@@ -83,11 +83,11 @@ def queue_up(rig: Rig, pending: int) -> None:
     rig.until(lambda: len(rig.site_factors()) >= pending, longest_s=120)
 
 
-def turn(turns: JobController) -> tuple[CycleReport, float, Counter[str]]:
+def cycle(cycles: JobController) -> tuple[CycleReport, float, Counter[str]]:
     """Take one turn; return what came of it, its seconds and the processes that it started."""
     STARTED.clear()
     began = time.perf_counter()
-    report = turns.turn(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
+    report = cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
     return report, time.perf_counter() - began, STARTED.copy()
 
 
@@ -96,7 +96,7 @@ def say(what: str, report: CycleReport, seconds: float, started: Counter[str]) -
     counts = {str(result): number for counted in report.counts.values() for result, number in counted.items()}
     processes = f"{sum(started.values()):>3} processes {dict(started)}"
     print(f"{what:<34} {seconds:6.2f} s   {report.acted:>5,} written   {processes}")
-    print(f"{'':<34} {counts} {' '.join(report.still)}")
+    print(f"{'':<34} {counts} {' '.join(report.suspended)}")
 
 
 def naive(rig: Rig) -> float:
@@ -123,15 +123,15 @@ def main(pending: int, days: int) -> None:
         site = open_live_cluster(chosen)
         count_processes()
         print(f"{pending:,} jobs pending, a history of {jobs:,} jobs, a model; Slurm's commands")
-        turns = JobController(site, chosen)
+        cycles = JobController(site, chosen)
         for number in range(1, 3 + -(-pending // WRITES)):
-            quiet = turn_of(turns, f"turn {number}")
+            quiet = cycle_of(cycles, f"turn {number}")
             time.sleep(1)
         each = naive(rig)
         print(f"naive, one scontrol a job: {1e3 * each:.1f} ms each, {each * pending:.2f} s and {pending:,} processes")
-        calls = sum(quiet.values()) * 60 / TURN_S
+        calls = sum(quiet.values()) * 60 / CYCLE_S
         print(
-            f"steady state, a turn every {TURN_S} s: {calls:.0f} calls of Slurm a minute, however many jobs are pending"
+            f"steady state, a turn every {CYCLE_S} s: {calls:.0f} calls of Slurm a minute, however many jobs are pending"
         )
         site.close()
     finally:
@@ -139,9 +139,9 @@ def main(pending: int, days: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def turn_of(turns: JobController, what: str) -> Counter[str]:
+def cycle_of(cycles: JobController, what: str) -> Counter[str]:
     """Take a turn, print it, and return the processes that it started."""
-    report, seconds, started = turn(turns)
+    report, seconds, started = cycle(cycles)
     say(what, report, seconds, started)
     return started
 

@@ -67,10 +67,10 @@ class Draw:
     jobs: SlurmJobs
     predictions: Predictions
     finds_row: Floats
-    first_turn_s: float
+    first_cycle_s: float
 
 
-def draw(run_s: float, turn_s: float, seed: int) -> Draw:
+def draw(run_s: float, cycle_s: float, seed: int) -> Draw:
     """Draw one stretch of jobs of a mean run time."""
     rng = np.random.default_rng([seed, int(run_s)])
     run_time_s = np.maximum(run_s * rng.lognormal(-(SPREAD**2) / 2, SPREAD, N_JOBS), 1.0)
@@ -98,11 +98,11 @@ def draw(run_s: float, turn_s: float, seed: int) -> Draw:
             sources=["drawn"],
         ),
         finds_row=rng.random(N_JOBS),
-        first_turn_s=turn_s * rng.random(),
+        first_cycle_s=cycle_s * rng.random(),
     )
 
 
-def waits_s(drawn: Draw, turn_s: float, shape: Shape | None, *, hook: float, patience_s: float) -> Floats:
+def waits_s(drawn: Draw, cycle_s: float, shape: Shape | None, *, hook: float, patience_s: float) -> Floats:
     """Return the wait of each job in one replay, s.
 
     Parameters
@@ -117,24 +117,24 @@ def waits_s(drawn: Draw, turn_s: float, shape: Shape | None, *, hook: float, pat
     workload, qssf = drawn.jobs.workload, Qssf(Qssf.Options(promote_after_s=patience_s))
 
     def wished(door: SimulatedSlurm, jobs: NDArray[np.int64], now_s: int) -> Floats:
-        urgency = qssf.wishes(door.rows(jobs, drawn.predictions).values, moment(now_s)).urgency
+        urgency = qssf.changes(door.rows(jobs, drawn.predictions).values, moment(now_s)).urgency
         return urgency if shape is None else shape(urgency)
 
     if shape is not None and hook:
-        whole = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, resolution=MOST)
+        whole = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, tolerance=MOST)
         first = [wished(whole, np.array([job]), int(workload.submitted_s[job]))[0] for job in range(N_JOBS)]
         factors = ownership.site_factors(np.array(first), n_steps=ownership.steps(MOST))
         workload = replace(workload, site_factor=np.where(drawn.finds_row < hook, factors, 0))
-    latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_turn_s)
-    door = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, resolution=MOST, latency=latency)
+    latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_cycle_s)
+    door = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, tolerance=MOST, latency=latency)
     claims = ReplayGuards(door, 1, Control().most_of_one_user)
-    now_s = int(BEGAN.timestamp() + drawn.first_turn_s)
+    now_s = int(BEGAN.timestamp() + drawn.first_cycle_s)
     while len(door.ended) < N_JOBS:
         door.advance(now_s)
         jobs = door.waiting()
         if shape is not None and len(jobs):
-            claims.wish(0, jobs, wished(door, jobs, now_s))
-        now_s += int(turn_s)
+            claims.change(0, jobs, wished(door, jobs, now_s))
+        now_s += int(cycle_s)
     waited: Floats = door.timeline.result().started_s - workload.submitted_s
     return waited
 
@@ -168,19 +168,19 @@ def measured(waited: Floats, gpus: NDArray[np.int64]) -> Floats:
     return np.array([waited.mean(), np.percentile(waited, 95), waited.max(), waited[gpus >= LARGE].mean()])
 
 
-def table(run_s: float, turn_s: float, draws: int) -> list[str]:
+def table(run_s: float, cycle_s: float, draws: int) -> list[str]:
     """Return the lines for jobs of a mean run time, the way with the worst draw first."""
     plain, ways = [], {name: [] for name in WAYS}  # type: tuple[list[Floats], dict[str, list[Floats]]]
     for seed in range(draws):
-        drawn = draw(run_s, turn_s, seed)
+        drawn = draw(run_s, cycle_s, seed)
         gpus = drawn.jobs.workload.column("gpus")
-        plain.append(measured(waits_s(drawn, turn_s, None, hook=0.0, patience_s=0.0), gpus))
+        plain.append(measured(waits_s(drawn, cycle_s, None, hook=0.0, patience_s=0.0), gpus))
         patience_s = max(float(plain[-1][2]), 1.0)  # the longest wait in order of submission
         for name, (shape, hook) in WAYS.items():
-            ways[name].append(measured(waits_s(drawn, turn_s, shape, hook=hook, patience_s=patience_s), gpus))
+            ways[name].append(measured(waits_s(drawn, cycle_s, shape, hook=hook, patience_s=patience_s), gpus))
     mean, p95, longest, large = np.mean(plain, axis=0)
     lines = [
-        f"mean run time {run_s:,.0f} s, a turn each {turn_s:g} s, {draws} draws; plain, mean of the draws: "
+        f"mean run time {run_s:,.0f} s, a turn each {cycle_s:g} s, {draws} draws; plain, mean of the draws: "
         f"mean wait {mean:,.0f} s, 95th {p95:,.0f} s, longest {longest:,.0f} s, large jobs {large:,.0f} s",
         f"  {'% against plain':<16} {'mean wait':>20} {'95th':>20} {'longest':>20} {'large jobs':>20}  worse mean in",
     ]
@@ -199,7 +199,7 @@ def main(words: list[str] | None = None) -> None:
     asked = parser.parse_args(words)
     print("median (least to most) over the draws; the way with the worst draw first")
     for run_s in RUNS_S:
-        print("\n".join(table(run_s, asked.turn_s, asked.draws)), flush=True)
+        print("\n".join(table(run_s, asked.cycle_s, asked.draws)), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from helios.simulate import Backfill, Replay, SimCluster, replay
 from tests.traces import TRACES
 
 AT_ONCE = timedelta(0)
-RESOLUTION = 10_000
+TOLERANCE = 10_000
 PHILLY = "6214e9=26,7f04ca=13,11cb48=6,b436b2=26,ee9e8c=26,e13805=6,6c71a0=13,2869ce=6,ed69ec=3,103959=3,0e4a51=13"
 MACHINES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "kth": ("KTH-SP2-1996-2.1-cln.swf.gz", None, {"nodes": {"all": 100}, "gpus_per_node": 1}),
@@ -59,9 +59,9 @@ MACHINES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
 class Oracle:
     """A predictor that knows every run time."""
 
-    def __init__(self, stage: ReplaySetup) -> None:
-        self.quantiles_s = np.repeat(stage.workload.run_time_s.astype(np.float64)[:, None], 3, axis=1)
-        self.source, self.sources = np.zeros(len(stage.workload), dtype=np.int16), ["oracle"]
+    def __init__(self, setup: ReplaySetup) -> None:
+        self.quantiles_s = np.repeat(setup.workload.run_time_s.astype(np.float64)[:, None], 3, axis=1)
+        self.source, self.sources = np.zeros(len(setup.workload), dtype=np.int16), ["oracle"]
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
         """Learn nothing."""
@@ -98,7 +98,7 @@ class Way:
     service: Callable[[], Service]
     every: timedelta = AT_ONCE
     jobwise: bool = True
-    resolution: int | None = RESOLUTION
+    tolerance: int | None = TOLERANCE
     predict_again_s: int | None = None
 
 
@@ -107,8 +107,8 @@ AGAIN = Way(
     title="  and predicted again", service=lambda: DEFAULT, every=DEFAULT.every, predict_again_s=PREDICT_AGAIN_S
 )
 WAYS = [
-    Way(title="qssf, jobwise, exact", service=paper, resolution=None),
-    Way(title="qssf, whole queue, exact", service=paper, resolution=None, jobwise=False),
+    Way(title="qssf, jobwise, exact", service=paper, tolerance=None),
+    Way(title="qssf, whole queue, exact", service=paper, tolerance=None, jobwise=False),
     Way(title="qssf as sites run it", service=lambda: DEFAULT, every=DEFAULT.every),
     AGAIN,
     Way(title="night owl", service=lambda: NightOwl(NightOwl.Options()), every=NightOwl.every),
@@ -125,42 +125,42 @@ def staged(name: str, jobs: int) -> ReplaySetup:
     return prepare_replay(history, WhatIfRequest(plans=(), until=until, **machine))
 
 
-def compiled(stage: ReplaySetup) -> Replay:
+def compiled(setup: ReplaySetup) -> Replay:
     """Replay with QSSF as a policy of the core."""
     return replay(
-        stage.workload,
-        stage.machine.shape,
+        setup.workload,
+        setup.machine.shape,
         backfill=Backfill.EASY,
         order=shortest_service_first,
-        estimate_s=stage.limit_s,
-        predictor=Oracle(stage),
+        estimate_s=setup.limit_s,
+        predictor=Oracle(setup),
     )
 
 
-def known_beforehand(stage: ReplaySetup) -> Replay:
+def known_beforehand(setup: ReplaySetup) -> Replay:
     """Replay with QSSF as a policy of the core that knows all predictions before it begins."""
     return replay(
-        stage.workload,
-        stage.machine.shape,
+        setup.workload,
+        setup.machine.shape,
         backfill=Backfill.EASY,
         order=shortest_service_first,
-        run_time_s=stage.workload.run_time_s.astype(np.float64),
-        estimate_s=stage.limit_s,
+        run_time_s=setup.workload.run_time_s.astype(np.float64),
+        estimate_s=setup.limit_s,
     )
 
 
-def played(stage: ReplaySetup, way: Way, predictor: Any) -> tuple[SimCluster, ReplayedService]:
+def played(setup: ReplaySetup, way: Way, predictor: Any) -> tuple[SimCluster, ReplayedService]:
     """Replay with a service acting."""
     cluster = SimCluster(
-        stage.workload,
-        stage.machine.shape,
-        stage.machine.jobs,
-        estimates_s=stage.limit_s,
-        resolution=way.resolution,
+        setup.workload,
+        setup.machine.shape,
+        setup.machine.jobs,
+        estimates_s=setup.limit_s,
+        tolerance=way.tolerance,
     )
-    seat = ReplayedService(name=way.title, service=way.service(), every=way.every)
-    replay_services(cluster, [seat], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)
-    return cluster, seat
+    active = ReplayedService(name=way.title, service=way.service(), every=way.every)
+    replay_services(cluster, [active], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)
+    return cluster, active
 
 
 def timed(work: Callable[..., Any], times: int = 2) -> tuple[float, Any]:
@@ -175,24 +175,24 @@ def timed(work: Callable[..., Any], times: int = 2) -> tuple[float, Any]:
 
 def compare(name: str, jobs: int, *, with_model: bool) -> None:
     """Print the rates on one trace."""
-    stage = staged(name, jobs)
-    print(f"\n{name}: {len(stage.workload):,} jobs, {stage.machine.shape.total_gpus:,} GPUs or CPUs")
+    setup = staged(name, jobs)
+    print(f"\n{name}: {len(setup.workload):,} jobs, {setup.machine.shape.total_gpus:,} GPUs or CPUs")
     print(f"  {'':<26}{'jobs/s':>10}{'of compiled':>13}{'asks':>9}{'mean wait':>12}   starts as compiled")
-    of_s, policy = timed(lambda: compiled(stage))
+    of_s, policy = timed(lambda: compiled(setup))
     line("compiled policy", policy.wait_s, took_s=of_s, of_s=of_s)
-    took_s, _ = timed(lambda: known_beforehand(stage))
+    took_s, _ = timed(lambda: known_beforehand(setup))
     line("  told all beforehand", policy.wait_s, took_s=took_s, of_s=of_s)
     for way in WAYS:
-        took_s, (cluster, seat) = timed(lambda way=way: played(stage, way, Oracle(stage)))
+        took_s, (cluster, active) = timed(lambda way=way: played(setup, way, Oracle(setup)))
         other = int((cluster.started_s != policy.started_s).sum())
-        wait_s = cluster.started_s - stage.workload.submitted_s
+        wait_s = cluster.started_s - setup.workload.submitted_s
         verdict = f"all but {other:,}" if other else "all"
-        line(way.title, wait_s, took_s=took_s, of_s=of_s, asks=f"{seat.asked:,}", verdict=verdict)
+        line(way.title, wait_s, took_s=took_s, of_s=of_s, asks=f"{active.asked:,}", verdict=verdict)
     if with_model:
-        model = predictor_for(stage, None, WhatIfRequest(plans=()))
-        took_s, (cluster, seat) = timed(lambda: played(stage, AGAIN, model), 1)
-        wait_s = cluster.started_s - stage.workload.submitted_s
-        line("  by a model", wait_s, took_s=took_s, of_s=of_s, asks=f"{seat.asked:,}")
+        model = predictor_for(setup, None, WhatIfRequest(plans=()))
+        took_s, (cluster, active) = timed(lambda: played(setup, AGAIN, model), 1)
+        wait_s = cluster.started_s - setup.workload.submitted_s
+        line("  by a model", wait_s, took_s=took_s, of_s=of_s, asks=f"{active.asked:,}")
 
 
 def line(

@@ -50,21 +50,21 @@ def main() -> None:
         print(f"skipped: no trace at {options.trace}; set HELIOS_TRACES to their folder")
         return
     history = read_file(options.trace, timezone="Asia/Shanghai")
-    question = WhatIfRequest(
+    request = WhatIfRequest(
         plans=(),
         nodes=parse_nodes(options.nodes),
         since=pd.Timestamp(options.since, tz=history.timezone),
         until=pd.Timestamp(options.until, tz=history.timezone),
     )
-    costs(history, question, options.workers, options.repeats)
+    costs(history, request, options.workers, options.repeats)
     coverage()
-    given_away(history, question)
+    given_away(history, request)
 
 
-def costs(history: LoadedHistory, question: WhatIfRequest, workers: int, times: int) -> None:
+def costs(history: LoadedHistory, request: WhatIfRequest, workers: int, times: int) -> None:
     """Print seconds of the same sweep in one process and several."""
     plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
-    asked = cross_options(plan, base=question, timezone=history.timezone)
+    asked = cross_options(plan, base=request, timezone=history.timezone)
     engines: dict[str, Engine] = {"one process": run_here, f"Dask, {workers} processes": Processes(workers=workers)}
     print(f"{len(asked.cells)} cells of {history.cluster}, run times true; {os.getloadavg()[0]:.0f} programs were busy")
     written = []
@@ -102,47 +102,47 @@ def coverage() -> None:
     print()
 
 
-def given_away(history: LoadedHistory, question: WhatIfRequest) -> None:
+def given_away(history: LoadedHistory, request: WhatIfRequest) -> None:
     """Print how well jobs are predicted in the history and in draws, whether copies teach or not."""
-    stage = prepare_replay(history, replace(question, plans=(FIFO,)))
-    urn = resampler_for(stage, ResampledUnit.WEEKS)
+    setup = prepare_replay(history, replace(request, plans=(FIFO,)))
+    resampler = resampler_for(setup, ResampledUnit.WEEKS)
     found: dict[str, list[tuple[float, float]]] = {
-        "history as it was": [judged(stage, resampled_predictor(stage, None, question), stage.counted)]
+        "history as it was": [judged(setup, resampled_predictor(setup, None, request), setup.counted)]
     }
     for repeat in range(1, 6):
-        drawn = redraw(stage, urn, repeat=repeat, seed=0)
+        drawn = redraw(setup, resampler, repeat=repeat, seed=0)
         assert drawn.first is not None
         again = drawn.first != np.arange(len(drawn.first))
         for taught, predictor in (
-            ("", resampled_predictor(drawn, None, question)),
-            (", were copies learned from", predictor_for(drawn, None, question)),
+            ("", resampled_predictor(drawn, None, request)),
+            (", were copies learned from", predictor_for(drawn, None, request)),
         ):
             medians = predicted(predictor, drawn)
             for name, rows in (("drawn first", ~again), ("drawn again", again)):
                 if (rows & drawn.counted).any():
                     found.setdefault(name + taught, []).append(errors(medians, drawn, rows & drawn.counted))
-    print(f"predictions when drawing {urn.blocks} weeks anew, 5 draws, every job started at once")
+    print(f"predictions when drawing {resampler.blocks} weeks anew, 5 draws, every job started at once")
     print("  jobs of weeks                          rank correlation  median log error")
     for name, figures in found.items():
         rank, error = np.mean(figures, axis=0)
         print(f"  {name:38s} {rank:16.3f} {error:17.3f}")
 
 
-def judged(stage: ReplaySetup, predictor: ReplayPredictor, rows: np.ndarray) -> tuple[float, float]:
+def judged(setup: ReplaySetup, predictor: ReplayPredictor, rows: np.ndarray) -> tuple[float, float]:
     """Return the errors of the medians predicted for ``rows``."""
-    return errors(predicted(predictor, stage), stage, rows)
+    return errors(predicted(predictor, setup), setup, rows)
 
 
-def errors(medians: np.ndarray, stage: ReplaySetup, rows: np.ndarray) -> tuple[float, float]:
+def errors(medians: np.ndarray, setup: ReplaySetup, rows: np.ndarray) -> tuple[float, float]:
     """Return rank correlation and median log error of ``rows``."""
-    p50, true = medians[rows], stage.workload.run_time_s[rows]
+    p50, true = medians[rows], setup.workload.run_time_s[rows]
     error = float(np.median(np.abs(np.log1p(p50) - np.log1p(true))))
     return spearman(p50, true.astype(np.float64)) or 0.0, error
 
 
-def predicted(predictor: ReplayPredictor, stage: ReplaySetup) -> np.ndarray:
+def predicted(predictor: ReplayPredictor, setup: ReplaySetup) -> np.ndarray:
     """Return the predicted medians, s, when every job starts at its submission."""
-    work = stage.workload
+    work = setup.workload
     ends_s = work.submitted_s + work.run_time_s
     order = np.lexsort((np.arange(len(work)), ends_s))
     medians, told = np.empty(len(work)), 0

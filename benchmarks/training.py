@@ -101,16 +101,16 @@ def main() -> None:
     print(f"{len(jobs):,} jobs; peak {peak_mib():,.0f} MiB before the first part")
     watch = Stopwatch()
 
-    def learner(
-        lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
+    def trainer(
+        training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
     ) -> tuple[str, ...]:
-        part = f"  of it LightGBM: {len(lesson.residual):,} rows, {len(quantiles)} x {ROUNDS} trees"
-        return watch(part, lambda: train_locally(lesson, quantiles=quantiles, seed=seed, progress=progress))
+        part = f"  of it LightGBM: {len(training_set.residual):,} rows, {len(quantiles)} x {ROUNDS} trees"
+        return watch(part, lambda: train_locally(training_set, quantiles=quantiles, seed=seed, progress=progress))
 
     began = time.perf_counter()
     table = watch("columns", lambda: JobTable.from_frame(jobs))
     known = watch("features", lambda: features_at_start(table))
-    watch("training", lambda: train_on(table, known, cluster="saturn", until=None, seed=0, learner=learner))
+    watch("training", lambda: train_on(table, known, cluster="saturn", until=None, seed=0, trainer=trainer))
     ours_s, ours_mib = time.perf_counter() - began, peak_mib()
     lightgbm_s = sum(took_s for part, took_s in watch.wall_s.items() if "LightGBM" in part)
     watch("naive: raw columns and one leaking feature, all rows", lambda: naive(jobs))

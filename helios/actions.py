@@ -211,7 +211,7 @@ class RevertJobs:
         Why, for a person.
     """
 
-    lever: JobSetting | None = None
+    setting: JobSetting | None = None
     job_ids: tuple[str, ...] | None = None
     hidden: bool = False
     reason: str
@@ -243,7 +243,7 @@ class Outcome:
     """
 
     action: str
-    lever: JobSetting
+    setting: JobSetting
     job_id: str
     result: Result
     reason: str
@@ -363,7 +363,7 @@ class RevertNodes:
         Why, for a person.
     """
 
-    lever: NodeSetting
+    setting: NodeSetting
     own: tuple[tuple[str, str], ...]
     reason: str
 
@@ -397,7 +397,7 @@ class NodeOutcome:
     """
 
     action: str
-    lever: NodeSetting
+    setting: NodeSetting
     node: str
     result: Result
     reason: str

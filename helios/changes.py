@@ -81,7 +81,7 @@ def slurm_value_mapping(
         of_urgency=site_factor,
         of_run_time=time_min,
         nothing=lambda _: 0,
-        words=lambda lever, value: f"SiteFactor {value}" if lever is JobSetting.ORDER else f"TimeMin {value} min",
+        words=lambda setting, value: f"SiteFactor {value}" if setting is JobSetting.ORDER else f"TimeMin {value} min",
     )
 
 
@@ -102,7 +102,7 @@ class SettingChange(Generic[Value]):
     """
 
     action: str
-    lever: JobSetting
+    setting: JobSetting
     job_id: str
     reason: str
     wanted: Value
@@ -120,7 +120,7 @@ class SettingChange(Generic[Value]):
         """Return ``result`` as the outcome of this wish; None stands for not read."""
         return Outcome(
             action=self.action,
-            lever=self.lever,
+            setting=self.setting,
             job_id=self.job_id,
             result=result,
             reason=self.reason,
@@ -130,7 +130,7 @@ class SettingChange(Generic[Value]):
         )
 
     def _worded(self, value: Value | None) -> str:
-        return "" if value is None else self.terms.words(self.lever, value)
+        return "" if value is None else self.terms.words(self.setting, value)
 
 
 def setting_changes(
@@ -158,7 +158,7 @@ def setting_changes(
         for place in action.order:
             yield SettingChange(
                 action=Reorder.__name__,
-                lever=JobSetting.ORDER,
+                setting=JobSetting.ORDER,
                 job_id=place.job_id,
                 reason=place.reason,
                 wanted=terms.of_urgency(place.urgency),
@@ -167,20 +167,20 @@ def setting_changes(
     elif isinstance(action, SoftLimit):
         yield SettingChange(
             action=SoftLimit.__name__,
-            lever=JobSetting.SOFT_LIMIT,
+            setting=JobSetting.SOFT_LIMIT,
             job_id=action.job_id,
             reason=action.reason,
             wanted=terms.of_run_time(action.run_time),
             terms=terms,
         )
     elif isinstance(action, RevertJobs):
-        for lever, job_id in _to_restore(action, pending, is_set):
+        for setting, job_id in _to_restore(action, pending, is_set):
             yield SettingChange(
                 action=RevertJobs.__name__,
-                lever=lever,
+                setting=setting,
                 job_id=job_id,
                 reason=action.reason,
-                wanted=terms.nothing(lever),
+                wanted=terms.nothing(setting),
                 terms=terms,
                 unseen=action.hidden,
             )
@@ -191,12 +191,12 @@ def setting_changes(
 def _to_restore(
     restore: RevertJobs, pending: Callable[[], Iterable[str]], is_set: Callable[[JobSetting, str], bool]
 ) -> Iterator[tuple[JobSetting, str]]:
-    levers = tuple(JobSetting) if restore.lever is None else (restore.lever,)
+    setting_kinds = tuple(JobSetting) if restore.setting is None else (restore.setting,)
     named = restore.job_ids
     for job_id in pending() if named is None else named:
-        for lever in levers:
-            if named is not None or is_set(lever, job_id):
-                yield lever, job_id
+        for setting in setting_kinds:
+            if named is not None or is_set(setting, job_id):
+                yield setting, job_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,49 +223,49 @@ class ChangeContext:
 
     before: int | None
     is_set: bool
-    hands_off: str
+    excluded_reason: str
     soft_limits: bool
     time_limit: int
     hidden: int = 0
     suspect: str = ""
 
 
-def judge_change(wish: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
-    if wish.takes_back:
-        return _of_a_restore(wish, ground)
-    if why := ground.hands_off or _why_no_soft_limit(wish, ground):
-        return wish.outcome(Result.REFUSED, before=ground.before, remark=why)
+    if change.takes_back:
+        return _of_a_restore(change, ground)
+    if why := ground.excluded_reason or _why_no_soft_limit(change, ground):
+        return change.outcome(Result.REFUSED, before=ground.before, remark=why)
     if ground.before is None:
-        return wish.outcome(Result.POSTPONED, remark=INELIGIBLE)
-    return _unchanged(wish, ground) if ground.before == wish.wanted else None
+        return change.outcome(Result.POSTPONED, remark=INELIGIBLE)
+    return _unchanged(change, ground) if ground.before == change.wanted else None
 
 
-def _of_a_restore(wish: SettingChange[int], ground: ChangeContext) -> Outcome | None:
+def _of_a_restore(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
     if ground.is_set:
         return None
     if ground.before is None and ground.hidden:
-        wrote = f"Helios had written {wish.terms.words(wish.lever, ground.hidden)}"
-        return None if wish.unseen else wish.outcome(Result.REFUSED, remark=f"{HIDDEN}; {wrote}")
+        wrote = f"Helios had written {change.terms.words(change.setting, ground.hidden)}"
+        return None if change.unseen else change.outcome(Result.REFUSED, remark=f"{HIDDEN}; {wrote}")
     if ground.suspect:
-        return wish.outcome(Result.REFUSED, before=ground.before, remark=ground.suspect)
-    if ground.before and ground.hands_off:
-        return wish.outcome(Result.REFUSED, before=ground.before, remark=ground.hands_off)
-    return _unchanged(wish, ground)
+        return change.outcome(Result.REFUSED, before=ground.before, remark=ground.suspect)
+    if ground.before and ground.excluded_reason:
+        return change.outcome(Result.REFUSED, before=ground.before, remark=ground.excluded_reason)
+    return _unchanged(change, ground)
 
 
-def _why_no_soft_limit(wish: SettingChange[int], ground: ChangeContext) -> str:
-    if wish.lever is not JobSetting.SOFT_LIMIT:
+def _why_no_soft_limit(change: SettingChange[int], ground: ChangeContext) -> str:
+    if change.setting is not JobSetting.SOFT_LIMIT:
         return ""
     if not ground.soft_limits:
         return NO_SOFT_LIMITS
     if ground.before and not ground.is_set:
         return USERS_OWN
-    return TOO_LONG if ground.time_limit and wish.wanted >= ground.time_limit else ""
+    return TOO_LONG if ground.time_limit and change.wanted >= ground.time_limit else ""
 
 
-def _unchanged(wish: SettingChange[int], ground: ChangeContext) -> Outcome:
-    return wish.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
+def _unchanged(change: SettingChange[int], ground: ChangeContext) -> Outcome:
+    return change.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
 
 
 # What services ask for, node by node: the form in which it can be checked, and back again.
@@ -289,7 +289,7 @@ class NodeChange:
         Name of the action's class.
     """
 
-    lever: NodeSetting
+    setting: NodeSetting
     node: str
     value: str
     reason: str
@@ -298,7 +298,7 @@ class NodeChange:
     @property
     def key(self) -> NodeKey:
         """Lever and node."""
-        return self.lever, self.node
+        return self.setting, self.node
 
     @property
     def sleeps(self) -> bool:
@@ -319,7 +319,7 @@ class NodeChange:
         """Say what became of it."""
         return NodeOutcome(
             action=self.action,
-            lever=self.lever,
+            setting=self.setting,
             node=self.node,
             result=result,
             reason=self.reason,
@@ -344,7 +344,7 @@ class RequestedNodeChanges:
         Whether it gave an order of filling.
     """
 
-    wishes: tuple[NodeChange, ...]
+    changes: tuple[NodeChange, ...]
     gives_back: frozenset[NodeKey] = frozenset()
     fills: bool = False
 
@@ -359,13 +359,13 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedNodeChanges:
     """
     restores = [action for action in actions if isinstance(action, RevertNodes)]
     return RequestedNodeChanges(
-        wishes=tuple(wish for action in actions for wish in _node_wishes(action)),
-        gives_back=frozenset((action.lever, node) for action in restores for node, _ in action.own),
+        changes=tuple(change for action in actions for change in _node_changes(action)),
+        gives_back=frozenset((action.setting, node) for action in restores for node, _ in action.own),
         fills=any(isinstance(action, FillFirst) for action in actions),
     )
 
 
-def to_node_actions(wishes: Sequence[NodeChange], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
+def to_node_actions(changes: Sequence[NodeChange], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
     """Put wishes together again: wakes first, then the keep-awake list, sleeps and the order of filling.
 
     Parameters
@@ -373,14 +373,19 @@ def to_node_actions(wishes: Sequence[NodeChange], *, own: Mapping[NodeKey, str])
     own : mapping
         What the site itself has where Helios changed it.
     """
-    ups = [PowerUp(node=wish.node, reason=wish.reason) for wish in wishes if wish.action == PowerUp.__name__]
-    downs = [PowerDown(node=wish.node, reason=wish.reason) for wish in wishes if wish.sleeps]
+    ups = [PowerUp(node=change.node, reason=change.reason) for change in changes if change.action == PowerUp.__name__]
+    downs = [PowerDown(node=change.node, reason=change.reason) for change in changes if change.sleeps]
     lists = [
-        KeepAwake(nodes=wish.names, reason=wish.reason, own=own.get(LIST))
-        for wish in wishes
-        if wish.lever is NodeSetting.KEEP_AWAKE
+        KeepAwake(nodes=change.names, reason=change.reason, own=own.get(LIST))
+        for change in changes
+        if change.setting is NodeSetting.KEEP_AWAKE
     ]
-    return [*ups, *lists, *downs, *_fill_first([wish for wish in wishes if wish.lever is NodeSetting.WEIGHT], own)]
+    return [
+        *ups,
+        *lists,
+        *downs,
+        *_fill_first([change for change in changes if change.setting is NodeSetting.WEIGHT], own),
+    ]
 
 
 def nodes_named(text: str) -> tuple[str, ...]:
@@ -393,19 +398,21 @@ def join_names(nodes: Iterable[str]) -> str:
     return ",".join(sorted(set(nodes)))
 
 
-def _node_wishes(action: Action) -> list[NodeChange]:
+def _node_changes(action: Action) -> list[NodeChange]:
     kind = type(action).__name__
     if isinstance(action, PowerDown):
-        return [NodeChange(lever=NodeSetting.POWER, node=action.node, value=ASLEEP, reason=action.reason, action=kind)]
+        return [
+            NodeChange(setting=NodeSetting.POWER, node=action.node, value=ASLEEP, reason=action.reason, action=kind)
+        ]
     if isinstance(action, PowerUp):
-        return [NodeChange(lever=NodeSetting.POWER, node=action.node, value=AWAKE, reason=action.reason, action=kind)]
+        return [NodeChange(setting=NodeSetting.POWER, node=action.node, value=AWAKE, reason=action.reason, action=kind)]
     if isinstance(action, KeepAwake):
         value = join_names(action.nodes)
-        return [NodeChange(lever=NodeSetting.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
+        return [NodeChange(setting=NodeSetting.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
     if isinstance(action, FillFirst):
         return [
             NodeChange(
-                lever=NodeSetting.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.why_in(place), action=kind
+                setting=NodeSetting.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.why_in(place), action=kind
             )
             for place, tier in enumerate(action.tiers)
             for node in tier
@@ -417,14 +424,14 @@ def _node_wishes(action: Action) -> list[NodeChange]:
     )
 
 
-def _fill_first(wishes: Sequence[NodeChange], own: Mapping[NodeKey, str]) -> list[NodeAction]:
-    if not wishes:
+def _fill_first(changes: Sequence[NodeChange], own: Mapping[NodeKey, str]) -> list[NodeAction]:
+    if not changes:
         return []
-    tiers: list[list[str]] = [[] for _ in range(max(wish.tier for wish in wishes) + 1)]
-    for wish in wishes:
-        tiers[wish.tier].append(wish.node)
-    weights = tuple((node, int(float(text))) for (lever, node), text in own.items() if lever is NodeSetting.WEIGHT)
-    return [FillFirst(tiers=tuple(map(tuple, tiers)), reason=wishes[0].reason, own=weights)]
+    tiers: list[list[str]] = [[] for _ in range(max(change.tier for change in changes) + 1)]
+    for change in changes:
+        tiers[change.tier].append(change.node)
+    weights = tuple((node, int(float(text))) for (setting, node), text in own.items() if setting is NodeSetting.WEIGHT)
+    return [FillFirst(tiers=tuple(map(tuple, tiers)), reason=changes[0].reason, own=weights)]
 
 
 # What services ask for, lever by lever and job by job: the form in which it can be checked, and back again.
@@ -442,7 +449,7 @@ class JobChange:
         The reason of that whole order.
     """
 
-    lever: JobSetting
+    setting: JobSetting
     job_id: str
     value: float
     reason: str
@@ -452,13 +459,13 @@ class JobChange:
     @property
     def key(self) -> Key:
         """Lever and job."""
-        return self.lever, self.job_id
+        return self.setting, self.job_id
 
     def outcome(self, result: Result, remark: str = "") -> Outcome:
         """Say what became of it."""
-        action = "Reorder" if self.lever is JobSetting.ORDER else "SoftLimit"
+        action = "Reorder" if self.setting is JobSetting.ORDER else "SoftLimit"
         return Outcome(
-            action=action, lever=self.lever, job_id=self.job_id, result=result, reason=self.reason, remark=remark
+            action=action, setting=self.setting, job_id=self.job_id, result=result, reason=self.reason, remark=remark
         )
 
 
@@ -474,7 +481,7 @@ class RequestedChanges:
         Whether it gave any soft limit.
     """
 
-    wishes: tuple[JobChange, ...]
+    changes: tuple[JobChange, ...]
     partitions: frozenset[str] = frozenset()
     soft_limits: bool = False
 
@@ -489,39 +496,41 @@ def to_changes(actions: Sequence[Action]) -> RequestedChanges:
     TypeError
         Something is not an action.
     """
-    wishes = [wish for action in actions for wish in _wishes(action)]
+    changes = [change for action in actions for change in _changes(action)]
     restores = [action for action in actions if isinstance(action, RevertJobs)]
     return RequestedChanges(
-        wishes=tuple(wish for wish in wishes if not any(_covers(restore, wish) for restore in restores)),
+        changes=tuple(change for change in changes if not any(_covers(restore, change) for restore in restores)),
         partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
         soft_limits=any(isinstance(action, SoftLimit) for action in actions),
     )
 
 
-def to_actions(wishes: Sequence[JobChange]) -> list[JobAction]:
+def to_actions(changes: Sequence[JobChange]) -> list[JobAction]:
     """Put wishes together again: an order for each partition, then the soft limits.
 
     Wishes of equal urgency stay as they are given.
     """
-    orders = [wish for wish in wishes if wish.lever is JobSetting.ORDER]
-    limits = [wish for wish in wishes if wish.lever is JobSetting.SOFT_LIMIT]
-    by_partition = groupby(sorted(orders, key=lambda wish: (wish.partition, -wish.value)), lambda wish: wish.partition)
+    orders = [change for change in changes if change.setting is JobSetting.ORDER]
+    limits = [change for change in changes if change.setting is JobSetting.SOFT_LIMIT]
+    by_partition = groupby(
+        sorted(orders, key=lambda change: (change.partition, -change.value)), lambda change: change.partition
+    )
     return [*(_reorder(partition, list(named)) for partition, named in by_partition), *map(_soft_limit, limits)]
 
 
-def _wishes(action: Action) -> list[JobChange]:
+def _changes(action: Action) -> list[JobChange]:
     if isinstance(action, Reorder):
-        return [_place_wish(action, place) for place in action.order]
+        return [_place_change(action, place) for place in action.order]
     if isinstance(action, SoftLimit):
-        return [_limit_wish(action)]
+        return [_limit_change(action)]
     if isinstance(action, RevertJobs):
         return []
     raise TypeError(f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Restore")
 
 
-def _place_wish(order: Reorder, place: Place) -> JobChange:
+def _place_change(order: Reorder, place: Place) -> JobChange:
     return JobChange(
-        lever=JobSetting.ORDER,
+        setting=JobSetting.ORDER,
         job_id=place.job_id,
         value=place.urgency,
         reason=place.reason,
@@ -530,21 +539,21 @@ def _place_wish(order: Reorder, place: Place) -> JobChange:
     )
 
 
-def _limit_wish(limit: SoftLimit) -> JobChange:
+def _limit_change(limit: SoftLimit) -> JobChange:
     return JobChange(
-        lever=JobSetting.SOFT_LIMIT, job_id=limit.job_id, value=limit.run_time.total_seconds(), reason=limit.reason
+        setting=JobSetting.SOFT_LIMIT, job_id=limit.job_id, value=limit.run_time.total_seconds(), reason=limit.reason
     )
 
 
-def _covers(restore: RevertJobs, wish: JobChange) -> bool:
-    lever_fits = restore.lever is None or restore.lever is wish.lever
-    return lever_fits and (restore.job_ids is None or wish.job_id in restore.job_ids)
+def _covers(restore: RevertJobs, change: JobChange) -> bool:
+    setting_fits = restore.setting is None or restore.setting is change.setting
+    return setting_fits and (restore.job_ids is None or change.job_id in restore.job_ids)
 
 
 def _reorder(partition: str, named: list[JobChange]) -> Reorder:
-    order = tuple(Place(job_id=wish.job_id, urgency=wish.value, reason=wish.reason) for wish in named)
+    order = tuple(Place(job_id=change.job_id, urgency=change.value, reason=change.reason) for change in named)
     return Reorder(partition=partition, order=order, reason=named[0].why_partition)
 
 
-def _soft_limit(wish: JobChange) -> SoftLimit:
-    return SoftLimit(job_id=wish.job_id, run_time=timedelta(seconds=wish.value), reason=wish.reason)
+def _soft_limit(change: JobChange) -> SoftLimit:
+    return SoftLimit(job_id=change.job_id, run_time=timedelta(seconds=change.value), reason=change.reason)

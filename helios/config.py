@@ -116,7 +116,7 @@ class SlurmSettings(_Section):
         le=1_000_000_000,
         description="Bound of the SiteFactor that Helios writes, either way; compare with your PriorityWeight*",
     )
-    writes_per_turn: int = Field(
+    writes_per_cycle: int = Field(
         default=500, ge=1, description="Most jobs changed in one turn; the rest wait for the next"
     )
 
@@ -148,7 +148,7 @@ class Control(_Section):
         default=5, ge=1, description="Turns with failures or mismatches in a row that open the breaker"
     )
     breaker_s: int = Field(default=900, ge=1, description="How long an open breaker keeps Helios still, s")
-    raises_to_bench: int = Field(
+    failures_to_suspend: int = Field(
         default=3, ge=1, description="Turns in a row in which a service fails before it is benched"
     )
 
@@ -167,7 +167,7 @@ class HistorySettings(_Section):
 class DaemonSettings(_Section):
     """When things happen."""
 
-    turn_s: int = Field(default=60, ge=1, description="Time between turns of the services, s")
+    cycle_s: int = Field(default=60, ge=1, description="Time between turns of the services, s")
     ingest_s: int = Field(default=300, ge=30, description="Time between readings of the accounting, s")
     nightly: str = Field(
         default="02:30", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time of the nightly analysis"
@@ -204,7 +204,7 @@ class Retention(_Section):
     shadow_days: int = Field(
         default=60, ge=7, description="Days of decisions kept that services in shadow only would have made"
     )
-    turns_days: int = Field(default=400, ge=7, description="Days of turns kept, a row each")
+    cycles_days: int = Field(default=400, ge=7, description="Days of turns kept, a row each")
     predictions_days: int = Field(
         default=400, ge=60, description="Days after a job's submission for which its predictions are kept"
     )
@@ -392,7 +392,7 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     try:
         return Configuration(settings=Settings.model_validate(values), origins=origins, notes=notes)
     except ValidationError as reason:
-        raise ConfigurationInvalid(_explain(reason, origins), remedy=_remedy(reason)) from reason
+        raise ConfigurationInvalid(_explain(reason, origins), hint=_hint(reason)) from reason
 
 
 def without_password(value: Any) -> Any:
@@ -480,7 +480,7 @@ def _from_file(path: Path, text: str) -> Iterator[tuple[str, str, Any, str]]:
         raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
     for section, keys in document.items():
         if not isinstance(keys, dict):
-            raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", remedy=_allowed())
+            raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", hint=_allowed())
         for name, value in keys.items():
             yield section, name, value, str(path)
 
@@ -491,7 +491,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
         near = get_close_matches(unknown, known, n=1)
         raise ConfigurationInvalid(
             f"The environment variable {unknown} is none of Helios.",
-            remedy=f"Did you mean {near[0]}? Else: unset {unknown}" if near else f"Remove it: unset {unknown}",
+            hint=f"Did you mean {near[0]}? Else: unset {unknown}" if near else f"Remove it: unset {unknown}",
         )
     for section, name, _, _ in _keys():
         variable = _variable(section, name)
@@ -508,7 +508,7 @@ def _explain(reason: ValidationError, origins: Mapping[str, str]) -> str:
     return "The configuration is not valid: " + "; ".join(lines)
 
 
-def _remedy(reason: ValidationError) -> str:
+def _hint(reason: ValidationError) -> str:
     """Name the keys there are where one is unknown; else say what those with a wrong value mean."""
     wrong = {".".join(map(str, error["loc"])) for error in reason.errors()}
     meant = [f"{key}: {meaning}" for _, _, key, meaning in _keys() if key in wrong]

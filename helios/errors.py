@@ -16,13 +16,13 @@ class HeliosError(Exception):
 
     exit_code = 1
 
-    def __init__(self, fact: str, *, remedy: str = "") -> None:
-        super().__init__(fact)
-        self.fact = fact
-        self.remedy = remedy
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.fact}\n{self.remedy}" if self.remedy else self.fact
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 
 class UsageError(HeliosError):

@@ -91,7 +91,7 @@ def length(text: Any, *, or_none: bool = False) -> timedelta:
     """
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text) if isinstance(text, str) else None
     if parts is None or not (or_none or float(parts[1])):
-        raise UsageError(f"{text!r} is not a length of time.", remedy="Write 7d, 12h or 90min")
+        raise UsageError(f"{text!r} is not a length of time.", hint="Write 7d, 12h or 90min")
     return float(parts[1]) * UNITS[parts[2]]
 
 

@@ -768,7 +768,7 @@ def _digest(array: Any) -> str:
 # Cycles
 
 
-WORLDS, TURNS = 8, 25
+WORLDS, CYCLES = 8, 25
 MINUTE = timedelta(minutes=1)
 MODES = (
     ServiceMode(mode=Mode.OFF),
@@ -799,31 +799,31 @@ class World:
     services: tuple[str, ...]
     cluster: Any
 
-    def __init__(self, seed: int, *, office: Domain) -> None:
+    def __init__(self, seed: int, *, domain: Domain) -> None:
         self.seed = seed
-        self.rng = np.random.default_rng([seed, len(office.value)])
-        self.ledger = FakeLedger(office=office)
+        self.rng = np.random.default_rng([seed, len(domain.value)])
+        self.ledger = FakeLedger(domain=domain)
         self.says = {name: Says() for name in self.services}
         self.modes = dict.fromkeys(self.services, ServiceMode(mode=Mode.ACTIVE))
         self.now = NOON
-        self.trouble: dict[str, Any] = {}
+        self.problem: dict[str, Any] = {}
         self.pause_asked = ""
         self.controller = 1
         self.events: list[str] = []
 
     def story(self) -> Iterator[Json]:
         """Take the turns and yield a line for each, and one for what stands at the end."""
-        for turn in range(TURNS):
+        for cycle in range(CYCLES):
             self.events = []
             self.cluster.tick(timedelta(seconds=self.step_s()))
             self.now = self.cluster.now
             self.people()
-            self.admins()
+            self.overridden()
             self.disturb()
             self.propose()
-            yield {"world": self.seed, "turn": turn, "events": self.events, **self.take_turn()}
+            yield {"world": self.seed, "cycle": cycle, "events": self.events, **self.take_cycle()}
         self.ledger.fail_next(times=0)
-        yield {"world": self.seed, "standings": _rows(self.ledger.standings()), **self.left()}
+        yield {"world": self.seed, "applied_changes": _rows(self.ledger.applied_changes()), **self.left()}
 
     # What each kind of world has of its own: how long until the next turn, who does what, and what is left in the end.
 
@@ -833,13 +833,13 @@ class World:
     def people(self) -> None:
         raise NotImplementedError
 
-    def admins(self) -> None:
+    def overridden(self) -> None:
         raise NotImplementedError
 
     def propose(self) -> None:
         raise NotImplementedError
 
-    def take_turn(self) -> dict[str, Json]:
+    def take_cycle(self) -> dict[str, Json]:
         raise NotImplementedError
 
     def left(self) -> dict[str, Json]:
@@ -861,7 +861,7 @@ class World:
     def note(self, *words: object) -> None:
         self.events.append(" ".join(map(str, words)))
 
-    def seats(self) -> list[ActiveService]:
+    def active_services(self) -> list[ActiveService]:
         return [ActiveService(name=name, service=self.says[name], mode=self.modes[name]) for name in self.services]
 
     def conditions(self, _: Any) -> Preconditions:
@@ -871,13 +871,13 @@ class World:
             "model_trained_at": self.now,
             "clock_skew_s": 0.0,
         }
-        return Preconditions(**(usual | self.trouble))
+        return Preconditions(**(usual | self.problem))
 
     def disturb(self) -> None:
         """Let something go wrong around the turn, or not."""
-        self.trouble, self.pause_asked = {}, ""
+        self.problem, self.pause_asked = {}, ""
         if self.happens(0.15):
-            self.trouble = self.one_of(
+            self.problem = self.one_of(
                 [
                     {"paused": "maintenance"},
                     {"clock_skew_s": None},
@@ -885,12 +885,12 @@ class World:
                     {"history_read_at": None},
                     {"history_read_at": self.now - timedelta(hours=7)},
                     {"model_trained_at": self.now - timedelta(days=40)},
-                    {"model_trouble": "its bytes are damaged"},
+                    {"model_problem": "its bytes are damaged"},
                     {"released": "helios-release.sh"},
                     {"drift": "errors have grown"},
                 ]
             )
-            self.note("trouble", sorted(self.trouble))
+            self.note("trouble", sorted(self.problem))
         if self.happens(0.05):
             self.pause_asked = "in the middle of a turn"
             self.note("a pause is asked for during the turn")
@@ -918,16 +918,16 @@ class JobWorld(World):
     services = ("qssf", "packing", "soft_limits")
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, office=Domain.JOBS)
+        super().__init__(seed, domain=Domain.JOBS)
         self.cluster = FakeCluster(
             now=NOON,
             nodes=[a_node(name=f"node{n}", partitions=("gpu", "debug", "gpu,debug")[n % 3]) for n in range(6)],
             soft_limits=seed % 4 != 3,
-            writes_per_turn=(None, 6)[seed % 2],
+            writes_per_cycle=(None, 6)[seed % 2],
         )
         self.settings = Settings(
             control=Control(most_of_one_user=(0.5, 1.0, 0.2)[seed % 3]),
-            slurm=SlurmSettings(writes_per_turn=(500, 3)[seed % 4 == 2]),
+            slurm=SlurmSettings(writes_per_cycle=(500, 3)[seed % 4 == 2]),
         )
         self.memory = ControllerState()
         self.pending: list[str] = []
@@ -942,14 +942,14 @@ class JobWorld(World):
         queue = [[job, self.cluster.site_factor_of(job), self.cluster.time_min_of(job)] for job in self.cluster.queue]
         return {"queue": queue}
 
-    def take_turn(self) -> dict[str, Json]:
+    def take_cycle(self) -> dict[str, Json]:
         common = {"cluster": self.cluster, "ledger": self.ledger, "now": self.now, "holder": "helios-1"}
         try:
             if self.happens(0.03):
                 return {"released": _job_report(release(**common, reason="a person asks"))}
             report = run_cycle(
                 **common,
-                seats=self.seats(),
+                active_services=self.active_services(),
                 expectation=self.expect,
                 conditions=self.conditions,
                 settings=self.settings,
@@ -1012,7 +1012,7 @@ class JobWorld(World):
             columns["urgency"] = self.number(-9, 9) / 10
         return columns
 
-    def admins(self) -> None:
+    def overridden(self) -> None:
         if not self.pending or not self.happens(0.4):
             return
         deed = self.number(0, 6)
@@ -1068,7 +1068,7 @@ class NodeWorld(World):
     names = tuple(f"n{place}" for place in range(1, 13))
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, office=Domain.NODES)
+        super().__init__(seed, domain=Domain.NODES)
         self.cluster = FakeNodes(
             nodes=[
                 a_node(name=name, partitions="gpu" if place < 6 else "debug", weight=20.0 * (1 + place % 3))
@@ -1100,7 +1100,7 @@ class NodeWorld(World):
         nodes = [[name, str(self.cluster.power_of(name)), self.cluster.weight_of(name)] for name in self.names]
         return {"nodes": nodes, "keep_awake": self.cluster.keep_awake, "undo": repr(self.undo)}
 
-    def take_turn(self) -> dict[str, Json]:
+    def take_cycle(self) -> dict[str, Json]:
         common = {
             "cluster": self.cluster,
             "ledger": self.ledger,
@@ -1114,7 +1114,7 @@ class NodeWorld(World):
                 return {"released": _node_report(release_nodes(**common, reason="a person asks", memory=self.memory))}
             report = run_node_cycle(
                 **common,
-                seats=self.seats(),
+                active_services=self.active_services(),
                 expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
                 conditions=self.conditions,
                 settings=self.settings,
@@ -1142,9 +1142,9 @@ class NodeWorld(World):
             self.cluster.end(job)
             self.note("end", job)
 
-    def admins(self) -> None:
+    def overridden(self) -> None:
         name = self.one_of(self.names)
-        deeds: dict[str, Callable[[], object]] = {
+        activity: dict[str, Callable[[], object]] = {
             "drain": lambda: self.cluster.drain(name),
             "resume": lambda: self.cluster.resume(name),
             "take down": lambda: self.cluster.take_down(name),
@@ -1161,8 +1161,8 @@ class NodeWorld(World):
             "a crash is near": lambda: self.cluster.crash_after(writes=self.number(0, 3)),
         }
         if self.happens(0.45):
-            deed = self.one_of(tuple(deeds))
-            deeds[deed]()
+            deed = self.one_of(tuple(activity))
+            activity[deed]()
             self.note("admin", deed, name)
 
     def propose(self) -> None:
@@ -1176,7 +1176,7 @@ class NodeWorld(World):
             actions.append(KeepAwake(nodes=tuple(self.some_of(names, 4)), reason="needed soon"))
         if self.happens(0.05):
             own = tuple((node, "20") for node in self.some_of(names, 2))
-            actions.append(RevertNodes(lever=self.one_of(list(NodeSetting)), own=own, reason="no longer wanted"))
+            actions.append(RevertNodes(setting=self.one_of(list(NodeSetting)), own=own, reason="no longer wanted"))
         self.says["ces"].actions = actions
         if self.happens(0.4):
             order = self.some_of(names, 8)
@@ -1199,7 +1199,7 @@ def _node_report(report: Any) -> dict[str, Json]:
 def _report(report: Any) -> dict[str, Json]:
     return {
         "taken_at": report.taken_at.isoformat(),
-        "still": report.still,
+        "still": report.suspended,
         "counts": {service: {str(k): n for k, n in sums.items()} for service, sums in report.counts.items()},
         "flags": {name: getattr(report, name) for name in ("seen", "recorded", "leads")},
         "remaining": report.remaining,
@@ -1213,7 +1213,7 @@ def _rows(frame: Frame) -> list[dict[str, Json]]:
     return [{str(name): value for name, value in row.items()} for row in plain.to_dict("records")]
 
 
-SITE_TURNS = 120
+SITE_CYCLES = 120
 
 
 def site_story(folder: Path) -> Iterator[Json]:
@@ -1224,27 +1224,27 @@ def site_story(folder: Path) -> Iterator[Json]:
     site.learn(jobs=60)
     modes = {"qssf": ServiceMode(mode=Mode.ACTIVE), "soft_limits": ServiceMode(mode=Mode.SHADOW)}
     running: list[str] = []
-    for turn in range(SITE_TURNS):
+    for cycle in range(SITE_CYCLES):
         site.cluster.tick(timedelta(minutes=2))
         for n in range(int(rng.integers(0, 4))):
             user = ("alice", "bob", "carol")[int(rng.integers(3))]
             gpus = (1, 2, 8)[int(rng.integers(3))]
-            site.cluster.submit(job_id=f"{turn}{n:02d}", user=user, gpus=gpus, account=f"of {user}")
+            site.cluster.submit(job_id=f"{cycle}{n:02d}", user=user, gpus=gpus, account=f"of {user}")
         for job in site.cluster.queue[: max(0, 4 - len(running))]:
             site.cluster.start(job)
             running.append(job)
         if running and rng.random() < 0.3:
             site.cluster.end(running.pop(int(rng.integers(len(running)))))
-        if turn == SITE_TURNS // 2:
-            site.put_in_charge()
+        if cycle == SITE_CYCLES // 2:
+            site.put_promoted()
             modes["soft_limits"] = ServiceMode(mode=Mode.ACTIVE)
         if rng.random() < 0.9:
             site.read()
-        report = site.turns.turn(modes=modes)
-        yield {"turn": turn, **_job_report(report)}
+        report = site.cycles.cycle(modes=modes)
+        yield {"cycle": cycle, **_job_report(report)}
     with site.warehouse() as warehouse:
-        ledger = warehouse.ledger("dev", office=Domain.JOBS)
-        yield {"standings": _rows(ledger.standings()), "rows": len(warehouse.decisions("dev"))}
+        ledger = warehouse.ledger("dev", domain=Domain.JOBS)
+        yield {"applied_changes": _rows(ledger.applied_changes()), "rows": len(warehouse.decisions("dev"))}
 
 
 # Golden files
@@ -1335,7 +1335,7 @@ def _readable(text: str) -> list[str]:
     """Break lines of JSON, so that a difference shows one field and not a turn."""
     if not text.startswith('{"'):
         return text.splitlines()
-    return [line for turn in text.splitlines() for line in pretty(json.loads(turn)).splitlines()]
+    return [line for cycle in text.splitlines() for line in pretty(json.loads(cycle)).splitlines()]
 
 
 def known_names() -> tuple[str, ...]:

@@ -34,28 +34,28 @@ def open_controller_warehouse(url: str) -> Iterator[Warehouse | HeliosError]:
     """Open the warehouse, or give the reason why it cannot be."""
     try:
         warehouse = Warehouse.open(url)
-    except HeliosError as trouble:
-        yield trouble
+    except HeliosError as problem:
+        yield problem
         return
     with warehouse:
         yield warehouse
 
 
-def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, office: Domain) -> Ledger:
+def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, domain: Domain) -> Ledger:
     """Return the ledger of a cluster's office; where it cannot be had, one that says why."""
     if isinstance(warehouse, HeliosError):
         return UnavailableLedger(warehouse)
     try:
-        return warehouse.ledger(cluster, office=office)
-    except HeliosError as trouble:
-        return UnavailableLedger(trouble)
+        return warehouse.ledger(cluster, domain=domain)
+    except HeliosError as problem:
+        return UnavailableLedger(problem)
 
 
 class ReadOnlyLedger:
     """A ledger that keeps nothing, for a plan."""
 
-    def __init__(self, standings: pd.DataFrame) -> None:
-        self._standings = standings
+    def __init__(self, applied_changes: pd.DataFrame) -> None:
+        self._applied_changes = applied_changes
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:  # noqa: ARG002 - a Ledger's
         """Give the lease."""
@@ -64,35 +64,35 @@ class ReadOnlyLedger:
     def release(self, *, holder: str) -> None:
         """Do nothing."""
 
-    def standings(self) -> pd.DataFrame:
+    def applied_changes(self) -> pd.DataFrame:
         """Return what it was given."""
-        return self._standings
+        return self._applied_changes
 
-    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:
+    def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
         """Do nothing."""
 
 
 class UnavailableLedger:
     """A ledger that cannot be reached, for the one thing that goes on without: taking everything back."""
 
-    def __init__(self, trouble: HeliosError) -> None:
-        self._trouble = trouble
+    def __init__(self, problem: HeliosError) -> None:
+        self._problem = problem
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:  # noqa: ARG002 - a Ledger's
         """Raise why there is no database."""
-        raise self._trouble
+        raise self._problem
 
     def release(self, *, holder: str) -> None:  # noqa: ARG002 - a Ledger's
         """Raise why there is no database."""
-        raise self._trouble
+        raise self._problem
 
-    def standings(self) -> pd.DataFrame:
+    def applied_changes(self) -> pd.DataFrame:
         """Raise why there is no database."""
-        raise self._trouble
+        raise self._problem
 
-    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:  # noqa: ARG002 - a Ledger's
+    def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:  # noqa: ARG002 - a Ledger's
         """Raise why there is no database."""
-        raise self._trouble
+        raise self._problem
 
 
 # Keep processes that share a state folder apart, and tell them from all others.
@@ -141,14 +141,14 @@ def hold_cycle_lock(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) ->
         if other is not None:
             raise CycleUnderWay(
                 f"Another process{other} is taking a turn on this machine just now.",
-                remedy=f"Try again in a moment. If it stays so, see who holds {folder / lock}: lslocks",
+                hint=f"Try again in a moment. If it stays so, see who holds {folder / lock}: lslocks",
             )
         yield
 
 
 @contextmanager
-def hold_daemon_lock(folder: Path, *, offices: Collection[Domain]) -> Iterator[None]:
-    """Be the only daemon of this state folder for ``offices``.
+def hold_daemon_lock(folder: Path, *, domains: Collection[Domain]) -> Iterator[None]:
+    """Be the only daemon of this state folder for ``domains``.
 
     Raises
     ------
@@ -158,12 +158,12 @@ def hold_daemon_lock(folder: Path, *, offices: Collection[Domain]) -> Iterator[N
         The folder cannot be written.
     """
     with ExitStack() as held:
-        for office in sorted(offices):
-            other = held.enter_context(_lock(folder / f"daemon.{office}.lock"))
+        for domain in sorted(domains):
+            other = held.enter_context(_lock(folder / f"daemon.{domain}.lock"))
             if other is not None:
                 raise DaemonRuns(
-                    f"Another helios daemon{other} acts on {office} with the state folder {folder}.",
-                    remedy="Nothing was done. Stop that one, or give this one a state folder of its own.",
+                    f"Another helios daemon{other} acts on {domain} with the state folder {folder}.",
+                    hint="Nothing was done. Stop that one, or give this one a state folder of its own.",
                 )
         yield
 
@@ -176,7 +176,7 @@ def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
         handle = open_private(path)
     except OSError as reason:
         raise HeliosError(
-            f"{path.parent} cannot be written: {reason}", remedy="Set control.state_folder to a folder of Helios' own."
+            f"{path.parent} cannot be written: {reason}", hint="Set control.state_folder to a folder of Helios' own."
         ) from reason
     try:
         until = time.monotonic() + within_s
@@ -276,7 +276,7 @@ class ControllerStateStore(Generic[Memory]):
                 return self.kind.from_json(text)
         return self.kind()
 
-    def read_or_trouble(
+    def read_or_problem(
         self, warehouse: Warehouse | HeliosError, *, paused: Callable[[], bool]
     ) -> tuple[Memory, Warehouse | HeliosError]:
         """Return what control remembers; where it cannot be read, the reason in place of the warehouse: be still.
@@ -290,12 +290,12 @@ class ControllerStateStore(Generic[Memory]):
             return self.kind(), warehouse  # without it the lease cannot be had, and nothing is done
         try:
             return self.read(warehouse), warehouse
-        except WarehouseUnavailable as trouble:
-            return self.kind(), trouble
-        except MemoryDamaged as trouble:
+        except WarehouseUnavailable as problem:
+            return self.kind(), problem
+        except MemoryDamaged as problem:
             if not paused():
                 raise
-            return self.kind(), trouble  # a pause takes everything back whatever else is damaged
+            return self.kind(), problem  # a pause takes everything back whatever else is damaged
 
     def write(self, warehouse: Warehouse, memory: Memory, *, at: datetime) -> None:
         """Have the warehouse remember it."""
@@ -327,8 +327,8 @@ def between_cycles(folder: Path, *, within_s: float, lock: str) -> Iterator[tupl
     with ExitStack() as held:
         try:
             held.enter_context(hold_cycle_lock(folder, within_s=within_s, lock=lock))
-        except HeliosError as trouble:
-            disturbed = (f"what a turn that is under way sets is taken back in the next one: {trouble.fact}",)
+        except HeliosError as problem:
+            disturbed = (f"what a turn that is under way sets is taken back in the next one: {problem.message}",)
         yield disturbed
 
 

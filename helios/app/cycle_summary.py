@@ -81,7 +81,7 @@ class CycleSummary:
     pending: int
     running: int
     acted: int
-    still: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
     tallies: tuple[CycleTally, ...] = ()
     seconds: float
     predictions: int = 0
@@ -91,15 +91,15 @@ class CycleSummary:
     breaker: Breaker = "closed"
     lease_held: bool = True
     notes: tuple[str, ...] = ()
-    trouble: str = ""
+    problem: str = ""
 
     def line(self) -> str:
         """Return the turn in one line, for a person."""
         seen = f"{self.pending} pending, {self.running} running, {self.seconds:.1f} s"
-        if self.trouble:
-            return f"no turn: {self.trouble}"
-        if self.still:
-            return f"{seen}; nothing is done: {'; '.join(self.still)}"
+        if self.problem:
+            return f"no turn: {self.problem}"
+        if self.suspended:
+            return f"{seen}; nothing is done: {'; '.join(self.suspended)}"
         said = ", ".join(f"{t.service} ({t.mode}) {t.result.value} {t.jobs}" for t in self.tallies if t.jobs)
         return f"{seen}; {said or 'nothing proposed'}"
 
@@ -131,14 +131,14 @@ class NodeCycleSummary:
     weighed: int = 0
     protected: str = ""
     quarantined: int = 0
-    still: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
     tallies: tuple[CycleTally, ...] = ()
     seconds: float
     modes: Mapping[str, Mode] = field(default_factory=dict)
     breaker: Breaker = "closed"
     lease_held: bool = True
     notes: tuple[str, ...] = ()
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def acted(self) -> int:
@@ -147,12 +147,12 @@ class NodeCycleSummary:
 
     def line(self) -> str:
         """Return the turn in one line, for a person."""
-        if self.trouble:
-            return f"no turn on nodes: {self.trouble}"
+        if self.problem:
+            return f"no turn on nodes: {self.problem}"
         seen = ", ".join(f"{number} {state}" for state, number in self.nodes.items() if number) or "no nodes"
         seen = f"{seen}, {self.seconds:.1f} s"
-        if self.still:
-            return f"{seen}; nothing is done: {'; '.join(self.still)}"
+        if self.suspended:
+            return f"{seen}; nothing is done: {'; '.join(self.suspended)}"
         did = [("put to sleep", self.slept), ("woken", self.woken), ("given another weight", self.weighed)]
         said = ", ".join(f"{number} {what}" for what, number in did if number) or "nothing to change"
         return f"{seen}; {said}{f'; PROTECTED: {self.protected}' if self.protected else ''}"
@@ -163,7 +163,7 @@ class DaemonOperations:
     """Everything that the clock has done, each bound to its configuration already.
 
     Each returns one line for the log (empty: nothing worth a line) and raises HeliosError when it could not do its
-    work. Whatever a chore raises ends that run only. ``turn``, ``nodes``, ``hook`` and ``release`` never run at the
+    work. Whatever a chore raises ends that run only. ``cycle``, ``nodes``, ``hook`` and ``release`` never run at the
     same time; ``ingest`` and ``nightly`` run beside them, from other threads.
 
     Attributes
@@ -184,7 +184,7 @@ class DaemonOperations:
     """
 
     ingest: Callable[[], str] | None
-    turn: Callable[[], CycleSummary] | None
+    cycle: Callable[[], CycleSummary] | None
     hook: Callable[[], str]
     nightly: Callable[[], str]
     release: Callable[[str], str]

@@ -179,7 +179,7 @@ def _usable(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.Da
         known = ", ".join(sorted(history.jobs["partition"].dropna().astype("str").unique())[:20])
         raise NotEnoughHistory(
             f"{history.cluster} has no job with a run time to count nodes by.",
-            remedy=f"Its partitions: {known}" if known else "Read some: helios trace sync, or helios trace load FILE",
+            hint=f"Its partitions: {known}" if known else "Read some: helios trace sync, or helios trace load FILE",
         )
     notes = [] if ran.all() else [f"{int((~ran).sum()):,} jobs that never ran or hold nothing were left out."]
     return jobs[ran].reset_index(drop=True), notes
@@ -361,7 +361,7 @@ class ForecastRequest:
 
 
 def evaluate_forecasts(
-    watched: DemandHistory, question: ForecastRequest, *, progress: Progress = no_progress
+    watched: DemandHistory, request: ForecastRequest, *, progress: Progress = no_progress
 ) -> ForecastReport:
     """Forecast at every step of the window from what was known then, and judge that beside rules without a model.
 
@@ -371,7 +371,7 @@ def evaluate_forecasts(
         The window does not lie within the series.
     """
     series = watched.series
-    from_step, until_step = _window(series, question)
+    from_step, until_step = _window(series, request)
     busy, total = series.active[:until_step], series.total[:until_step]
     forecasts = walk_forward(
         busy,
@@ -379,9 +379,9 @@ def evaluate_forecasts(
         start_s=series.start_s,
         from_step=from_step,
         until_step=until_step,
-        calendar=question.calendar,
+        calendar=request.calendar,
         state=None if watched.state is None else watched.state.rows(0, until_step),
-        history_steps=question.history_days * 86_400 // STEP_S,
+        history_steps=request.history_days * 86_400 // STEP_S,
         progress=progress,
     )
     return ForecastReport(
@@ -398,16 +398,16 @@ def evaluate_forecasts(
     )
 
 
-def _window(series: NodeSeries, question: ForecastRequest) -> tuple[int, int]:
+def _window(series: NodeSeries, request: ForecastRequest) -> tuple[int, int]:
     def step_of(moment: datetime) -> int:
         return -(-(int(moment.timestamp()) - series.start_s) // STEP_S)
 
-    until_step = len(series) if question.until is None else min(step_of(question.until), len(series))
-    from_step = 2 * until_step // 3 if question.since is None else max(step_of(question.since), 0)
+    until_step = len(series) if request.until is None else min(step_of(request.until), len(series))
+    from_step = 2 * until_step // 3 if request.since is None else max(step_of(request.since), 0)
     if until_step - from_step <= 3_600 // STEP_S:
-        first, last = (datetime.fromtimestamp(at, question.calendar.zone) for at in (series.start_s, series.end_s))
+        first, last = (datetime.fromtimestamp(at, request.calendar.zone) for at in (series.start_s, series.end_s))
         raise NotEnoughHistory(
             f"Nothing lies between --from and --to; the series spans {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M}.",
-            remedy="Choose --from and --to within it, at least some hours apart.",
+            hint="Choose --from and --to within it, at least some hours apart.",
         )
     return from_step, until_step

@@ -62,8 +62,8 @@ def run_demo(
 
 
 def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
-    stage = f"Making {days} days of a cluster like {profile.capitalize()}"
-    progress(stage, 0.0)
+    setup = f"Making {days} days of a cluster like {profile.capitalize()}"
+    progress(setup, 0.0)
     trace, warehouse = folder / f"{profile}.csv.gz", folder / "helios.db"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,14 +71,14 @@ def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: P
         write_helios_csv(synthetic_trace(profile=profile, start=FIRST_DAY, days=days, seed=seed), trace)
     except OSError as reason:
         raise WarehouseUnavailable(
-            f"{folder} cannot be written: {reason}", remedy="Choose another: --folder DIR"
+            f"{folder} cannot be written: {reason}", hint="Choose another: --folder DIR"
         ) from reason
-    progress(stage, 1.0)
+    progress(setup, 1.0)
     return trace, f"sqlite:///{warehouse}"
 
 
 def _replayed(history: LoadedHistory, *, profile: str, split: datetime, seed: int, progress: Progress) -> WhatIf:
-    question = WhatIfRequest(
+    request = WhatIfRequest(
         plans=default_scenarios(),
         since=split,
         warm_up=WARM_UP,
@@ -86,4 +86,4 @@ def _replayed(history: LoadedHistory, *, profile: str, split: datetime, seed: in
         gpus_per_node=GPUS_PER_NODE,
         seed=seed,
     )
-    return whatif(history, question, progress=progress)
+    return whatif(history, request, progress=progress)

@@ -130,7 +130,7 @@ FIGURES = "figures"
 FAILED = "failed"
 MOST_KEPT = 2
 """Windows, draws and models that a process keeps ready: each takes the memory of a history."""
-OF_THE_STAGE = (
+OF_THE_SETUP = (
     "since",
     "until",
     "warm_up",
@@ -161,19 +161,19 @@ class SweepRun:
         What is drawn; None: what the window is long enough for.
     """
 
-    question: WhatIfRequest
+    request: WhatIfRequest
     repeat: int = 0
     over: ResampledUnit | None = None
 
     @property
     def plan(self) -> Scenario:
         """The replay to make."""
-        (plan,) = self.question.plans
+        (plan,) = self.request.plans
         return plan
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain values, the plan's parts beside the question's."""
-        asked = self.question
+        asked = self.request
         parts = {name: getattr(asked, name) for name in WhatIfRequest.__slots__ if name != "plans"}
         plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
         told = parts | plan | {"repeat": self.repeat, "over": self.over}
@@ -218,9 +218,9 @@ def package_fingerprint(history: LoadedHistory) -> str:
 
 def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """Be an :class:`Engine` in this process, one cell after the other."""
-    bench = SweepWorker(history)
+    suspension = SweepWorker(history)
     for place, cell in enumerate(cells):
-        yield FinishedRun(place, bench.tell(cell))
+        yield FinishedRun(place, suspension.tell(cell))
 
 
 class SweepWorker:
@@ -238,7 +238,7 @@ class SweepWorker:
         try:
             return {FIGURES: self.figures(cell)}
         except HeliosError as reason:
-            return {FAILED: reason.fact}
+            return {FAILED: reason.message}
         except Exception as reason:  # whatever it is, the other cells can still be replayed
             return {FAILED: f"{type(reason).__name__}: {reason}"}
 
@@ -246,38 +246,38 @@ class SweepWorker:
         """Replay a cell and return its figures; raises as :func:`helios.app.whatif.whatif`."""
         about = cell.to_json()
         with self._lock:
-            machine = str({name: about[name] for name in OF_THE_STAGE})
-            original = self._stage(cell.question, machine)
-            stage, urn = self._draw(cell, original, machine) if cell.repeat else (original, None)
-            taught = self._teach(original, cell.question) if cell.plan.uses_predictions else None
-        predictor = resampled_predictor(stage, taught, cell.question) if cell.plan.uses_predictions else None
-        run = to_run(cell.plan, stage, predictor, no_progress, question=cell.question)
+            machine = str({name: about[name] for name in OF_THE_SETUP})
+            original = self._setup(cell.request, machine)
+            setup, resampler = self._draw(cell, original, machine) if cell.repeat else (original, None)
+            taught = self._teach(original, cell.request) if cell.plan.uses_predictions else None
+        predictor = resampled_predictor(setup, taught, cell.request) if cell.plan.uses_predictions else None
+        run = to_run(cell.plan, setup, predictor, no_progress, request=cell.request)
         return {
             "label": run.label,
             "is_today": run.is_today,
             "is_oracle": run.is_oracle,
-            "over": urn.over.value if urn else None,
-            "blocks": urn.blocks if urn else 0,
-            "nodes": dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
+            "over": resampler.over.value if resampler else None,
+            "blocks": resampler.blocks if resampler else 0,
+            "nodes": dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
             **run.summary.to_json(),
         }
 
-    def _stage(self, question: WhatIfRequest, about: str) -> ReplaySetup:
-        return _kept(self._stages, about, lambda: prepare_replay(self._history, question))
+    def _setup(self, request: WhatIfRequest, about: str) -> ReplaySetup:
+        return _kept(self._stages, about, lambda: prepare_replay(self._history, request))
 
-    def _draw(self, cell: SweepRun, stage: ReplaySetup, about: str) -> tuple[ReplaySetup, Resampler]:
-        seed = cell.question.seed
+    def _draw(self, cell: SweepRun, setup: ReplaySetup, about: str) -> tuple[ReplaySetup, Resampler]:
+        seed = cell.request.seed
 
         def draw() -> tuple[ReplaySetup, Resampler]:
-            urn = resampler_for(stage, cell.over)
-            return redraw(stage, urn, repeat=cell.repeat, seed=seed), urn
+            resampler = resampler_for(setup, cell.over)
+            return redraw(setup, resampler, repeat=cell.repeat, seed=seed), resampler
 
         return _kept(self._drawn, f"{about} {cell.repeat} {cell.over} {seed}", draw)
 
-    def _teach(self, stage: ReplaySetup, question: WhatIfRequest) -> DurationModel | None:
+    def _teach(self, setup: ReplaySetup, request: WhatIfRequest) -> DurationModel | None:
         """Return the model of what came before the window, which is no draw's business: all share one."""
-        about = f"{len(stage.before)} {stage.workload.submitted_s[0]} {question.seed}"
-        return _kept(self._taught, about, lambda: train_predictor(self._history, stage, question, no_progress))
+        about = f"{len(setup.before)} {setup.workload.submitted_s[0]} {request.seed}"
+        return _kept(self._taught, about, lambda: train_predictor(self._history, setup, request, no_progress))
 
 
 def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
@@ -355,7 +355,7 @@ class DaskScheduler:
         _need("distributed", extra="dask", instead="replay here: --workers 1")
         with connected(self.address, connect_s=CONNECT_S, instead="--workers N.") as client:
             _wait_for_workers(client, self.address, self.join_s)
-            refuse_other_releases(client, self.address, COMPARED, remedy=SAME_RELEASES)
+            refuse_other_releases(client, self.address, COMPARED, hint=SAME_RELEASES)
             yield from _spread(client, history, cells, self.address)
 
 
@@ -388,7 +388,7 @@ class SlurmExecutor:
         except (TypeError, ValueError, OSError, RuntimeError) as reason:
             raise DaskUnavailable(
                 f"dask-jobqueue refuses the table [slurm]: {reason}",
-                remedy="cores and memory are needed; the others are those of dask_jobqueue.SLURMCluster.",
+                hint="cores and memory are needed; the others are those of dask_jobqueue.SLURMCluster.",
             ) from reason
         with cluster:
             _ask_slurm(cluster.job_script())
@@ -404,7 +404,7 @@ def _need(module: str, *, extra: str, instead: str) -> None:
     if find_spec(module) is None:
         raise DaskUnavailable(
             f"{module.replace('_', '-')} is not installed here, and replaying in other processes needs it.",
-            remedy=f"pip install 'helios-slurm[{extra}]', or {instead}",
+            hint=f"pip install 'helios-slurm[{extra}]', or {instead}",
         )
 
 
@@ -416,12 +416,12 @@ def _ask_slurm(script: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
         raise DaskUnavailable(
-            f"Slurm cannot be asked for jobs: {reason}", remedy="Run it where sbatch works, or replay here: --workers N"
+            f"Slurm cannot be asked for jobs: {reason}", hint="Run it where sbatch works, or replay here: --workers N"
         ) from reason
     if asked.returncode != 0:
         said = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
         raise DaskUnavailable(
-            f"Slurm refuses such jobs: {said}", remedy=f"Change [slurm] in the plan. The job was:\n{script}"
+            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The job was:\n{script}"
         )
 
 
@@ -432,11 +432,11 @@ def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
         if join_s:
             raise DaskUnavailable(
                 f"None of the jobs asked of Slurm had become a worker after {join_s:,.0f} s.",
-                remedy="squeue -n dask-worker says whether they wait; log_directory in [slurm] keeps what they say.",
+                hint="squeue -n dask-worker says whether they wait; log_directory in [slurm] keeps what they say.",
             ) from reason
         raise DaskUnavailable(
             f"The Dask scheduler at {address} has no workers.",
-            remedy=f"Start some, on each machine: dask worker {address}",
+            hint=f"Start some, on each machine: dask worker {address}",
         ) from reason
 
 
@@ -472,7 +472,7 @@ def _told(future: Any, address: str) -> dict[str, Any]:
         return {FAILED: f"{type(reason).__name__}: {reason}"}
     raise DaskUnavailable(
         f"The Dask scheduler at {address} went away.",
-        remedy="Start it again, and give the same command again: what was replayed is kept.",
+        hint="Start it again, and give the same command again: what was replayed is kept.",
     )
 
 
@@ -485,11 +485,11 @@ class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is
     def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
         self.name = executor_name(fingerprint)
         self._history = history
-        self.bench: SweepWorker | None = None
+        self.suspension: SweepWorker | None = None
 
     def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
         """Make ready what the cells share."""
-        self.bench = SweepWorker(self._history)
+        self.suspension = SweepWorker(self._history)
 
 
 def executor_name(fingerprint: str) -> str:
@@ -502,4 +502,4 @@ def worker_message(cell: SweepRun, fingerprint: str) -> Told:
     plugin: Any = get_worker().plugins.get(executor_name(fingerprint))
     if plugin is None:  # a worker that joined while the history was handed out
         raise Reschedule
-    return cast("SweepWorker", plugin.bench).tell(cell)
+    return cast("SweepWorker", plugin.suspension).tell(cell)

@@ -81,7 +81,7 @@ class NothingKept(UsageError):
     """No Helios has worked with these settings, so there is nothing to say about what it did."""
 
 
-def explain(turns: JobController, job_id: str) -> JobExplanation:
+def explain(cycles: JobController, job_id: str) -> JobExplanation:
     """Return everything Helios can say about a job, pending, running or over.
 
     Parameters
@@ -98,13 +98,13 @@ def explain(turns: JobController, job_id: str) -> JobExplanation:
     NothingKept
         There is no warehouse: to make one and then say "Helios did nothing" would mislead.
     """
-    if not Warehouse.exists(turns.settings.database.url):
+    if not Warehouse.exists(cycles.settings.database.url):
         raise NothingKept(
             "Under these settings Helios has kept nothing: there is no warehouse.",
-            remedy="Ask with the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
+            hint="Ask with the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
         )
-    snapshot = turns.site.cluster.snapshot()
-    name, url = turns.site.name, turns.settings.database.url
+    snapshot = cycles.site.cluster.snapshot()
+    name, url = cycles.site.name, cycles.settings.database.url
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
         if queued_record(snapshot, job_id) is None:
@@ -112,19 +112,19 @@ def explain(turns: JobController, job_id: str) -> JobExplanation:
             if past.empty:
                 raise JobUnknown(
                     f"No job {job_id} is in the queue, nor in the history of the last {LOOK_BACK.days} days.",
-                    remedy="Was it submitted on this cluster? Read the newest history: helios trace sync",
+                    hint="Was it submitted on this cluster? Read the newest history: helios trace sync",
                 )
             over = past.iloc[-1]
             return _of_the_past(over, _made_of(warehouse, name, over), _lines_of(warehouse, name, over, since))
-        seen = turns.outlook(snapshot)
+        seen = cycles.predictions(snapshot)
         job = queued_record(seen, job_id)
         assert job is not None
         decisions = _lines_of(warehouse, name, job, since)
-        standings = _of_cluster(lambda: warehouse.ledger(name).standings(), APPLIED_CHANGES.empty())
+        applied_changes = _of_cluster(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES.empty())
         remaining_s = _remaining(seen, job)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             job = _as_predicted(job, _prediction_of(_made_of(warehouse, name, job), job))
-    return replace(_of_the_queue(turns, seen, job, standings, decisions), remaining_s=remaining_s)
+    return replace(_of_the_queue(cycles, seen, job, applied_changes, decisions), remaining_s=remaining_s)
 
 
 def _made_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:
@@ -162,15 +162,21 @@ def _as_predicted(job: pd.Series[Any], told: dict[str, Any]) -> pd.Series[Any]:
 
 
 def _of_the_queue(
-    turns: JobController, snapshot: Snapshot, job: pd.Series[Any], standings: pd.DataFrame, decisions: pd.DataFrame
+    cycles: JobController,
+    snapshot: Snapshot,
+    job: pd.Series[Any],
+    applied_changes: pd.DataFrame,
+    decisions: pd.DataFrame,
 ) -> JobExplanation:
-    mine = standings[(standings["job_id"] == job["job_id"]) & (standings["submitted_at"] == job["submitted_at"])]
+    mine = applied_changes[
+        (applied_changes["job_id"] == job["job_id"]) & (applied_changes["submitted_at"] == job["submitted_at"])
+    ]
     real, shadow = mine[mine["mode"] != Mode.SHADOW], mine[mine["mode"] == Mode.SHADOW]
     pending = bool((snapshot.pending["job_id"] == job["job_id"]).any())
-    ranks = places(snapshot, job, without=turns.site.without_helios) if pending else (0, 0, 0)
+    ranks = places(snapshot, job, without=cycles.site.without_helios) if pending else (0, 0, 0)
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     until = pd.Timestamp(snapshot.taken_at) if pending else job["started_at"]
-    theirs = ("somebody changed it after Helios did: it is theirs",) if real["admins"].eq(1).any() else ()
+    theirs = ("somebody changed it after Helios did: it is theirs",) if real["overridden"].eq(1).any() else ()
     return JobExplanation(
         job_id=str(job["job_id"]),
         state=str(job["state"]),
@@ -184,31 +190,31 @@ def _of_the_queue(
         p50_s=float(job["p50_s"]),
         p90_s=float(job["p90_s"]),
         source=_text(job["source"]),
-        rests_on=_rests_on(turns, snapshot, job) if pending else "",
+        rests_on=_rests_on(cycles, snapshot, job) if pending else "",
         reason=_text(job["reason"]),
         planned_start_at=job["planned_start_at"].to_pydatetime() if pd.notna(job["planned_start_at"]) else None,
         rank=ranks[0],
         rank_without=ranks[1],
         queued=ranks[2],
-        hands_off=_text(job["hands_off"]) or "".join(theirs),
-        stands=tuple(real.loc[real["admins"] == 0, "after"].dropna()) or _by_the_hook(turns, job, pending=pending),
+        excluded_reason=_text(job["excluded_reason"]) or "".join(theirs),
+        stands=tuple(real.loc[real["overridden"] == 0, "after"].dropna()) or _by_the_hook(cycles, job, pending=pending),
         would_stand=tuple(shadow["after"].dropna()),
         decisions=decisions,
-        remarks=_remarks(turns),
+        remarks=_remarks(cycles),
     )
 
 
-def _rests_on(turns: JobController, snapshot: Snapshot, job: pd.Series[Any]) -> str:
+def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) -> str:
     """Return whose past jobs stand behind the prediction of a pending job, and how long the last of them took."""
     from helios.predict import JobTable  # noqa: PLC0415 - numba takes a while
     from helios.predict.explain import narrowest_group  # noqa: PLC0415 - as above
 
-    history, now = turns.outlook.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
+    history, now = cycles.predictions.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
     if history.empty or np.isnan(job["p50_s"]):
         return ""
     known = predictions_before(job, now, history=history, running=snapshot.running)
-    basis, precedent = narrowest_group(JobTable.from_frame(known))
-    return rests_on(basis, precedent, user=_text(job["user"]), account=_text(job["account"]))
+    basis, recent = narrowest_group(JobTable.from_frame(known))
+    return rests_on(basis, recent, user=_text(job["user"]), account=_text(job["account"]))
 
 
 def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.DataFrame) -> JobExplanation:
@@ -239,18 +245,18 @@ def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, 
     return nothing if mine.empty else {name: mine.iloc[0][name] for name in PREDICTIONS.names}
 
 
-def _by_the_hook(turns: JobController, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
+def _by_the_hook(cycles: JobController, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
     """Return what stands on a job though no turn has written it: the hook did, at submission."""
     if not pending or not job["urgency"]:
         return ()
-    return (f"SiteFactor {turns.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)
+    return (f"SiteFactor {cycles.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)
 
 
-def _remarks(turns: JobController) -> tuple[str, ...]:
+def _remarks(cycles: JobController) -> tuple[str, ...]:
     try:
-        pause, modes = turns.pause(), turns.modes()
-    except HeliosError as trouble:
-        return (trouble.fact,)
+        pause, modes = cycles.pause(), cycles.modes()
+    except HeliosError as problem:
+        return (problem.message,)
     said = [f"Helios is paused {pause}."] if pause else []
     return (*said, *_modes_said(modes))
 

@@ -60,14 +60,14 @@ def explain(
     row = _row_of(history.jobs, job_id, restart)
     if row is not None and _is_over(history.jobs.iloc[row]):
         return _of_the_past(history, row, choose)
-    snapshot, trouble = _looked(look)
+    snapshot, problem = _looked(look)
     job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
         return _of_the_queue(history, snapshot, job, choose)
     if row is not None:
         return _of_the_past(history, row, choose)
     elsewhere = "Is it in another file?" if look is None else "Is it of another cluster? Or newer: helios trace sync"
-    raise _unknown(history, job_id, restart, trouble=trouble, elsewhere=elsewhere)
+    raise _unknown(history, job_id, restart, problem=problem, elsewhere=elsewhere)
 
 
 def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
@@ -120,7 +120,7 @@ def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_p
                 progress=progress,
             )
         except NotEnoughHistory as reason:
-            return None, (f"shrinkage alone predicts: {reason.fact.rstrip('.')}",)
+            return None, (f"shrinkage alone predicts: {reason.message.rstrip('.')}",)
         return model, (f"a model was trained for this answer, on {model.jobs:,} jobs that had ended by then",)
 
     return choose
@@ -160,18 +160,18 @@ def _looked(look: Callable[[], Snapshot] | None) -> tuple[Snapshot | None, str]:
         return None, ""
     try:
         return look(), ""
-    except HeliosError as trouble:
-        return None, trouble.fact.rstrip(".")
+    except HeliosError as problem:
+        return None, problem.message.rstrip(".")
 
 
-def _unknown(history: LoadedHistory, job_id: str, restart: int | None, *, trouble: str, elsewhere: str) -> JobUnknown:
+def _unknown(history: LoadedHistory, job_id: str, restart: int | None, *, problem: str, elsewhere: str) -> JobUnknown:
     run = "" if restart is None else f", run {restart}"
-    unseen = f" The queue cannot be looked at: {trouble}." if trouble else ""
+    unseen = f" The queue cannot be looked at: {problem}." if problem else ""
     near = _near(history.jobs, job_id)
     known = f"It has {', '.join(near)}. " if near else ""
     return JobUnknown(
         f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{unseen}",
-        remedy=f"{known}{elsewhere}",
+        hint=f"{known}{elsewhere}",
     )
 
 

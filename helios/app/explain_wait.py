@@ -53,9 +53,9 @@ BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTim
 
 
 def explain_wait(
-    history: LoadedHistory, question: WhatIfRequest, job_id: str, *, progress: Progress = no_progress
+    history: LoadedHistory, request: WhatIfRequest, job_id: str, *, progress: Progress = no_progress
 ) -> WaitExplanation:
-    """Replay a window of history under the first plan of ``question``, and tell what held one job.
+    """Replay a window of history under the first plan of ``request``, and tell what held one job.
 
     Under each other plan, and under what a Slurm site has today, only the same job's start is told, beside it.
 
@@ -73,30 +73,33 @@ def explain_wait(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`helios.app.whatif.whatif`.
     """
-    chosen, *others = dict.fromkeys((*question.plans, BASELINE))
+    chosen, *others = dict.fromkeys((*request.plans, BASELINE))
     if chosen.policy is Policy.SRTF:
         raise UsageError(
             "SRTF stops and resumes jobs, and what held a job that was stopped is not told.",
-            remedy="Ask for another policy, as --policy qssf.",
+            hint="Ask for another policy, as --policy qssf.",
         )
-    stage = prepare_replay(history, question)
-    job = _position(history, stage, job_id)
-    asker = _JobOwner(
-        stage=stage, question=question, taught=train_predictor(history, stage, question, progress), progress=progress
+    setup = prepare_replay(history, request)
+    job = _position(history, setup, job_id)
+    owner = _JobOwner(
+        setup=setup, request=request, taught=train_predictor(history, setup, request, progress), progress=progress
     )
-    witness = JobTrace(job)
-    replay = asker.replayed(chosen, watch=witness)
-    scene = _JobContext(
+    job_trace = JobTrace(job)
+    replay = owner.replayed(chosen, watch=job_trace)
+    context = _JobContext(
         history=history,
-        unit=best_unit(replayed_resource(history, question)),
-        stage=stage,
+        unit=best_unit(replayed_resource(history, request)),
+        setup=setup,
         plan=chosen,
         replay=replay,
         job=job,
     )
-    beside = tuple(_beside(plan, asker.replayed(plan), job) for plan in others)
+    beside = tuple(_beside(plan, owner.replayed(plan), job) for plan in others)
     return _story(
-        scene, witness, beside=beside, notes=(*history.notes, *stage.machine.notes, *stage.notes, *_unique(asker.said))
+        context,
+        job_trace,
+        beside=beside,
+        notes=(*history.notes, *setup.machine.notes, *setup.notes, *_unique(owner.said)),
     )
 
 
@@ -104,15 +107,15 @@ def explain_wait(
 class _JobOwner:
     """Makes replays of one stage, each with a predictor of its own where it asks one."""
 
-    stage: ReplaySetup
-    question: WhatIfRequest
+    setup: ReplaySetup
+    request: WhatIfRequest
     taught: DurationModel | None
     progress: Progress
     said: list[str] = field(default_factory=list)
 
     def replayed(self, plan: Scenario, *, watch: JobTrace | None = None) -> Replay:
-        predictor = predictor_for(self.stage, self.taught, self.question) if plan.uses_predictions else None
-        replay = replay_scenario(plan, self.stage, predictor, self.progress, question=self.question, watch=watch)
+        predictor = predictor_for(self.setup, self.taught, self.request) if plan.uses_predictions else None
+        replay = replay_scenario(plan, self.setup, predictor, self.progress, request=self.request, watch=watch)
         self.said.extend(describe_sources(predictor))
         return replay
 
@@ -123,14 +126,14 @@ class _JobContext:
 
     history: LoadedHistory
     unit: str
-    stage: ReplaySetup
+    setup: ReplaySetup
     plan: Scenario
     replay: Replay
     job: int
 
     @property
     def submitted_s(self) -> int:
-        return int(self.stage.workload.submitted_s[self.job])
+        return int(self.setup.workload.submitted_s[self.job])
 
     @property
     def started_s(self) -> int:
@@ -138,47 +141,47 @@ class _JobContext:
 
     @property
     def gpus(self) -> int:
-        return int(self.stage.workload.gpus[self.job])
+        return int(self.setup.workload.gpus[self.job])
 
     def mates(self) -> NDArray[np.int64]:
         """Return the positions of the other jobs of its partition."""
-        partition = self.stage.workload.partition
+        partition = self.setup.workload.partition
         alike = partition == partition[self.job]
         alike[self.job] = False
         return np.flatnonzero(alike)
 
 
 def _story(
-    scene: _JobContext, witness: JobTrace, *, beside: tuple[OtherReplay, ...], notes: tuple[str, ...]
+    context: _JobContext, job_trace: JobTrace, *, beside: tuple[OtherReplay, ...], notes: tuple[str, ...]
 ) -> WaitExplanation:
-    stage, job, replay, plan = scene.stage, scene.job, scene.replay, scene.plan
-    passes = witness.notes[witness.notes["at_s"] < scene.started_s]
-    lasts_s = np.diff(passes["at_s"], append=scene.started_s)
-    causes, blockers = _judged(passes, scene)
-    names = _Names(stage)
-    rank, queued = witness.place if len(passes) else (0, 0)
+    setup, job, replay, plan = context.setup, context.job, context.replay, context.plan
+    passes = job_trace.notes[job_trace.notes["at_s"] < context.started_s]
+    lasts_s = np.diff(passes["at_s"], append=context.started_s)
+    causes, blockers = _judged(passes, context)
+    names = _Names(setup)
+    rank, queued = job_trace.place if len(passes) else (0, 0)
     plans = plan.estimates is not None and replay.estimate_s is not None
     return WaitExplanation(
         job=names.of(job),
-        cluster=scene.history.cluster,
-        partition=stage.machine.shape.partitions[stage.workload.partition[job]],
-        unit=scene.unit,
+        cluster=context.history.cluster,
+        partition=setup.machine.shape.partitions[setup.workload.partition[job]],
+        unit=context.unit,
         label=_label(plan),
         is_today=plan == BASELINE,
-        submitted_at=_moment(scene.submitted_s),
-        started_at=_moment(scene.started_s),
-        run_time_s=int(stage.workload.run_time_s[job]),
+        submitted_at=_moment(context.submitted_s),
+        started_at=_moment(context.started_s),
+        run_time_s=int(setup.workload.run_time_s[job]),
         believed_s=None if plan.run_times is None else float(replay.believed_s[job]),
         planned_s=float(replay.estimate_s[job]) if plans and replay.estimate_s is not None else None,
         planned_by=str(plan.estimates) if plans else "",
         rank=rank,
         queued=queued,
-        stretches=tuple(_stretches(passes, lasts_s, causes, blockers, gpus=scene.gpus, names=names)),
-        holders=tuple(_holders(scene, passes, lasts_s, causes, names)),
-        overtaken=_overtaken(scene),
-        shorter=_shorter(scene, passes, causes),
+        intervals=tuple(_intervals(passes, lasts_s, causes, blockers, gpus=context.gpus, names=names)),
+        holders=tuple(_holders(context, passes, lasts_s, causes, names)),
+        overtaken=_overtaken(context),
+        shorter=_shorter(context, passes, causes),
         beside=beside,
-        recorded_wait_s=_recorded_wait_s(stage.machine.jobs.iloc[job]),
+        recorded_wait_s=_recorded_wait_s(setup.machine.jobs.iloc[job]),
         notes=(*notes, *names.said(job)),
     )
 
@@ -186,16 +189,16 @@ def _story(
 # What held it.
 
 
-def _judged(passes: NDArray[np.void], scene: _JobContext) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _judged(passes: NDArray[np.void], context: _JobContext) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, of each pass, what held the job after it (a place in ``CAUSES``), and which job came first, or NOBODY.
 
     A pass starts whatever may start. So where the job would fit and is not the first in the order, it is backfill that
     kept the place; where it would not fit, the first in the order would have been given any GPUs before it. With
     ``skip`` nobody is kept waiting by a larger job: there only those come first that ask for no more.
     """
-    gpus, first = scene.gpus, passes["rival" if scene.plan.backfill is Backfill.SKIP else "head"]
-    reserves = scene.plan.backfill not in {Backfill.NONE, Backfill.SKIP}
-    next_in_line = first == scene.job
+    gpus, first = context.gpus, passes["incumbent" if context.plan.backfill is Backfill.SKIP else "head"]
+    reserves = context.plan.backfill not in {Backfill.NONE, Backfill.SKIP}
+    next_in_line = first == context.job
     held = np.full(len(passes), PRIORITY)
     held[~next_in_line & (passes["room"] >= gpus) & reserves] = RESERVED
     held[next_in_line & (passes["free"] < gpus)] = RESOURCES
@@ -203,7 +206,7 @@ def _judged(passes: NDArray[np.void], scene: _JobContext) -> tuple[NDArray[np.in
     return held, np.where(next_in_line, NOBODY, first)
 
 
-def _stretches(
+def _intervals(
     passes: NDArray[np.void],
     lasts_s: NDArray[np.int64],
     causes: NDArray[np.int64],
@@ -234,41 +237,43 @@ def _stretches(
 
 
 def _holders(
-    scene: _JobContext, passes: NDArray[np.void], lasts_s: NDArray[np.int64], causes: NDArray[np.int64], names: _Names
+    context: _JobContext, passes: NDArray[np.void], lasts_s: NDArray[np.int64], causes: NDArray[np.int64], names: _Names
 ) -> Iterator[Holder]:
     """Return who held most GPU time while the job was next in line; where that is less than half, while it waited."""
     if not len(passes):
         return
     in_line = (causes == RESOURCES) | (causes == PIECES)
     counted_s = lasts_s * in_line if 2 * lasts_s[in_line].sum() >= lasts_s.sum() else lasts_s
-    moments, so_far_s = np.append(passes["at_s"], scene.started_s), np.append(0, np.cumsum(counted_s))
-    mates, replay = scene.mates(), scene.replay
+    moments, so_far_s = np.append(passes["at_s"], context.started_s), np.append(0, np.cumsum(counted_s))
+    mates, replay = context.mates(), context.replay
     begun_s, over_s = (np.interp(at_s, moments, so_far_s) for at_s in (replay.started_s[mates], replay.ended_s[mates]))
     held_s = over_s - begun_s
-    gpu_s = held_s * scene.stage.workload.gpus[mates]
+    gpu_s = held_s * context.setup.workload.gpus[mates]
     for place in np.argsort(-gpu_s, kind="stable")[:HOLDERS]:
         if gpu_s[place] > 0:
             mate = int(mates[place])
             yield Holder(job=names.of(mate), held_s=round(held_s[place]), until=_moment(int(replay.ended_s[mate])))
 
 
-def _overtaken(scene: _JobContext) -> Overtaken:
-    workload, replay = scene.stage.workload, scene.replay
-    mates = scene.mates()
-    later = mates[(workload.submitted_s[mates] > scene.submitted_s) & (replay.started_s[mates] < scene.started_s)]
-    keys = ORDERS[scene.plan.policy](submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=replay.believed_s)
-    by_order = int((keys[later] < keys[scene.job]).sum())
+def _overtaken(context: _JobContext) -> Overtaken:
+    workload, replay = context.setup.workload, context.replay
+    mates = context.mates()
+    later = mates[(workload.submitted_s[mates] > context.submitted_s) & (replay.started_s[mates] < context.started_s)]
+    keys = ORDERS[context.plan.policy](
+        submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=replay.believed_s
+    )
+    by_order = int((keys[later] < keys[context.job]).sum())
     return Overtaken(by_order=by_order, by_backfill=len(later) - by_order)
 
 
-def _shorter(scene: _JobContext, passes: NDArray[np.void], causes: NDArray[np.int64]) -> ShorterLimit | None:
+def _shorter(context: _JobContext, passes: NDArray[np.void], causes: NDArray[np.int64]) -> ShorterLimit | None:
     """Return what to plan with for the job to start earlier, at the first pass that leaves time enough for its run.
 
     Until the job starts nothing depends on what is planned for it: it would have started in that pass, if not before.
     """
     window_s = np.where(passes["shadow_s"] == NEVER, 0, passes["shadow_s"] - passes["at_s"])
-    needed_s = max(MINUTE_S, int(scene.stage.workload.run_time_s[scene.job]))
-    earlier_s = scene.started_s - passes["at_s"]
+    needed_s = max(MINUTE_S, int(context.setup.workload.run_time_s[context.job]))
+    earlier_s = context.started_s - passes["at_s"]
     enough = np.flatnonzero((causes == RESERVED) & (window_s >= needed_s) & (earlier_s >= MINUTE_S))
     if not len(enough):
         return None
@@ -296,9 +301,9 @@ def _recorded_wait_s(job: pd.Series) -> float | None:
 class _Names:
     """How jobs are called: by the site's id, with ``-2`` and so on where an id was used again."""
 
-    def __init__(self, stage: ReplaySetup) -> None:
-        ids = pd.Series(stage.workload.job_id)
-        self._ids, self._users, self._gpus = ids, stage.machine.jobs["user"], stage.workload.gpus
+    def __init__(self, setup: ReplaySetup) -> None:
+        ids = pd.Series(setup.workload.job_id)
+        self._ids, self._users, self._gpus = ids, setup.machine.jobs["user"], setup.workload.gpus
         self._run = ids.groupby(ids, sort=False).cumcount().to_numpy()
 
     def of(self, job: int) -> Blocker:
@@ -317,15 +322,15 @@ class _Names:
         return [f"The id {self._ids.iloc[job]} was used {n_runs} times; write {self._ids.iloc[job]}-2 for the second."]
 
 
-def _position(history: LoadedHistory, stage: ReplaySetup, job_id: str) -> int:
+def _position(history: LoadedHistory, setup: ReplaySetup, job_id: str) -> int:
     """Return where the job is in the workload."""
-    ids = pd.Series(stage.workload.job_id)
-    rows = np.flatnonzero(_called(stage.machine.jobs, ids, job_id))
+    ids = pd.Series(setup.workload.job_id)
+    rows = np.flatnonzero(_called(setup.machine.jobs, ids, job_id))
     if len(rows):
         return int(rows[0])
     base, dash, run = job_id.rpartition("-")
     if dash and run.isdecimal():
-        rows = np.flatnonzero(_called(stage.machine.jobs, ids, base))
+        rows = np.flatnonzero(_called(setup.machine.jobs, ids, base))
         if 2 <= int(run) <= len(rows):
             return int(rows[int(run) - 1])
     raise _unknown(history, ids, job_id)
@@ -347,12 +352,12 @@ def _unknown(history: LoadedHistory, ids: pd.Series, job_id: str) -> JobUnknown:
         return JobUnknown(
             f"Job {job_id}, submitted {job['submitted_at']:%Y-%m-%d %H:%M} UTC{where}, was not replayed: it lies "
             "outside of --from and --to, never ran, holds nothing of what is replayed, or its partition has no nodes.",
-            remedy="Choose --from, --to and --nodes so that it is in the replay; without them all jobs that ran are.",
+            hint="Choose --from, --to and --nodes so that it is in the replay; without them all jobs that ran are.",
         )
     near = _near(ids, job_id)
     return JobUnknown(
         f"No job {job_id} is in the history of {history.cluster} ({len(history.jobs):,} jobs).",
-        remedy=f"{'Near it' if near else 'It has'}: {', '.join(near or ids.head(NEAR))}. An array's task is 123_7, the "
+        hint=f"{'Near it' if near else 'It has'}: {', '.join(near or ids.head(NEAR))}. An array's task is 123_7, the "
         "second run of a requeued job 123-2.",
     )
 

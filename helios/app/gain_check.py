@@ -38,13 +38,13 @@ def refuse_without_gain(
     NoGain
         There is no gain, or no history to show one.
     """
-    if getattr(service, "needs_proof", "") != "soft_limits":
+    if getattr(service, "requires_gain", "") != "soft_limits":
         return ()
     with Warehouse.open(settings.database.url) as warehouse:
         nodes, gpus_per_node = known_nodes(warehouse, cluster)
     history = load_history(url=settings.database.url, cluster=cluster)
     until = now or datetime.now(UTC)
-    question = WhatIfRequest(
+    request = WhatIfRequest(
         plans=(),
         since=until - LOOK_BACK,
         until=until,
@@ -58,7 +58,7 @@ def refuse_without_gain(
     )
     gain = soft_limit_gain(
         history,
-        question,
+        request,
         service,
         beside=_beside(settings, name),
         most_of_one_user=settings.control.most_of_one_user,
@@ -67,7 +67,7 @@ def refuse_without_gain(
     if not gain.is_clear:
         raise NoGain(
             f"{name} stays in shadow. {gain.sentence}",
-            remedy="Soft limits only help where backfill lacks good estimates. See docs/safety.md.",
+            hint="Soft limits only help where backfill lacks good estimates. See docs/safety.md.",
         )
     return (gain.sentence,)
 

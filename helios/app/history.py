@@ -137,14 +137,14 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     if clusters.empty:
         raise NoSuchCluster(
             "The warehouse holds no history yet.",
-            remedy="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
+            hint="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
         )
     known = ", ".join(clusters["name"])
     if name is None and len(clusters) > 1:
-        raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", remedy="Choose one: --cluster NAME")
+        raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", hint="Choose one: --cluster NAME")
     chosen = clusters if name is None else clusters[clusters["name"] == name]
     if chosen.empty:
-        raise NoSuchCluster(f"No cluster {name!r} is loaded.", remedy=f"Loaded are: {known}")
+        raise NoSuchCluster(f"No cluster {name!r} is loaded.", hint=f"Loaded are: {known}")
     return chosen.iloc[0]
 
 
@@ -153,9 +153,9 @@ def choose_cluster_by(path: Path) -> str:
     return path.name.split(".")[0] or path.name
 
 
-def _reporting(trace: TraceFile, stage: str, progress: Progress) -> Iterator[Batch]:
-    progress(stage, 0.0)
+def _reporting(trace: TraceFile, setup: str, progress: Progress) -> Iterator[Batch]:
+    progress(setup, 0.0)
     for batch in trace.read():
         yield batch
-        progress(stage, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
-    progress(stage, 1.0)
+        progress(setup, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
+    progress(setup, 1.0)

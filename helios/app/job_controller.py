@@ -49,7 +49,7 @@ from helios.model import CYCLES, PREDICTIONS, Mode, Snapshot
 from helios.ports import Cluster, Domain, Ledger
 from helios.warehouse import Warehouse
 
-MEMORY = "turn"
+MEMORY = "cycle"
 
 
 def now_utc() -> datetime:
@@ -78,8 +78,8 @@ class JobController:
     def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
         self.site, self.settings, self._clock = site, settings, clock
         self.holder = lease_holder(settings)
-        self.services = configured_services(settings, office=Domain.JOBS)
-        self.outlook = LivePredictions(
+        self.services = configured_services(settings, domain=Domain.JOBS)
+        self.predictions = LivePredictions(
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )
         self._folder = Path(settings.control.state_folder)
@@ -113,7 +113,7 @@ class JobController:
         with Warehouse.open(self.settings.database.url) as warehouse:
             return self._keeping.read(warehouse)
 
-    def turn(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
+    def cycle(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
         """Look, ask, check, act, write down; see :func:`helios.control.run_cycle`.
 
         Without the warehouse nothing is done, except that a pause by file still takes everything back.
@@ -125,7 +125,7 @@ class JobController:
         """
         began = time.monotonic()
         with hold_cycle_lock(self._folder), open_controller_warehouse(self.settings.database.url) as at_hand:
-            memory, warehouse = self._keeping.read_or_trouble(at_hand, paused=lambda: self.pause() is not None)
+            memory, warehouse = self._keeping.read_or_problem(at_hand, paused=lambda: self.pause() is not None)
             self._know(warehouse)
             taken_back = self._keeping.taken_back_by(warehouse)
             report = self._taken(
@@ -138,7 +138,7 @@ class JobController:
             return self._kept(warehouse, report, seconds=time.monotonic() - began, taken_back=taken_back)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
-        """Return what :meth:`turn` would do now. Nothing is written: what it acts on holds nothing that could write.
+        """Return what :meth:`cycle` would do now. Nothing is written: what it acts on holds nothing that could write.
 
         Raises
         ------
@@ -146,18 +146,18 @@ class JobController:
             What Helios remembers cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            standings, memory = warehouse.ledger(self.site.name).standings(), self._keeping.read(warehouse)
-        self.site.know(standings, keep=False)
-        real = standings[standings["mode"] != Mode.SHADOW]
+            applied_changes, memory = warehouse.ledger(self.site.name).applied_changes(), self._keeping.read(warehouse)
+        self.site.know(applied_changes, keep=False)
+        real = applied_changes[applied_changes["mode"] != Mode.SHADOW]
         stands = {
-            (JobSetting(lever), str(job)): float(value)
-            for lever, job, value in zip(real["lever"], real["job_id"], real["value"], strict=True)
+            (JobSetting(setting), str(job)): float(value)
+            for setting, job, value in zip(real["setting"], real["job_id"], real["value"], strict=True)
         }
-        rehearsed = ShadowCluster(
-            look=self.site.cluster.snapshot, stands=stands, resolution=Tolerance.of(self.settings.slurm)
+        simulated = ShadowCluster(
+            look=self.site.cluster.snapshot, stands=stands, tolerance=Tolerance.of(self.settings.slurm)
         )
         return self._taken(
-            modes, cluster=rehearsed, ledger=ReadOnlyLedger(standings), memory=replace(memory, asked_at={})
+            modes, cluster=simulated, ledger=ReadOnlyLedger(applied_changes), memory=replace(memory, asked_at={})
         )
 
     def _taken(
@@ -171,7 +171,9 @@ class JobController:
     ) -> CycleReport:
         self._predicted = None
         return run_cycle(
-            seats=[ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()],
+            active_services=[
+                ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()
+            ],
             cluster=cluster,
             expectation=self._expect,
             ledger=ledger,
@@ -183,7 +185,7 @@ class JobController:
             memory=memory,
         )
 
-    def modes_for_a_turn(self) -> dict[str, ServiceMode]:
+    def modes_for_a_cycle(self) -> dict[str, ServiceMode]:
         """Return the modes that were set; with the warehouse gone and a pause file there, every service is off.
 
         Raises
@@ -201,17 +203,17 @@ class JobController:
         WarehouseUnavailable
             The warehouse cannot be read; what a pause by file asks for was done all the same.
         """
-        began, modes = time.monotonic(), self.modes_for_a_turn()
-        report = self.turn(modes=modes)
+        began, modes = time.monotonic(), self.modes_for_a_cycle()
+        report = self.cycle(modes=modes)
         with Warehouse.open(self.settings.database.url) as warehouse:
             lease = warehouse.lease(self.site.name)
             read_at = read_until(warehouse, self.site.name)
-        knowledge = self.outlook.knowledge
+        knowledge = self.predictions.knowledge
         return CycleSummary(
             pending=report.pending,
             running=report.running,
             acted=report.acted,
-            still=report.still,
+            suspended=report.suspended,
             tallies=tuple(cycle_tallies(report.counts, modes)),
             seconds=time.monotonic() - began,
             predictions=0 if self._predicted is None else len(self._predicted),
@@ -220,8 +222,8 @@ class JobController:
             modes={name: mode.mode for name, mode in modes.items()},
             breaker=describe_breaker(report.memory, self.settings, self._clock()),
             lease_held=lease is None or lease["holder"] in {None, self.holder},
-            notes=(*report.notes, *filter(None, [knowledge.trouble])),
-            trouble="" if report.seen else "; ".join(report.still),
+            notes=(*report.notes, *filter(None, [knowledge.problem])),
+            problem="" if report.seen else "; ".join(report.suspended),
         )
 
     def release(self, reason: str, *, hidden: bool = False) -> CycleReport:
@@ -258,13 +260,13 @@ class JobController:
     def _know(self, warehouse: Warehouse | HeliosError) -> None:
         """Tell the cluster what the book says: of another Helios that led there is no other record here."""
         with suppress(HeliosError):
-            self.site.know(self._ledger(warehouse).standings(), keep=True)
+            self.site.know(self._ledger(warehouse).applied_changes(), keep=True)
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        return ledger_for(warehouse, self.site.name, office=Domain.JOBS)
+        return ledger_for(warehouse, self.site.name, domain=Domain.JOBS)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
-        seen = self.outlook(snapshot)
+        seen = self.predictions(snapshot)
         self._predicted = seen.pending
         return seen
 
@@ -277,8 +279,8 @@ class JobController:
         return Preconditions(
             controller=self.site.controller(),
             history_read_at=read_at,
-            model_trained_at=self.outlook.knowledge.trained_at,
-            model_trouble=self.outlook.knowledge.trouble,
+            model_trained_at=self.predictions.knowledge.trained_at,
+            model_problem=self.predictions.knowledge.problem,
             clock_skew_s=self.site.clock_skew_s(),
         )
 
@@ -296,13 +298,13 @@ class JobController:
                 raise warehouse
             if report.leads:  # a standby must not overwrite what the leader remembers
                 self._keeping.write(warehouse, report.memory, at=report.taken_at)
-            if report.leads and report.recorded and not report.still:
+            if report.leads and report.recorded and not report.suspended:
                 self._keeping.forget(warehouse, taken_back, at=report.taken_at)
             if report.leads and report.seen:  # else its figures say nothing of the queue
-                warehouse.add_turns(self.site.name, cycles_frame(report, seconds=seconds))
+                warehouse.add_cycles(self.site.name, cycles_frame(report, seconds=seconds))
             self._keep_predictions(warehouse, report.taken_at)
-        except HeliosError as trouble:
-            return replace(report, notes=(*report.notes, f"this turn could not be written down: {trouble.fact}"))
+        except HeliosError as problem:
+            return replace(report, notes=(*report.notes, f"this turn could not be written down: {problem.message}"))
         return report
 
     def _keep_predictions(self, warehouse: Warehouse, made_at: datetime) -> None:
@@ -331,10 +333,10 @@ def lease_holder(settings: Settings) -> str:
     return f"{socket.gethostname()} {folder.resolve()} {process_identity(folder)}"
 
 
-def refuse_other_leader(settings: Settings, cluster: str, *, now: datetime, office: Domain = Domain.JOBS) -> str:
+def refuse_other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Domain = Domain.JOBS) -> str:
     """Return who else holds the lease of a cluster's office; empty: nobody, or it cannot be known."""
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
-        lease = warehouse.lease(cluster, office=office)
+        lease = warehouse.lease(cluster, domain=domain)
         if lease is not None and lease["holder"] not in {None, lease_holder(settings)}:
             time_there = warehouse.time_of_leases(now).timestamp() * 1e6
             return str(lease["holder"]) if lease["expires_at"] > time_there else ""
@@ -351,7 +353,7 @@ def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
         "gpus_pending": report.gpus_pending,
         "gpus_running": report.gpus_running,
         "acted": report.acted,
-        "still": "\n".join(report.still) or None,
+        "still": "\n".join(report.suspended) or None,
         "counts": report.counts_json() if report.counts else json.dumps({}),
     }
     return CYCLES.conform(pd.DataFrame([row]))

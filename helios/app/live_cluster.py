@@ -50,10 +50,10 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
     try:
         there = _partitions_of(settings, cluster)
     except HeliosError as reason:
-        return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.fact}"]
+        return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.message}"]
     if unknown := [name for name in partitions if name not in there]:
         names = " and no ".join(map(repr, unknown))
-        raise UsageError(f"Cluster {cluster} has no partition {names}.", remedy=f"There are: {', '.join(there)}")
+        raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(there)}")
     return []
 
 
@@ -100,7 +100,7 @@ class LiveCluster:
     without_helios : callable
         Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
     know : callable
-        Takes the book of what stands (``STANDINGS``), of this Helios or of another that led, and ``keep``, whether to
+        Takes the book of what stands (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``, whether to
         write into ``jobs.undo`` what only the book has.
     nodes : callable
         Gives the door to the nodes, which is opened when it is first asked for: an office of its own.
@@ -127,7 +127,7 @@ class LiveCluster:
 # The services of a configuration, made, and sorted by what they act on.
 
 
-def configured_services(settings: Settings, *, office: Domain | None = None) -> dict[str, Service]:
+def configured_services(settings: Settings, *, domain: Domain | None = None) -> dict[str, Service]:
     """Return the services of the configuration, in its order.
 
     Parameters
@@ -141,13 +141,13 @@ def configured_services(settings: Settings, *, office: Domain | None = None) -> 
         One cannot be had as it is asked for.
     """
     made = {name: build(name, _completed(name, options, settings)) for name, options in settings.services.items()}
-    return {name: service for name, service in made.items() if office in {None, domain_of(service)}}
+    return {name: service for name, service in made.items() if domain in {None, domain_of(service)}}
 
 
 def configured_domains(settings: Settings) -> frozenset[Domain]:
     """Return what the services of the configuration act on; one that cannot be had acts on nothing."""
     offered = installed()
-    return frozenset(offered[name].office for name in settings.services if name in offered)
+    return frozenset(offered[name].domain for name in settings.services if name in offered)
 
 
 def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -171,12 +171,12 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
     slurm = settings.slurm
     undo = JobsUndo(Path(settings.control.state_folder))
     cluster, shell = open_cluster(slurm, undo=undo), _shell(settings)
-    books = accounting.Accounting(shell=shell, timeout_s=READING_S)
+    applied = accounting.Accounting(shell=shell, timeout_s=READING_S)
     return LiveCluster(
         name=cluster.name,
         cluster=cluster,
         accounting=AccountingSource(
-            jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events
+            jobs=lambda start, end, path: applied.sacct_window(start, end, path=path), node_events=applied.node_events
         ),
         controller=lambda: _controller(cluster.backend),
         clock_skew_s=lambda: _skew_s(shell),

@@ -141,7 +141,7 @@ def measure_drift(studied: PreparedHistory, record: ModelRecord, *, days: float,
     if inputs is None:
         raise NotEnoughHistory(
             f"The manifest of {record.model_id} does not say what its training looked like.",
-            remedy="A model trained by this version of Helios does: helios model train",
+            hint="A model trained by this version of Helios does: helios model train",
         )
     rows = studied.submitted(at - timedelta(days=days), at)
     return Drift(
@@ -212,29 +212,29 @@ class TrainingOutcome:
 
     step: AuditStep | None
     model_id: str
-    in_charge: str
+    promoted: str
     previous: str
     why: str
-    contest: Comparison | None = None
+    comparison: Comparison | None = None
     days: float | None = None
     written: bool = True
 
     @property
     def did(self) -> str:
         """What happened to the model, in a word or two."""
-        return "kept, not promoted" if self.in_charge != self.model_id else "promoted" if self.step else "kept"
+        return "kept, not promoted" if self.promoted != self.model_id else "promoted" if self.step else "kept"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {
             "step": None if self.step is None else self.step.value,
             "model_id": self.model_id,
-            "in_charge": self.in_charge,
+            "promoted": self.promoted,
             "previous": self.previous,
             "why": self.why,
             "days": self.days,
             "written": self.written,
-            "contest": None if self.contest is None else self.contest.to_json(),
+            "contest": None if self.comparison is None else self.comparison.to_json(),
         }
 
 
@@ -247,16 +247,16 @@ DRIFT = "drift"
 def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
     """Return the models of a cluster, newest first, each with its manifest and whether it is in charge.
 
-    Of the one in charge ``trouble`` says why it cannot be read; empty: it can.
+    Of the one in charge ``problem`` says why it cannot be read; empty: it can.
     """
     with Warehouse.open(url) as warehouse:
         models = warehouse.models(cluster)
-        trouble = _trouble(warehouse, cluster) if models["in_charge"].any() else ""
+        problem = _problem(warehouse, cluster) if models["promoted"].any() else ""
     return [
         {
             "model_id": row["model_id"],
-            "in_charge": bool(row["in_charge"]),
-            "trouble": trouble if row["in_charge"] else "",
+            "promoted": bool(row["promoted"]),
+            "trouble": problem if row["promoted"] else "",
             "trained_at": str(row["trained_at"]),
             "trained_until": str(row["trained_until"]),
             "jobs": int(row["jobs"]),
@@ -348,10 +348,10 @@ def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: da
     with Warehouse.open(url) as warehouse:
         if model_id != SHRINKAGE:
             from_record(warehouse.model(cluster, model_id))
-        previous = _in_charge(warehouse, cluster)
+        previous = _promoted(warehouse, cluster)
         chosen = None if model_id == SHRINKAGE else model_id
         warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id=chosen, by=by, why=why, at=now)
-    return TrainingOutcome(step=AuditStep.PROMOTED, model_id=model_id, in_charge=model_id, previous=previous, why=why)
+    return TrainingOutcome(step=AuditStep.PROMOTED, model_id=model_id, promoted=model_id, previous=previous, why=why)
 
 
 def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
@@ -363,14 +363,14 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
         Nothing was in charge before.
     """
     with Warehouse.open(url) as warehouse:
-        previous = _in_charge(warehouse, cluster)
+        previous = _promoted(warehouse, cluster)
         before = previous_model(warehouse.promotions(cluster))
         passed, chosen = _first_that_serves(warehouse, cluster, before)
         said = "; ".join([why, *passed])
         warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
-    in_charge = chosen or SHRINKAGE
+    promoted = chosen or SHRINKAGE
     return TrainingOutcome(
-        step=AuditStep.ROLLED_BACK, model_id=in_charge, in_charge=in_charge, previous=previous, why=said
+        step=AuditStep.ROLLED_BACK, model_id=promoted, promoted=promoted, previous=previous, why=said
     )
 
 
@@ -384,8 +384,8 @@ def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: dat
 
     with Warehouse.open(url) as warehouse:
         decided = not warehouse.promotions(record.cluster).empty
-        rival = _rival(warehouse, record.cluster, besides=record.model_id)
-        outcome = settled_decision(record, rival, decided=decided, promote_it=promote_it)
+        incumbent = _incumbent(warehouse, record.cluster, besides=record.model_id)
+        outcome = settled_decision(record, incumbent, decided=decided, promote_it=promote_it)
         _write(warehouse, record.cluster, outcome, by=by, now=now)
     return outcome
 
@@ -435,13 +435,13 @@ def nightly(
 
     studied = prepare_history(history, progress=progress)
     at = studied.latest(now)
-    learner = trainer_at(dask)
-    candidate = studied.train(until=studied.known_until(now), seed=seed, progress=progress, learner=learner)
+    trainer = trainer_at(dask)
+    candidate = studied.train(until=studied.known_until(now), seed=seed, progress=progress, trainer=trainer)
     record = studied.record(candidate, seed=seed, made_at=now)
     with Warehouse.open(url) as warehouse:
-        rival = _rival(warehouse, history.cluster, besides=None)
-        outcome = judge_model(studied, record, candidate, rival, seed=seed, days=days, at=at, progress=progress)
-        line = _drift_line(studied, rival or record, days=days, at=at)
+        incumbent = _incumbent(warehouse, history.cluster, besides=None)
+        outcome = judge_model(studied, record, candidate, incumbent, seed=seed, days=days, at=at, progress=progress)
+        line = _drift_line(studied, incumbent or record, days=days, at=at)
         if dry_run:
             return replace(outcome, written=False), line
         warehouse.add_model(record)
@@ -475,12 +475,12 @@ def compare(
     from helios.predict import from_record  # noqa: PLC0415 - as above
 
     if first == second:
-        raise UsageError(f"{first} is the same model twice.", remedy="See what there is: helios model list")
+        raise UsageError(f"{first} is the same model twice.", hint="See what there is: helios model list")
     with Warehouse.open(url) as warehouse:
         models = {name: from_record(warehouse.model(history.cluster, name)) for name in (first, second)}
     studied = prepare_history(history)
     chosen, notes, rows = common_jobs(studied, models, now=now)
-    return studied.contest(chosen, rows, challenger=second), notes
+    return studied.comparison(chosen, rows, challenger=second), notes
 
 
 def _drift_line(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> str:
@@ -489,20 +489,20 @@ def _drift_line(studied: PreparedHistory, record: ModelRecord, *, days: float, a
     try:
         return measure_drift(studied, record, days=days, at=at).line()
     except HeliosError as reason:
-        return f"not measured: {reason.fact}"
+        return f"not measured: {reason.message}"
 
 
-def _trouble(warehouse: Warehouse, cluster: str) -> str:
+def _problem(warehouse: Warehouse, cluster: str) -> str:
     from helios.predict import from_record  # noqa: PLC0415 - as above
 
     try:
         from_record(warehouse.model(cluster))
     except HeliosError as reason:
-        return reason.fact
+        return reason.message
     return ""
 
 
-def _in_charge(warehouse: Warehouse, cluster: str) -> str:
+def _promoted(warehouse: Warehouse, cluster: str) -> str:
     try:
         return warehouse.model(cluster).model_id
     except NotEnoughHistory:
@@ -521,15 +521,15 @@ def _first_that_serves(
         try:
             from_record(warehouse.model(cluster, model_id))
         except HeliosError as reason:
-            passed.append(f"passed over {model_id}: {reason.fact}")
+            passed.append(f"passed over {model_id}: {reason.message}")
         else:
             return passed, model_id
     raise UsageError(
-        "Nothing else was in charge before.", remedy="Choose what is to be: helios model promote ID (or shrinkage)"
+        "Nothing else was in charge before.", hint="Choose what is to be: helios model promote ID (or shrinkage)"
     )
 
 
-def _rival(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
+def _incumbent(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
     """Return the model in charge, where nothing was ever decided the newest but ``besides``; None: shrinkage."""
     try:
         if besides is None or not warehouse.promotions(cluster).empty:
@@ -544,7 +544,7 @@ def _rival(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelR
 def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: str, now: datetime) -> None:
     if outcome.step is None:
         return
-    chosen = None if outcome.in_charge == SHRINKAGE else outcome.in_charge
+    chosen = None if outcome.promoted == SHRINKAGE else outcome.promoted
     warehouse.decide(
         cluster, step=outcome.step, model_id=chosen, by=by, why=outcome.why, at=now, candidate=outcome.model_id
     )
@@ -554,14 +554,14 @@ def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: 
 #
 # No model is judged on jobs that it learned from: in its place stands the same recipe stopped earlier.
 
-RIVAL = "in charge"
+INCUMBENT = "in charge"
 """Name of the model in charge in a night's contest; the new one is ``model``."""
 WIDER = (1, 4, 12)
 """How many times the days to judge on are taken, until enough jobs ended in them."""
 
 
 def settled_decision(
-    record: ModelRecord, rival: ModelRecord | None, *, decided: bool, promote_it: bool
+    record: ModelRecord, incumbent: ModelRecord | None, *, decided: bool, promote_it: bool
 ) -> TrainingOutcome:
     """Decide about a model that was trained by hand.
 
@@ -572,11 +572,11 @@ def settled_decision(
     decided : bool
         Whether anything was ever decided; where not, the newest model would be in charge.
     """
-    opponent, unreadable = _readable(rival)
-    previous = rival.model_id if rival and opponent else SHRINKAGE
-    same = TrainingOutcome(step=None, model_id=record.model_id, in_charge=previous, previous=previous, why="")
+    opponent, unreadable = _readable(incumbent)
+    previous = incumbent.model_id if incumbent and opponent else SHRINKAGE
+    same = TrainingOutcome(step=None, model_id=record.model_id, promoted=previous, previous=previous, why="")
     if promote_it:
-        return replace(same, step=AuditStep.PROMOTED, in_charge=record.model_id, why="promoted as it was trained")
+        return replace(same, step=AuditStep.PROMOTED, promoted=record.model_id, why="promoted as it was trained")
     if previous == record.model_id:
         return replace(same, why="it is the model in charge, trained again with the same result")
     if previous != SHRINKAGE:
@@ -585,16 +585,19 @@ def settled_decision(
     return replace(decided_now, why=f"{unreadable}{decided_now.why}")
 
 
-def against_the_controls(same: TrainingOutcome, contest: Comparison | None) -> TrainingOutcome:
+def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -> TrainingOutcome:
     """Decide where nothing but shrinkage is in charge."""
-    kept = replace(same, step=AuditStep.KEPT, contest=contest)
-    if contest is None:
+    kept = replace(same, step=AuditStep.KEPT, comparison=comparison)
+    if comparison is None:
         return replace(kept, why="its history is too short to judge it on")
-    behind = [name for name in contest.against if not contest.against[name].ahead]
+    behind = [name for name in comparison.against if not comparison.against[name].ahead]
     if behind:
-        return replace(kept, why=f"it is not ahead of {' and '.join(behind)}: {_figures(contest)}")
+        return replace(kept, why=f"it is not ahead of {' and '.join(behind)}: {_figures(comparison)}")
     return replace(
-        kept, step=AuditStep.PROMOTED, in_charge=same.model_id, why=f"it is ahead of the controls: {_figures(contest)}"
+        kept,
+        step=AuditStep.PROMOTED,
+        promoted=same.model_id,
+        why=f"it is ahead of the controls: {_figures(comparison)}",
     )
 
 
@@ -611,7 +614,7 @@ def judge_model(
     studied: PreparedHistory,
     record: ModelRecord,
     candidate: DurationModel,
-    rival: ModelRecord | None,
+    incumbent: ModelRecord | None,
     *,
     seed: int,
     days: float,
@@ -627,25 +630,25 @@ def judge_model(
     days : float
         Length of the stretch to judge on; four and twelve times that where too few jobs ended in it.
     """
-    previous = rival.model_id if rival else SHRINKAGE
-    same = TrainingOutcome(step=AuditStep.KEPT, model_id=record.model_id, in_charge=previous, previous=previous, why="")
-    opponent, unreadable = _readable(rival)
+    previous = incumbent.model_id if incumbent else SHRINKAGE
+    same = TrainingOutcome(step=AuditStep.KEPT, model_id=record.model_id, promoted=previous, previous=previous, why="")
+    opponent, unreadable = _readable(incumbent)
     if opponent is not None and previous == record.model_id:
         return replace(same, why="nothing new has ended since it was trained")
     if opponent is None:
-        alone = replace(same, in_charge=SHRINKAGE)
+        alone = replace(same, promoted=SHRINKAGE)
         decided = _against_shrinkage(studied, record, candidate, alone, days=days, at=at, seed=seed, progress=progress)
         return replace(decided, why=f"{unreadable}{decided.why}")
-    stretch = _days_with_enough(studied, days=days, at=at)
-    if stretch is None:
+    interval = _days_with_enough(studied, days=days, at=at)
+    if interval is None:
         return replace(
             same, why=f"fewer than {FEWEST_JUDGED} jobs ended in {days * WIDER[-1]:g} days: too few to judge"
         )
-    since = at - timedelta(days=stretch)
-    contest = _duel(studied, candidate, opponent, since=since, at=at, seed=seed, progress=progress)
-    if contest is None:
+    since = at - timedelta(days=interval)
+    comparison = _duel(studied, candidate, opponent, since=since, at=at, seed=seed, progress=progress)
+    if comparison is None:
         return replace(same, why="too few jobs ended that neither of the two had learned from")
-    return _against_the_rival(replace(same, contest=contest, days=stretch), contest)
+    return _against_the_incumbent(replace(same, comparison=comparison, days=interval), comparison)
 
 
 def common_jobs(
@@ -680,7 +683,7 @@ def common_jobs(
             return known, tuple(_stood_in(name, known[name]) for name in replaced), rows
     raise NotEnoughHistory(
         f"Fewer than {FEWEST_JUDGED} jobs ended that neither model had learned from.",
-        remedy="Wait until more have ended, or train both until an earlier day: helios model train --until",
+        hint="Wait until more have ended, or train both until an earlier day: helios model train --until",
     )
 
 
@@ -695,42 +698,42 @@ def _against_shrinkage(
     seed: int,
     progress: Progress,
 ) -> TrainingOutcome:
-    stretch = _days_with_enough(studied, days=days, at=at)
-    if stretch is not None:
-        since = at - timedelta(days=stretch)
-        contest = _duel(studied, candidate, None, since=since, at=at, seed=seed, progress=progress)
-        if contest is not None:
-            return against_the_controls(replace(same, days=stretch), contest)
+    interval = _days_with_enough(studied, days=days, at=at)
+    if interval is not None:
+        since = at - timedelta(days=interval)
+        comparison = _duel(studied, candidate, None, since=since, at=at, seed=seed, progress=progress)
+        if comparison is not None:
+            return against_the_controls(replace(same, days=interval), comparison)
     return against_the_controls(same, backtest_in(record))
 
 
-def _against_the_rival(same: TrainingOutcome, contest: Comparison) -> TrainingOutcome:
+def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> TrainingOutcome:
     worse = [
-        f"worse than {'the model in charge' if name == RIVAL else name} in {' and '.join(against.worse_in)}"
-        for name, against in _that_count(contest).items()
+        f"worse than {'the model in charge' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
+        for name, against in _that_count(comparison).items()
         if against.worse_in
     ]
     if worse:
-        return replace(same, why=f"the new model is {' and '.join(worse)}: {_figures(contest)}")
+        return replace(same, why=f"the new model is {' and '.join(worse)}: {_figures(comparison)}")
     return replace(
         same,
         step=AuditStep.PROMOTED,
-        in_charge=same.model_id,
-        why=f"the new model is no worse than the one in charge and than shrinkage: {_figures(contest)}",
+        promoted=same.model_id,
+        why=f"the new model is no worse than the one in charge and than shrinkage: {_figures(comparison)}",
     )
 
 
-def _that_count(contest: Comparison) -> Mapping[str, Versus]:
-    return {name: against for name, against in contest.against.items() if name in {RIVAL, SHRINKAGE}}
+def _that_count(comparison: Comparison) -> Mapping[str, Versus]:
+    return {name: against for name, against in comparison.against.items() if name in {INCUMBENT, SHRINKAGE}}
 
 
-def _readable(rival: ModelRecord | None) -> tuple[DurationModel | None, str]:
-    if rival is None:
+def _readable(incumbent: ModelRecord | None) -> tuple[DurationModel | None, str]:
+    if incumbent is None:
         return None, ""
     try:
-        return from_record(rival), ""
+        return from_record(incumbent), ""
     except ModelUnreadable as reason:
-        return None, f"{reason.fact}; "
+        return None, f"{reason.message}; "
 
 
 def _days_with_enough(studied: PreparedHistory, *, days: float, at: datetime) -> float | None:
@@ -751,9 +754,9 @@ def _duel(
     progress: Progress,
 ) -> Comparison | None:
     """Judge stand-ins that know nothing of the stretch; None: there are none, or too few jobs came after them."""
-    rival = None if opponent is None else _stopped_by(opponent, since)
-    begin = since if rival is None else max(since, rival.trained_until)
-    backtests = rival is not None and rival is not opponent
+    incumbent = None if opponent is None else _stopped_by(opponent, since)
+    begin = since if incumbent is None else max(since, incumbent.trained_until)
+    backtests = incumbent is not None and incumbent is not opponent
     # A backtest is judged beside a backtest: else the one that stopped later would win by that.
     challenger = candidate.as_judged() if backtests else None
     try:
@@ -762,9 +765,9 @@ def _duel(
         challenger = candidate.as_judged()
     if challenger is None:
         return None
-    models = {"model": challenger} | ({RIVAL: rival} if rival else {})
+    models = {"model": challenger} | ({INCUMBENT: incumbent} if incumbent else {})
     rows = studied.judged(max(begin, challenger.trained_until), at)
-    return studied.contest(models, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
+    return studied.comparison(models, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
 
 
 def _stopped_by(model: DurationModel, moment: datetime) -> DurationModel | None:
@@ -772,13 +775,13 @@ def _stopped_by(model: DurationModel, moment: datetime) -> DurationModel | None:
     return model if model.trained_until <= moment else model.as_judged() or model
 
 
-def _figures(contest: Comparison) -> str:
+def _figures(comparison: Comparison) -> str:
     """Say a contest's figures in words: the log error and rank correlation of each."""
-    scores = contest.scores
-    names = [contest.challenger, *contest.against]
+    scores = comparison.scores
+    names = [comparison.challenger, *comparison.against]
     errors = ", ".join(f"{_called(name)} {scores[name].median_abs_log_error:.2f}" for name in names)
     ranks = ", ".join(f"{_called(name)} {_written(scores[name].spearman)}" for name in names)
-    return f"on {contest.jobs:,} jobs, log error {errors}; rank correlation {ranks}"
+    return f"on {comparison.jobs:,} jobs, log error {errors}; rank correlation {ranks}"
 
 
 def _called(name: str) -> str:

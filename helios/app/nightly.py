@@ -88,41 +88,41 @@ def nightly_pages(
         The folder cannot be written.
     """
     ask = ReportQuery(url=url, cluster=cluster, now=now)
-    with open_context(ask) as desk:
-        begin, end = desk.day(day)
-        shadow = desk.shadow(
+    with open_context(ask) as operations:
+        begin, end = operations.day(day)
+        shadow = operations.shadow(
             begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
         )
-        night = _night(desk, begin, end, shadow)
-        digest = nightly_digest(replace(night, energy=_energy(desk, begin, end, energy=energy or Energy())))
+        night = _night(operations, begin, end, shadow)
+        digest = nightly_digest(replace(night, energy=_energy(operations, begin, end, energy=energy or Energy())))
     from helios.report.admin.nightly_page import render_nightly  # noqa: PLC0415 - drawing takes a second to import
 
     return _written(digest, render_nightly(digest), folder, keep=keep, sender=sender, recipient=recipient)
 
 
-def _night(desk: ReportContext, begin: datetime, end: datetime, shadow: ShadowDay) -> ReportedNight:
+def _night(operations: ReportContext, begin: datetime, end: datetime, shadow: ShadowDay) -> ReportedNight:
     earliest = begin - timedelta(weeks=WEEKS_BEFORE) - LONGEST_HELD
-    warehouse, cluster = desk.warehouse, desk.cluster
+    warehouse, cluster = operations.warehouse, operations.cluster
     return ReportedNight(
         cluster=cluster,
-        timezone=desk.timezone,
+        timezone=operations.timezone,
         begin=begin,
         end=end,
-        jobs=desk.jobs(earliest, end),
+        jobs=operations.jobs(earliest, end),
         past=warehouse.jobs(cluster, until=end, columns=["user", "ended_at", "run_time_s"]),
         predictions=warehouse.predictions(cluster, since=begin - LONGEST_HELD, until=end),
         decisions=warehouse.decisions(cluster, since=begin, until=end),
-        turns=warehouse.turns(cluster, since=begin, until=end),
+        cycles=warehouse.cycles(cluster, since=begin, until=end),
         shadow=shadow,
     )
 
 
-def _energy(desk: ReportContext, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
+def _energy(operations: ReportContext, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
     """Return what the nodes drew on the day and the days before; None where the history names no nodes."""
     try:
         return NightEnergy(
-            day=desk.ledger(begin, end, energy=energy, by="partition"),
-            days=desk.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=energy, by="day"),
+            day=operations.ledger(begin, end, energy=energy, by="partition"),
+            days=operations.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=energy, by="day"),
         )
     except NotEnoughHistory:
         return None
@@ -139,7 +139,7 @@ def _written(digest: Digest, page: str, folder: Path, *, keep: int, sender: str,
         removed = _thin_out(folder, _file_name(digest.cluster), keep=keep)
     except OSError as reason:
         raise UsageError(
-            f"The nightly report cannot be written: {reason}", remedy="Choose another place: report.folder"
+            f"The nightly report cannot be written: {reason}", hint="Choose another place: report.folder"
         ) from reason
     page_at, text_at, mail_at = (folder / f"{stem}{ending}" for ending in contents)
     return NightlyReport(
@@ -184,7 +184,7 @@ class NightlyRun:
     """
 
     did: tuple[str, ...]
-    troubles: tuple[HeliosError, ...]
+    problems: tuple[HeliosError, ...]
     report: NightlyReport | None
 
     def line(self) -> str:
@@ -196,10 +196,10 @@ class NightlyRun:
             A step failed; what was done is said as well.
         """
         done = "; ".join(self.did)
-        if self.troubles:
-            failed = "; ".join(trouble.fact for trouble in self.troubles)
+        if self.problems:
+            failed = "; ".join(problem.message for problem in self.problems)
             raise HeliosError(
-                f"The night is not complete: {failed} (done: {done or 'nothing'})", remedy=self.troubles[0].remedy
+                f"The night is not complete: {failed} (done: {done or 'nothing'})", hint=self.problems[0].hint
             )
         return done
 
@@ -248,13 +248,13 @@ def run_nightly(
         report,
         lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
-    did, troubles = [], []
+    did, problems = [], []
     for step in steps:
         try:
             did.append(step())
-        except HeliosError as trouble:
-            troubles.append(trouble)
-    return NightlyRun(did=tuple(filter(None, did)), troubles=tuple(troubles), report=kept[0] if kept else None)
+        except HeliosError as problem:
+            problems.append(problem)
+    return NightlyRun(did=tuple(filter(None, did)), problems=tuple(problems), report=kept[0] if kept else None)
 
 
 def node_events_for(snapshot: Snapshot) -> pd.DataFrame:
@@ -268,7 +268,7 @@ def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: dat
     horizon = Horizon(
         audit=now - timedelta(days=retention.audit_days),
         shadow=now - timedelta(days=retention.shadow_days),
-        turns=now - timedelta(days=retention.turns_days),
+        cycles=now - timedelta(days=retention.cycles_days),
         predictions=now - timedelta(days=retention.predictions_days),
         readings=now - timedelta(days=retention.readings_days),
     )
@@ -299,5 +299,5 @@ def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: 
             progress=progress,
         )
     except NotEnoughHistory as reason:
-        return f"no model yet, shrinkage predicts: {reason.fact}"
-    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; in charge: {outcome.in_charge}; {drift}"
+        return f"no model yet, shrinkage predicts: {reason.message}"
+    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; in charge: {outcome.promoted}; {drift}"

@@ -95,7 +95,7 @@ class NodeController:
     ) -> None:
         self.site, self.settings, self._clock = site, settings, clock
         self.holder = lease_holder(settings)
-        self.services = configured_services(settings, office=Domain.NODES)
+        self.services = configured_services(settings, domain=Domain.NODES)
         self._demand: NodeDemand | None = None
         self._defect = ""
         self._patient = patient
@@ -144,7 +144,7 @@ class NodeController:
         with Warehouse.open(self.settings.database.url) as warehouse:
             return self._keeping.read(warehouse)
 
-    def turn(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
+    def cycle(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
         """Look, ask, check, act, write down; see :func:`helios.control.run_node_cycle`.
 
         Without the warehouse nothing is done, except that a pause by file still wakes everything.
@@ -158,10 +158,10 @@ class NodeController:
             hold_cycle_lock(self._folder, lock=LOCK_OF_NODES),
             open_controller_warehouse(self.settings.database.url) as at_hand,
         ):
-            memory, warehouse = self._keeping.read_or_trouble(at_hand, paused=lambda: self.pause() is not None)
+            memory, warehouse = self._keeping.read_or_problem(at_hand, paused=lambda: self.pause() is not None)
             taken_back = self._keeping.taken_back_by(warehouse)
             report = run_node_cycle(
-                seats=self._seats(modes),
+                active_services=self._active_services(modes),
                 cluster=self.nodes,
                 expectation=self._expect,
                 ledger=self._ledger(warehouse),
@@ -177,7 +177,7 @@ class NodeController:
             return self._kept(warehouse, report, taken_back=taken_back)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
-        """Return what :meth:`turn` would do now. Nothing is written: what it acts on holds nothing that could write.
+        """Return what :meth:`cycle` would do now. Nothing is written: what it acts on holds nothing that could write.
 
         Raises
         ------
@@ -185,17 +185,17 @@ class NodeController:
             What Helios remembers cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            standings, memory = self._ledger(warehouse).standings(), self._keeping.read(warehouse)
+            applied_changes, memory = self._ledger(warehouse).applied_changes(), self._keeping.read(warehouse)
         return run_node_cycle(
-            seats=self._seats(modes),
-            cluster=ShadowNodes(look=self.nodes.snapshot, stands=read_applied_nodes(standings).real),
+            active_services=self._active_services(modes),
+            cluster=ShadowNodes(look=self.nodes.snapshot, stands=read_applied_nodes(applied_changes).real),
             expectation=self._expect,
-            ledger=ReadOnlyLedger(standings),
+            ledger=ReadOnlyLedger(applied_changes),
             conditions=lambda _: self._conditions(),
             settings=self.settings,
             now=self._clock(),
             holder=self.holder,
-            memory=self._with_a_look(replace(memory, turn=replace(memory.turn, asked_at={}))),
+            memory=self._with_a_look(replace(memory, cycle=replace(memory.cycle, asked_at={}))),
             undo=lambda _: None,
             undone=self._undone,
             paused=lambda: str(self.pause() or ""),
@@ -210,7 +210,7 @@ class NodeController:
             The warehouse cannot be read; what a pause by file asks for was done all the same.
         """
         began, modes = time.monotonic(), self.modes()
-        report = self.turn(modes=modes)
+        report = self.cycle(modes=modes)
         memory = report.memory
         return NodeCycleSummary(
             nodes=count_states(report),
@@ -220,14 +220,14 @@ class NodeController:
             weighed=len(report.weighed),
             protected=report.protected,
             quarantined=len(memory.quarantined),
-            still=report.still,
+            suspended=report.suspended,
             tallies=tuple(cycle_tallies(report.counts, modes)),
             seconds=time.monotonic() - began,
             modes={name: mode.mode for name, mode in modes.items()},
-            breaker=describe_breaker(memory.turn, self.settings, self._clock()),
+            breaker=describe_breaker(memory.cycle, self.settings, self._clock()),
             lease_held=report.leads,
             notes=report.notes,
-            trouble="" if report.seen else "; ".join(report.still),
+            problem="" if report.seen else "; ".join(report.suspended),
         )
 
     def release(self, reason: str) -> NodeCycleReport:
@@ -312,7 +312,7 @@ class NodeController:
             self._defect = str(defect)
             raise NoForecast(f"{type(defect).__name__}: {defect}") from defect
 
-    def _seats(self, modes: Mapping[str, ServiceMode]) -> list[ActiveService]:
+    def _active_services(self, modes: Mapping[str, ServiceMode]) -> list[ActiveService]:
         return [ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()]
 
     def _undo(self, undo: Undo) -> None:
@@ -331,12 +331,12 @@ class NodeController:
 
     def _leave_the_undo_to_the_leader(self) -> None:
         """Remove the undo file where another Helios leads: its book and file name all this one did, and stay right."""
-        if refuse_other_leader(self.settings, self.site.name, now=self._clock(), office=Domain.NODES):
+        if refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=Domain.NODES):
             with suppress(OSError):
                 (self._folder / UNDO_FILE).unlink(missing_ok=True)
 
     def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        return ledger_for(warehouse, self.site.name, office=Domain.NODES)
+        return ledger_for(warehouse, self.site.name, domain=Domain.NODES)
 
     def _conditions(self) -> Preconditions:
         pause = self.pause()
@@ -362,8 +362,8 @@ class NodeController:
             if report.recorded and report.seen:
                 self._keeping.forget(warehouse, taken_back, at=report.taken_at)
             self._tally(warehouse, report)
-        except HeliosError as trouble:
-            return replace(report, notes=(*report.notes, f"this turn could not be written down: {trouble.fact}"))
+        except HeliosError as problem:
+            return replace(report, notes=(*report.notes, f"this turn could not be written down: {problem.message}"))
         return report
 
     def _tally(self, warehouse: Warehouse, report: NodeCycleReport) -> None:

@@ -99,7 +99,7 @@ class NodeDemand:
                 self._learned[pool] = learned = _followed(self._learned[pool], seen, at)
                 told[pool] = (seen.busy[at], seen.total[at], learned.told)
         if not told:
-            self.why_not = _STILL_LEARNING if self._learning is not None else _NO_NODES
+            self.why_not = _SUSPENDED_LEARNING if self._learning is not None else _NO_NODES
         return assemble(told, ended_s=ended_s) if told else None
 
     def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
@@ -147,7 +147,7 @@ class _Learned:
         return replace(self, told=told, told_s=ended_s)
 
 
-_STILL_LEARNING = (
+_SUSPENDED_LEARNING = (
     "the forecasters still learn from the history, which takes minutes after a start; the next turns have it"
 )
 _NO_NODES = "no node of the cluster is in service"

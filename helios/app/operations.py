@@ -21,14 +21,14 @@ from helios.ports import Domain, Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
 
-ALL_OFFICES = frozenset(Domain)
+ALL_DOMAINS = frozenset(Domain)
 
 
 def operations_for(
     configuration: Configuration,
     *,
     cluster: str | None = None,
-    offices: frozenset[Domain] = ALL_OFFICES,
+    domains: frozenset[Domain] = ALL_DOMAINS,
     ingest: bool = True,
 ) -> DaemonOperations:
     """Return the chores of the live cluster that this machine reaches; nothing is touched before one is called.
@@ -51,22 +51,22 @@ def operations_for(
     """
     settings = configuration.settings
     # A mistake in a service's options is told at the start, not every turn.
-    on_nodes = bool(configured_services(settings, office=Domain.NODES)) and Domain.NODES in offices
-    on_jobs = Domain.JOBS in offices
+    on_nodes = bool(configured_services(settings, domain=Domain.NODES)) and Domain.NODES in domains
+    on_jobs = Domain.JOBS in domains
     if not (on_jobs or on_nodes):
         raise ConfigurationInvalid(
             "No configured service acts on nodes, and this daemon was to act on nothing else.",
-            remedy="Name one in helios.toml: [services.ces]",
+            hint="Name one in helios.toml: [services.ces]",
         )
-    desk = Operations(settings, cluster=cluster, patient=False)
-    here = {office for office, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
+    operations = Operations(settings, cluster=cluster, patient=False)
+    here = {domain for domain, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
     return DaemonOperations(
-        ingest=(lambda: desk.read().line()) if ingest else None,
-        turn=desk.turn if on_jobs else None,
-        nodes=desk.node_turn if on_nodes else None,
-        hook=desk.publish_hook if on_jobs else lambda: "",
-        nightly=lambda: desk.night().line(),
-        release=lambda why: desk.release_at_the_end(why, offices=here),
+        ingest=(lambda: operations.read().line()) if ingest else None,
+        cycle=operations.cycle if on_jobs else None,
+        nodes=operations.node_cycle if on_nodes else None,
+        hook=operations.publish_hook if on_jobs else lambda: "",
+        nightly=lambda: operations.night().line(),
+        release=lambda why: operations.release_at_the_end(why, domains=here),
     )
 
 
@@ -88,8 +88,8 @@ class Operations:
         self._patient = patient
         self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
         self._site: LiveCluster | None = None
-        self._turns: JobController | None = None
-        self._node_turns: NodeController | None = None
+        self._cycles: JobController | None = None
+        self._node_cycles: NodeController | None = None
         self._lock = RLock()
 
     @property
@@ -108,26 +108,26 @@ class Operations:
                     site.close()
                     raise ConfigurationInvalid(
                         f"The cluster that Slurm's commands reach here is {site.name!r}, not {self._cluster!r}.",
-                        remedy="Point SLURM_CONF at the right one, or leave --cluster out.",
+                        hint="Point SLURM_CONF at the right one, or leave --cluster out.",
                     )
                 self._site = site
             return self._site
 
     @property
-    def turns(self) -> JobController:
+    def cycles(self) -> JobController:
         """The cluster with everything around it; raises as :attr:`site`, and where a service's options are wrong."""
         with self._lock:
-            if self._turns is None:
-                self._turns = JobController(self.site, self.settings, clock=self._clock)
-            return self._turns
+            if self._cycles is None:
+                self._cycles = JobController(self.site, self.settings, clock=self._clock)
+            return self._cycles
 
     @property
-    def node_turns(self) -> NodeController:
-        """The nodes of the cluster with everything around them; raises as :attr:`turns`."""
+    def node_cycles(self) -> NodeController:
+        """The nodes of the cluster with everything around them; raises as :attr:`cycles`."""
         with self._lock:
-            if self._node_turns is None:
-                self._node_turns = NodeController(self.site, self.settings, clock=self._clock, patient=self._patient)
-            return self._node_turns
+            if self._node_cycles is None:
+                self._node_cycles = NodeController(self.site, self.settings, clock=self._clock, patient=self._patient)
+            return self._node_cycles
 
     @property
     def state_folder(self) -> Path:
@@ -137,7 +137,7 @@ class Operations:
     def read(self, *, again: timedelta = timedelta(0), progress: Progress = no_progress) -> SyncResult:
         """Read what is missing of the cluster's history; ``again``: and so much before the watermark once more."""
         history = self.settings.history
-        site = self.turns.site
+        site = self.cycles.site
         return sync_history(
             site.accounting,
             url=self.settings.database.url,
@@ -149,13 +149,13 @@ class Operations:
             progress=progress,
         )
 
-    def turn(self) -> CycleSummary:
+    def cycle(self) -> CycleSummary:
         """Take one turn in the modes that were set."""
-        return self.turns.summary()
+        return self.cycles.summary()
 
-    def node_turn(self) -> NodeCycleSummary:
+    def node_cycle(self) -> NodeCycleSummary:
         """Take one turn on the nodes in the modes that were set."""
-        return self.node_turns.summary()
+        return self.node_cycles.summary()
 
     def publish_hook(self) -> str:
         """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
@@ -169,46 +169,46 @@ class Operations:
             The table cannot be written.
         """
         table = self.state_folder / TABLE
-        turns, now = self.turns, self._clock()
-        resting = turns.pause() or turns.remembered().still
+        cycles, now = self.cycles, self._clock()
+        resting = cycles.pause() or cycles.remembered().suspended
         if not self.settings.hook.publish or resting:
             if retract(table):
                 return "the hook's table was removed"
             lacking = not resting and hook_orders_new_jobs(self._who_may_reach_the_hook(now))
             return f"{UNPUBLISHED}: new jobs have no place until the next turn" if lacking else ""
         rows, notes = hook_rows(
-            turns.outlook.knowledge,
+            cycles.predictions.knowledge,
             self._who_may_reach_the_hook(now),
-            cluster=turns.site.name,
+            cluster=cycles.site.name,
             now=now,
             most_rows=self.settings.hook.most_rows,
-            site_factor=turns.site.site_factor,
-            time_min=turns.site.time_min,
+            site_factor=cycles.site.site_factor,
+            time_min=cycles.site.time_min,
         )
-        if turns.pause():  # it came while the rows were made
+        if cycles.pause():  # it came while the rows were made
             return "the hook's table was removed" if retract(table) else ""
         lasts = timedelta(seconds=self.settings.hook.lasts_s)
         publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lasts))
         return "; ".join([f"hook table of {len(rows):,} rows at {table}", *notes])
 
     def _who_may_reach_the_hook(self, now: datetime) -> list[tuple[Service, ServiceMode]]:
-        modes, bench = self.turns.modes(), self.turns.remembered().bench
-        failures = self.settings.control.raises_to_bench
+        modes, suspension = self.cycles.modes(), self.cycles.remembered().suspension
+        failures = self.settings.control.failures_to_suspend
         return [
             (service, modes[name])
-            for name, service in self.turns.services.items()
-            if not bench.why_not(name, now=now, failures=failures)
+            for name, service in self.cycles.services.items()
+            if not suspension.why_not(name, now=now, failures=failures)
         ]
 
     def night(self, *, progress: Progress = no_progress) -> NightlyRun:
         """Do the nightly analysis once."""
-        turns = self.turns
+        cycles = self.cycles
         return run_nightly(
             settings=self.settings,
-            cluster=turns.site.name,
+            cluster=cycles.site.name,
             now=self._clock(),
             read=lambda again: self.read(again=again, progress=progress),
-            look=turns.site.cluster.snapshot,
+            look=cycles.site.cluster.snapshot,
             progress=progress,
         )
 
@@ -228,9 +228,9 @@ class Operations:
         bare = self.settings.model_copy(update={"services": {}})
         try:
             retract(self.state_folder / TABLE)
-        except HookTableInvalid as trouble:
+        except HookTableInvalid as problem:
             told = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
-            raise HookTableInvalid(f"{trouble.fact}; but of the jobs: {told}", remedy=trouble.remedy) from trouble
+            raise HookTableInvalid(f"{problem.message}; but of the jobs: {told}", hint=problem.hint) from problem
         return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
     def may_stand_on_nodes(self) -> bool:
@@ -250,24 +250,24 @@ class Operations:
         HeliosError
             Something is left, or nobody could look; both were tried.
         """
-        troubles: list[HeliosError] = []
+        problems: list[HeliosError] = []
         jobs, nodes, told = None, None, []
         try:
             jobs = self.release(why, hidden=hidden)
             told.append(release_jobs(jobs))
-        except HeliosError as trouble:
-            troubles.append(trouble)
+        except HeliosError as problem:
+            problems.append(problem)
         try:
             if self.may_stand_on_nodes():
                 nodes = self.release_nodes(why)
                 told.append(release_nodes_now(nodes))
-        except HeliosError as trouble:
-            troubles.append(trouble)
-        if troubles or jobs is None:
-            raise HeliosError("; ".join([it.fact for it in troubles] + told), remedy=troubles[0].remedy)
+        except HeliosError as problem:
+            problems.append(problem)
+        if problems or jobs is None:
+            raise HeliosError("; ".join([it.message for it in problems] + told), hint=problems[0].hint)
         return jobs, nodes, "; ".join(told)
 
-    def release_at_the_end(self, why: str, *, offices: Collection[Domain] = (Domain.JOBS,)) -> str:
+    def release_at_the_end(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
         """Take back everything that this Helios set: nothing of an office in which another one writes to the cluster.
 
         Raises
@@ -275,21 +275,21 @@ class Operations:
         HeliosError
             Something is left, or nobody could look; both offices were tried.
         """
-        done, troubles = [], []
-        for office in sorted(offices):
+        done, problems = [], []
+        for domain in sorted(domains):
             try:
-                done.append(self._released(office, why))
-            except HeliosError as trouble:
-                troubles.append(trouble)
-        if troubles:
-            facts = "; ".join([trouble.fact for trouble in troubles] + done)
-            raise HeliosError(facts, remedy=troubles[0].remedy)
+                done.append(self._released(domain, why))
+            except HeliosError as problem:
+                problems.append(problem)
+        if problems:
+            facts = "; ".join([problem.message for problem in problems] + done)
+            raise HeliosError(facts, hint=problems[0].hint)
         return "; ".join(done)
 
-    def _released(self, office: Domain, why: str) -> str:
-        if holder := refuse_other_leader(self.settings, self.site.name, now=self._clock(), office=office):
-            return f"nothing of {office} was taken back: what stands is another Helios' ({holder})"
-        if office is Domain.JOBS:
+    def _released(self, domain: Domain, why: str) -> str:
+        if holder := refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=domain):
+            return f"nothing of {domain} was taken back: what stands is another Helios' ({holder})"
+        if domain is Domain.JOBS:
             return release_jobs(self.release(why))
         if not self.settings.power.wake_on_stop:
             stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
@@ -311,7 +311,7 @@ def release_jobs(report: CycleReport) -> str:
         )
         raise HeliosError(
             f"Not everything could be taken back; left: {left}. {' '.join(report.notes)}",
-            remedy="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
+            hint="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
             "administrator; it needs neither Python nor the database.",
         )
     return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
@@ -329,7 +329,7 @@ def release_nodes_now(report: NodeCycleReport) -> str:
         left = "unknown" if report.remaining is None else ", ".join(report.remaining)
         raise HeliosError(
             f"Not all nodes could be set back yet; left: {left}. {' '.join(report.notes)}",
-            remedy="A node that falls asleep can be woken only then. While Helios is paused its daemon goes on; "
+            hint="A node that falls asleep can be woken only then. While Helios is paused its daemon goes on; "
             "without one: helios pause again, or deploy/slurm/helios-release.sh --nodes-only as an administrator.",
         )
     weights = f", {len(report.weighed)} given back their weight" if report.weighed else ""
@@ -343,6 +343,6 @@ def _start(text: str) -> datetime | None:
         start = datetime.fromisoformat(text)
     except ValueError as reason:
         raise ConfigurationInvalid(
-            f"history.start is {text!r}, which is no date.", remedy="Write it as 2026-09-01."
+            f"history.start is {text!r}, which is no date.", hint="Write it as 2026-09-01."
         ) from reason
     return start if start.tzinfo else start.replace(tzinfo=UTC)

@@ -79,7 +79,7 @@ def value_of_predictions(
     PartitionUnknown
         The jobs do not fit the machine as described.
     """
-    question = WhatIfRequest(
+    request = WhatIfRequest(
         plans=[PREDICTED],
         since=train_until or _beginning(history, test_fraction),
         nodes=site.nodes,
@@ -89,17 +89,17 @@ def value_of_predictions(
         default_time_limit_s=site.default_time_limit_s,
         seed=seed,
     )
-    stage = prepare_replay(history, question)
+    setup = prepare_replay(history, request)
     replays = _ValueReplays(
-        stage, train_predictor(history, stage, question, progress), site, seed=seed, progress=progress
+        setup, train_predictor(history, setup, request, progress), site, seed=seed, progress=progress
     )
     return OrderValue(
-        nodes=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
-        gpus_per_node=question.gpus_per_node,
-        resource=replayed_resource(history, question),
+        nodes=dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+        gpus_per_node=request.gpus_per_node,
+        resource=replayed_resource(history, request),
         guard=_in_words(site.promote_after),
         replays=replays.made(),
-        notes=(*stage.machine.notes, *stage.notes),
+        notes=(*setup.machine.notes, *setup.notes),
     )
 
 
@@ -145,9 +145,9 @@ class _ValueReplays:
     """Makes the replays of one stage, the same rules for all."""
 
     def __init__(
-        self, stage: ReplaySetup, model: DurationModel | None, site: ReplayTarget, *, seed: int, progress: Progress
+        self, setup: ReplaySetup, model: DurationModel | None, site: ReplayTarget, *, seed: int, progress: Progress
     ) -> None:
-        self._stage, self._model, self._seed, self._progress = stage, model, seed, progress
+        self._setup, self._model, self._seed, self._progress = setup, model, seed, progress
         self._again_s = int(site.predict_again.total_seconds()) if site.predict_again else None
         self._today = self._replay(TODAY, Policy.FIFO)
         self._guard = self._bound(site.promote_after)
@@ -187,12 +187,12 @@ class _ValueReplays:
     def _predictor(self, forecaster: Forecaster | None) -> ReplayTrainedPredictor:
         """Return a predictor that begins with ``forecaster``; the controls are never trained."""
         return ReplayTrainedPredictor(
-            self._stage.machine.jobs,
-            history=self._stage.before,
+            self._setup.machine.jobs,
+            history=self._setup.before,
             model=forecaster,
             refit=isinstance(forecaster, DurationModel),
             seed=self._seed,
-            timezone=self._stage.timezone,
+            timezone=self._setup.timezone,
         )
 
     def _ask(self, name: str, predictor: ReplayTrainedPredictor, *, guard: WaitBound | None) -> Replay:
@@ -201,15 +201,15 @@ class _ValueReplays:
         )
 
     def _replay(self, name: str, policy: Policy, **options: Any) -> Replay:
-        stage, said = self._stage, f"Replaying: {REPLAY_NAMES[name]}"
-        n_jobs = len(stage.workload)
-        options = {"run_time_s": stage.workload.run_time_s.astype(np.float64), **options}
+        setup, said = self._setup, f"Replaying: {REPLAY_NAMES[name]}"
+        n_jobs = len(setup.workload)
+        options = {"run_time_s": setup.workload.run_time_s.astype(np.float64), **options}
         result = replay(
-            stage.workload,
-            stage.machine.shape,
+            setup.workload,
+            setup.machine.shape,
             backfill=Backfill.EASY,
             order=ORDERS[policy],
-            estimate_s=stage.limit_s,
+            estimate_s=setup.limit_s,
             progress=lambda done: self._progress(said, done / n_jobs),
             **options,
         )
@@ -218,7 +218,7 @@ class _ValueReplays:
 
     def _summary(self, result: Replay) -> QueueSummary:
         return measure(
-            self._stage,
+            self._setup,
             policy=Policy.QSSF.value,
             run_times=None,
             estimates=None,

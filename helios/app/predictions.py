@@ -181,7 +181,7 @@ class PredictorState:
     timezone: str
     edition: tuple[int, str]
     predictor: LivePredictor | None = None
-    trouble: str = ""
+    problem: str = ""
 
     def predict(self, queue: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return ``PREDICTIONS`` of jobs as if submitted now; see :meth:`helios.predict.LivePredictor.predict`."""
@@ -246,7 +246,7 @@ class LivePredictions:
             record = warehouse.model(self._cluster)
         except NotEnoughHistory:
             record = None
-        model, trouble = _model_of(record) if record else (None, "")
+        model, problem = _model_of(record) if record else (None, "")
         timezone = warehouse.timezone(self._cluster) or "UTC"
         history, predictor = self._brought_up_to_date(warehouse, timezone) or self._read_anew(warehouse, timezone)
         predictor.model = model
@@ -257,7 +257,7 @@ class LivePredictions:
             timezone=timezone,
             edition=edition,
             predictor=predictor,
-            trouble=trouble,
+            problem=problem,
         )
 
     def _read_anew(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor]:
@@ -303,7 +303,7 @@ def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
     try:
         return from_record(record), ""
     except ModelUnreadable as reason:
-        return None, f"{reason.fact.rstrip('.')}. {UNTRUSTED}"
+        return None, f"{reason.message.rstrip('.')}. {UNTRUSTED}"
 
 
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:

@@ -58,7 +58,7 @@ def parse_nodes(text: str) -> dict[str, int]:
         if not count.isdecimal() or int(count) < 1 or (name or POOL) in nodes:
             raise UsageError(
                 f"--nodes {text!r} is not understood.",
-                remedy="Write --nodes PARTITION=N[,PARTITION=N...], or --nodes N to pool all jobs on N nodes.",
+                hint="Write --nodes PARTITION=N[,PARTITION=N...], or --nodes N to pool all jobs on N nodes.",
             )
         nodes[name or POOL] = int(count)
     return nodes
@@ -107,13 +107,13 @@ def replay_cluster_for(
     elif named.isna().any():
         raise PartitionUnknown(
             f"{int(named.isna().sum()):,} jobs have no partition, and the cluster is described with {len(nodes)}.",
-            remedy="Pool all jobs with --nodes N.",
+            hint="Pool all jobs with --nodes N.",
         )
     kept = named.isin(list(nodes))
     if not kept.any():
         raise PartitionUnknown(
             f"No job belongs to a partition of --nodes ({', '.join(nodes)}).",
-            remedy=f"The trace has: {', '.join(sorted(named.dropna().unique())[:20])}. Or pool all: --nodes N.",
+            hint=f"The trace has: {', '.join(sorted(named.dropna().unique())[:20])}. Or pool all: --nodes N.",
         )
     if not kept.all():
         left_out = ", ".join(sorted(named[~kept].unique())[:10])
@@ -131,7 +131,7 @@ def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:
     if (total := max(sum(nodes.values()), 1) * gpus_per_node) > MOST:
         raise UsageError(
             f"{sum(nodes.values()):,} nodes of {gpus_per_node:,} are {total:,}, and a replay can have {MOST:,}.",
-            remedy="Check --nodes and --gpus-per-node.",
+            hint="Check --nodes and --gpus-per-node.",
         )
     counts = np.array(list(nodes.values()), dtype=np.int32)
     return ClusterShape(
@@ -161,20 +161,20 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
         return machine
     worst = int(np.argmax(np.where(fits, 0, machine.size - capacity)))
     partition = machine.shape.partitions[machine.partition[worst]]
-    fact = (
+    message = (
         f"{int((~fits).sum()):,} jobs are larger than their whole partition; job "
         f"{machine.jobs['job_id'].iloc[worst]} asks for {machine.size[worst]}, {partition} has {capacity[worst]}"
     )
     if not skip:
         raise JobLargerThanPartition(
-            f"{fact}.", remedy=f"Give it more: --nodes {partition}=N, or leave them out: --oversized skip"
+            f"{message}.", hint=f"Give it more: --nodes {partition}=N, or leave them out: --oversized skip"
         )
     return ReplayCluster(
         shape=machine.shape,
         jobs=machine.jobs[fits].reset_index(drop=True),
         partition=machine.partition[fits],
         size=machine.size[fits],
-        notes=(*machine.notes, f"Left out: {fact}."),
+        notes=(*machine.notes, f"Left out: {message}."),
     )
 
 

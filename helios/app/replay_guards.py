@@ -40,23 +40,23 @@ class UserCap:
         ``control.most_of_one_user``.
     """
 
-    def __init__(self, cluster: SteppableReplay, seats: int, share: float) -> None:
+    def __init__(self, cluster: SteppableReplay, active_services: int, share: float) -> None:
         self._cluster, self._share = cluster, share
         every = cluster.rows(np.arange(len(cluster.started_s)), None)
         # Who is not known is nobody in particular: all such are one, as live.
         self._user, self._partition = (pd.factorize(every.values(name))[0] for name in ("user", "partition"))
         self._eligible_s = every.values("eligible_at").astype("datetime64[us]").view(np.int64) // _SECOND_US
         jobs = len(every.jobs) + 1  # the last in place of NOBODY, whose position is -1
-        self._asked, self._passed = (np.full((seats, jobs), np.nan) for _ in range(2))
+        self._asked, self._passed = (np.full((active_services, jobs), np.nan) for _ in range(2))
 
     @property
     def binds(self) -> bool:
         """Whether there is more than one user, so that anything could be made neutral."""
         return bool((self._user != self._user[:1]).any())
 
-    def passed(self, seat: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
+    def passed(self, active: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
         """Take what a service wishes anew, NaN: no longer; return that as it passes, and with it what it changes."""
-        asked, passed = self._asked[seat], self._passed[seat]
+        asked, passed = self._asked[active], self._passed[active]
         asked[jobs] = urgency
         asked[-1] = np.nan
         waiting = self._cluster.waiting()
@@ -136,14 +136,14 @@ class ReplayGuards:
         As ``control.most_of_one_user`` has it; 1: no cap.
     """
 
-    def __init__(self, cluster: SteppableReplay, seats: int, most_of_one_user: float = 1.0) -> None:
-        self._cluster, self._alone = cluster, seats == 1
+    def __init__(self, cluster: SteppableReplay, active_services: int, most_of_one_user: float = 1.0) -> None:
+        self._cluster, self._alone = cluster, active_services == 1
         jobs = len(cluster.started_s) + 1  # the last in place of NOBODY, whose position is -1
         self._ordered_by = np.full(jobs, FREE, dtype=np.int16)
         self._is_named = np.zeros(jobs, dtype=np.bool_)
-        self._named = [np.empty(0, dtype=np.int64)] * seats
+        self._named = [np.empty(0, dtype=np.int64)] * active_services
         self._limited_by: dict[str, int] = {}
-        cap = UserCap(cluster, seats, most_of_one_user) if most_of_one_user < 1 else None
+        cap = UserCap(cluster, active_services, most_of_one_user) if most_of_one_user < 1 else None
         self._cap = cap if cap is not None and cap.binds else None
 
     @property
@@ -151,24 +151,24 @@ class ReplayGuards:
         """Whether who starts or comes may change what another job may have, though nothing new is wished."""
         return self._cap is not None
 
-    def wish(self, seat: int, jobs: Positions, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+    def change(self, active: int, jobs: Positions, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies of pending jobs by position, NaN: they are not named; say how many jobs ended in each way."""
         if self._cap is not None:
-            jobs, urgency = self._cap.passed(seat, jobs, urgency)
+            jobs, urgency = self._cap.passed(active, jobs, urgency)
         unnamed = np.isnan(urgency)
         if self._alone and not unnamed.any():
-            self._ordered_by[jobs] = seat
+            self._ordered_by[jobs] = active
             self._ordered_by[-1] = FREE
-            return self._cluster.wish(jobs, urgency)
+            return self._cluster.change(jobs, urgency)
         owner = self._ordered_by[jobs]
-        dropped, another = unnamed & (owner == seat), ~unnamed & (owner < seat)
+        dropped, another = unnamed & (owner == active), ~unnamed & (owner < active)
         its = ~unnamed & ~another
-        self._ordered_by[jobs[its]] = seat
+        self._ordered_by[jobs[its]] = active
         self._ordered_by[jobs[dropped]] = self._ordered_by[-1] = FREE
-        outcomes = self._cluster.wish(jobs, np.where(its, urgency, np.where(dropped, 0.0, np.nan)))
+        outcomes = self._cluster.change(jobs, np.where(its, urgency, np.where(dropped, 0.0, np.nan)))
         return _and(outcomes, Result.REFUSED, int(another.sum()))
 
-    def act(self, seat: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
+    def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Do what a service proposes, and take back what it no longer does; say how many jobs ended in each way."""
         restores = [action for action in actions if isinstance(action, RevertJobs)]
         orders = [action for action in actions if isinstance(action, Reorder)]
@@ -176,21 +176,21 @@ class ReplayGuards:
         if restores:
             orders = [_left_of(order, restores) for order in orders]
             limits = [limit for limit in limits if not _covers(restores, JobSetting.SOFT_LIMIT, limit.job_id)]
-        outcomes = self._order(seat, orders) if orders or len(self._named[seat]) else {}
-        if not limits and seat not in self._limited_by.values():
+        outcomes = self._order(active, orders) if orders or len(self._named[active]) else {}
+        if not limits and active not in self._limited_by.values():
             return outcomes
-        return Counter(outcomes) + Counter(self._limit(seat, limits))
+        return Counter(outcomes) + Counter(self._limit(active, limits))
 
-    def release(self, seat: int) -> Mapping[Result, int]:
+    def release(self, active: int) -> Mapping[Result, int]:
         """Take back all that a service has."""
-        return self.act(seat, ())
+        return self.act(active, ())
 
-    def _order(self, seat: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
+    def _order(self, active: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
         jobs, urgency = self._places(orders)
-        dropped, self._named[seat] = self._unnamed(seat, jobs), jobs
+        dropped, self._named[active] = self._unnamed(active, jobs), jobs
         if len(dropped):
             jobs, urgency = np.concatenate((jobs, dropped)), np.concatenate((urgency, np.full(len(dropped), np.nan)))
-        return self.wish(seat, jobs, urgency)
+        return self.change(active, jobs, urgency)
 
     def _places(self, orders: Sequence[Reorder]) -> tuple[Positions, NDArray[np.float64]]:
         """Return the jobs that orders name by position, each once, as the last of them has it, and their urgencies."""
@@ -201,31 +201,31 @@ class ReplayGuards:
         distinct, last = np.unique(jobs, return_index=True)
         return distinct, urgency[last]
 
-    def _unnamed(self, seat: int, named: Positions) -> Positions:
-        """Return the pending jobs that ``seat`` has, named the last time, and does not name."""
-        before = self._named[seat]
+    def _unnamed(self, active: int, named: Positions) -> Positions:
+        """Return the pending jobs that ``active`` has, named the last time, and does not name."""
+        before = self._named[active]
         self._is_named[named] = True
         unnamed: Positions = before[~self._is_named[before]]
         self._is_named[named] = False
-        its: Positions = unnamed[self._ordered_by[unnamed] == seat]
+        its: Positions = unnamed[self._ordered_by[unnamed] == active]
         pending: Positions = its[self._cluster.started_s[its] == NEVER]
         return pending
 
-    def _limit(self, seat: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
-        its = [limit for limit in limits if self._limited_by.get(limit.job_id, seat) >= seat]
+    def _limit(self, active: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
+        its = [limit for limit in limits if self._limited_by.get(limit.job_id, active) >= active]
         outcomes = self._cluster.apply(its)
         stands = {outcome.job_id for outcome in outcomes if outcome.result in _STANDS}
-        self._limited_by.update(dict.fromkeys(stands, seat))
-        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(seat, but=stands))
+        self._limited_by.update(dict.fromkeys(stands, active))
+        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(active, but=stands))
         return _and(counts, Result.REFUSED, len(limits) - len(its))
 
-    def _take_back_limits(self, seat: int, *, but: set[str]) -> Iterator[Result]:
+    def _take_back_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
         """Take back the soft limits of a service but some, and yield what became of those that still pend."""
-        dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == seat and job_id not in but)
+        dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == active and job_id not in but)
         for job_id in dropped:
             del self._limited_by[job_id]
         if dropped:
-            restore = RevertJobs(lever=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            restore = RevertJobs(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
             yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
 
 
@@ -238,8 +238,8 @@ def _left_of(order: Reorder, restores: Sequence[RevertJobs]) -> Reorder:
     return Reorder(partition=order.partition, order=places, reason=order.reason)
 
 
-def _covers(restores: Sequence[RevertJobs], lever: JobSetting, job_id: str) -> bool:
+def _covers(restores: Sequence[RevertJobs], setting: JobSetting, job_id: str) -> bool:
     return any(
-        restore.lever in (None, lever) and (restore.job_ids is None or job_id in restore.job_ids)
+        restore.setting in (None, setting) and (restore.job_ids is None or job_id in restore.job_ids)
         for restore in restores
     )

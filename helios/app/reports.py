@@ -97,7 +97,7 @@ def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
         if since >= until:
             raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
-                remedy="Give a start (-S) before the end (-E).",
+                hint="Give a start (-S) before the end (-E).",
             )
         yield ReportContext(
             warehouse=warehouse,
@@ -193,53 +193,61 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
 
 def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
     """Report jobs, hours, waits and failures of jobs submitted in the window, by user, account or partition."""
-    with open_context(ask) as desk:
-        jobs = desk.jobs(desk.since, desk.until)
-        return desk.finished(
+    with open_context(ask) as operations:
+        jobs = operations.jobs(operations.since, operations.until)
+        return operations.finished(
             usage_by(
                 group,
                 jobs,
-                predictions=desk.warehouse.predictions(desk.cluster, since=desk.since, until=desk.until),
-                at=desk.until,
-                title=desk.title(f"Jobs by {group}"),
-                timezone=desk.timezone,
+                predictions=operations.warehouse.predictions(
+                    operations.cluster, since=operations.since, until=operations.until
+                ),
+                at=operations.until,
+                title=operations.title(f"Jobs by {group}"),
+                timezone=operations.timezone,
             )
         )
 
 
 def queue_report(ask: ReportQuery) -> ReportTable:
     """Report the queue at the window's end; where a start is given, over the window."""
-    with open_context(ask) as desk:
+    with open_context(ask) as operations:
         if ask.start is None:
-            jobs = desk.jobs(desk.until - LONGEST_HELD, desk.until)
-            predictions = desk.warehouse.predictions(desk.cluster, since=desk.until - LONGEST_HELD, until=desk.until)
-            title = f"{desk.cluster}: the queue at {desk.written(desk.until)} ({desk.timezone})"
-            return desk.finished(
-                queue_at(jobs, predictions=predictions, at=desk.until, title=title, timezone=desk.timezone)
+            jobs = operations.jobs(operations.until - LONGEST_HELD, operations.until)
+            predictions = operations.warehouse.predictions(
+                operations.cluster, since=operations.until - LONGEST_HELD, until=operations.until
             )
-        return desk.finished(
+            title = f"{operations.cluster}: the queue at {operations.written(operations.until)} ({operations.timezone})"
+            return operations.finished(
+                queue_at(jobs, predictions=predictions, at=operations.until, title=title, timezone=operations.timezone)
+            )
+        return operations.finished(
             queue_over_time(
-                desk.jobs(desk.since - LONGEST_HELD, desk.until),
-                since=desk.since,
-                until=desk.until,
-                title=desk.title("The queue"),
-                timezone=desk.timezone,
+                operations.jobs(operations.since - LONGEST_HELD, operations.until),
+                since=operations.since,
+                until=operations.until,
+                title=operations.title("The queue"),
+                timezone=operations.timezone,
             )
         )
 
 
 def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
     """Report how far off predictions of jobs submitted in the window were, beside the user's last ended run."""
-    with open_context(ask) as desk:
-        past = desk.warehouse.jobs(desk.cluster, until=desk.until, columns=["user", "ended_at", "run_time_s"])
-        return desk.finished(
+    with open_context(ask) as operations:
+        past = operations.warehouse.jobs(
+            operations.cluster, until=operations.until, columns=["user", "ended_at", "run_time_s"]
+        )
+        return operations.finished(
             prediction_accuracy(
-                desk.jobs(desk.since, desk.until),
-                predictions=desk.warehouse.predictions(desk.cluster, since=desk.since, until=desk.until),
+                operations.jobs(operations.since, operations.until),
+                predictions=operations.warehouse.predictions(
+                    operations.cluster, since=operations.since, until=operations.until
+                ),
                 past=past,
-                title=desk.title("Predicted and true run times"),
+                title=operations.title("Predicted and true run times"),
                 by=by,
-                timezone=desk.timezone,
+                timezone=operations.timezone,
             )
         )
 
@@ -254,40 +262,40 @@ def decision_report(
     actions: Collection[str] = (),
 ) -> ReportTable:
     """Report the audit's lines of the window; users, accounts and partitions choose the jobs they are about."""
-    with open_context(ask) as desk:
-        decisions = desk.warehouse.decisions(desk.cluster, since=desk.since, until=desk.until)
+    with open_context(ask) as operations:
+        decisions = operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until)
         if ask.users or ask.accounts or ask.partitions:
-            about = desk.jobs(desk.since - LONGEST_HELD, desk.until)
+            about = operations.jobs(operations.since - LONGEST_HELD, operations.until)
             ids = {*about["job_id"].dropna(), *about["array_job_id"].dropna(), *ask.partitions}
             decisions = decisions[decisions["target"].isin(list(ids))]
         return decision_rows(
             decisions,
-            title=desk.title("Decisions"),
+            title=operations.title("Decisions"),
             services=services,
             targets=job_ids,
             results=results,
             modes=modes,
             actions=actions,
-            timezone=desk.timezone,
+            timezone=operations.timezone,
         )
 
 
 def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
     """Report per day and service what was proposed, done and refused, and when Helios kept still."""
-    with open_context(ask) as desk:
+    with open_context(ask) as operations:
         return service_days(
-            desk.warehouse.decisions(desk.cluster, since=desk.since, until=desk.until),
-            title=desk.title("Services"),
-            turns=desk.warehouse.turns(desk.cluster, since=desk.since, until=desk.until),
+            operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until),
+            title=operations.title("Services"),
+            cycles=operations.warehouse.cycles(operations.cluster, since=operations.since, until=operations.until),
             services=services,
-            timezone=desk.timezone,
+            timezone=operations.timezone,
         )
 
 
 def energy_report(ask: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
     """Report what the nodes did and drew in the window, and what sleep saved, by day, partition or node."""
-    with open_context(ask) as desk:
-        return desk.ledger(desk.since, desk.until, energy=energy, by=by)
+    with open_context(ask) as operations:
+        return operations.ledger(operations.since, operations.until, energy=energy, by=by)
 
 
 def shadow_report(
@@ -302,9 +310,9 @@ def shadow_report(
 
     Without ``nodes`` the cluster's own are taken from the warehouse; where it knows none, the peak demand.
     """
-    with open_context(ask) as desk:
-        begin, end = desk.day(day)
-        return desk.cluster, desk.shadow(
+    with open_context(ask) as operations:
+        begin, end = operations.day(day)
+        return operations.cluster, operations.shadow(
             begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
         )
 
@@ -414,7 +422,7 @@ def _machine(
             replayable, resource=resource, nodes=nodes, gpus_per_node=gpus_per_node, skip_oversized=True
         )
     except (PartitionUnknown, JobLargerThanPartition) as reason:
-        return None, [*notes, f"The day was not replayed: {reason.fact}"]
+        return None, [*notes, f"The day was not replayed: {reason.message}"]
     return machine, [*notes, *machine.notes]
 
 

@@ -117,7 +117,7 @@ class Resampler:
         return len(self.kind)
 
 
-def resampler_for(stage: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
+def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
     """Return what can be drawn from a stage: weeks, days where there are too few, seeds where those are too few.
 
     Parameters
@@ -125,7 +125,7 @@ def resampler_for(stage: ReplaySetup, over: ResampledUnit | None = None) -> Resa
     over : Over, optional
         Draw these, even if they are few; there is one at least.
     """
-    begins_s, span_s = stage.window_s[0], stage.window_s[1] - stage.window_s[0]
+    begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
     weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + QUIET_S) // DAY_S
     if over is None:
         over = (
@@ -138,24 +138,24 @@ def resampler_for(stage: ReplaySetup, over: ResampledUnit | None = None) -> Resa
     if over is ResampledUnit.WEEKS:
         return Resampler(over=over, begins_s=begins_s, block_s=WEEK_S, kind=np.zeros(max(weeks, 1), dtype=np.int64))
     if over is ResampledUnit.DAYS:
-        kind = _kinds_of_days(begins_s, max(days, 1), stage.timezone)
+        kind = _kinds_of_days(begins_s, max(days, 1), setup.timezone)
         return Resampler(over=over, begins_s=begins_s, block_s=DAY_S, kind=kind)
     return Resampler(over=over, begins_s=begins_s, block_s=HOUR_S, kind=np.zeros(0, dtype=np.int64))
 
 
-def redraw(stage: ReplaySetup, urn: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
+def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
     """Return the stage with other weeks, days or arrivals; the same for the same ``repeat`` and ``seed``."""
     rng = np.random.default_rng([seed, repeat])
-    return _jittered(stage, rng) if urn.over is ResampledUnit.SEEDS else _laid_end_to_end(stage, urn, rng)
+    return _jittered(setup, rng) if resampler.over is ResampledUnit.SEEDS else _laid_end_to_end(setup, resampler, rng)
 
 
-def resampled_predictor(stage: ReplaySetup, taught: DurationModel | None, question: WhatIfRequest) -> ReplayPredictor:
+def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
     """Return a predictor that learns on the way, and from no job twice."""
-    if stage.first is None:
-        return predictor_for(stage, taught, question)
-    new = stage.first == np.arange(len(stage.first))
-    firsts = replace(stage, machine=replace(stage.machine, jobs=stage.machine.jobs[new].reset_index(drop=True)))
-    return DeduplicatingPredictor(predictor_for(firsts, taught, question), stage.first)
+    if setup.first is None:
+        return predictor_for(setup, taught, request)
+    new = setup.first == np.arange(len(setup.first))
+    firsts = replace(setup, machine=replace(setup.machine, jobs=setup.machine.jobs[new].reset_index(drop=True)))
+    return DeduplicatingPredictor(predictor_for(firsts, taught, request), setup.first)
 
 
 def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]:
@@ -165,47 +165,47 @@ def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]
     return np.asarray(weekday >= 5, dtype=np.int64)
 
 
-def _laid_end_to_end(stage: ReplaySetup, urn: Resampler, rng: np.random.Generator) -> ReplaySetup:
-    submitted_s = stage.workload.submitted_s
-    block = np.where(stage.counted, (submitted_s - urn.begins_s) // urn.block_s, -1)
-    rows_of = [np.flatnonzero(block == number) for number in range(urn.blocks)]
-    alike = [np.flatnonzero(urn.kind == kind) for kind in urn.kind]
+def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
+    submitted_s = setup.workload.submitted_s
+    block = np.where(setup.counted, (submitted_s - resampler.begins_s) // resampler.block_s, -1)
+    rows_of = [np.flatnonzero(block == number) for number in range(resampler.blocks)]
+    alike = [np.flatnonzero(resampler.kind == kind) for kind in resampler.kind]
     while True:
         drawn = [int(rng.choice(among)) for among in alike]
         if any(len(rows_of[number]) for number in drawn):
             break
-    early = np.flatnonzero(~stage.counted)
+    early = np.flatnonzero(~setup.counted)
     rows = np.concatenate([early, *(rows_of[number] for number in drawn)])
-    moved = [(place - number) * urn.block_s for place, number in enumerate(drawn)]
+    moved = [(place - number) * resampler.block_s for place, number in enumerate(drawn)]
     sizes = [len(rows_of[number]) for number in drawn]
     later_s = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(moved, sizes)])
-    place = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(urn.blocks), sizes)])
-    return _taken(stage, rows, later_s.astype(np.int64), place)
+    place = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(resampler.blocks), sizes)])
+    return _taken(setup, rows, later_s.astype(np.int64), place)
 
 
-def _jittered(stage: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
+def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     """Move each burst, the jobs that one user submits in one second, to another second of its hour."""
-    submitted_s = stage.workload.submitted_s
-    user = stage.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
+    submitted_s = setup.workload.submitted_s
+    user = setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
     _, burst = np.unique(np.stack([submitted_s, user]), axis=1, return_inverse=True)
     within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
     # None before the replay opens: what came before it is the predictor's history.
     drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
-    later_s = np.where(stage.counted, drawn_s - submitted_s, 0)
-    return _taken(stage, np.arange(len(submitted_s)), later_s, np.zeros(len(submitted_s), dtype=np.int64))
+    later_s = np.where(setup.counted, drawn_s - submitted_s, 0)
+    return _taken(setup, np.arange(len(submitted_s)), later_s, np.zeros(len(submitted_s), dtype=np.int64))
 
 
 def _taken(
-    stage: ReplaySetup, rows: NDArray[np.int64], later_s: NDArray[np.int64], place: NDArray[np.int64]
+    setup: ReplaySetup, rows: NDArray[np.int64], later_s: NDArray[np.int64], place: NDArray[np.int64]
 ) -> ReplaySetup:
     """Return the stage with the jobs ``rows``, each so much later; in a place above 0 under an id of that place."""
-    jobs = _moved(stage.machine.jobs.iloc[rows].reset_index(drop=True), later_s, place)
+    jobs = _moved(setup.machine.jobs.iloc[rows].reset_index(drop=True), later_s, place)
     order = _order_of(jobs)
     jobs, rows, later_s = jobs.iloc[order].reset_index(drop=True), rows[order], later_s[order]
     _, earliest, of = np.unique(rows, return_index=True, return_inverse=True)
-    workload, machine = stage.workload, stage.machine
+    workload, machine = setup.workload, setup.machine
     return replace(
-        stage,
+        setup,
         machine=replace(machine, jobs=jobs, partition=machine.partition[rows], size=machine.size[rows]),
         workload=Workload(
             job_id=jobs["job_id"].to_numpy(dtype=object),
@@ -214,8 +214,8 @@ def _taken(
             gpus=workload.gpus[rows],
             partition=workload.partition[rows],
         ),
-        counted=stage.counted[rows],
-        limit_s=stage.limit_s[rows],
+        counted=setup.counted[rows],
+        limit_s=setup.limit_s[rows],
         first=earliest[of].astype(np.int64),
     )
 

@@ -65,7 +65,7 @@ def _length_or_never_s(text: Any) -> int | None:
 
 def _share(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise UsageError(f"{value!r} is not a share.", remedy="Write 0.9, or 0 for none")
+        raise UsageError(f"{value!r} is not a share.", hint="Write 0.9, or 0 for none")
     return float(value)
 
 
@@ -100,13 +100,13 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
     there = {name: option for name, option in OPTIONS.items() if option.of in ("", policy) and policy != SRTF}
     if unknown := [name for name in written if name not in there]:
         has = "; ".join(f"{name}: {option.told}" for name, option in there.items()) or "none"
-        raise UsageError(f"{policy} has no option {', '.join(unknown)}.", remedy=f"Its options: {has}")
+        raise UsageError(f"{policy} has no option {', '.join(unknown)}.", hint=f"Its options: {has}")
     read = {there[name].kept_as: there[name].read(value) for name, value in written.items()}
     if "patience_s" in read and len(read) > 1:
         raise UsageError(
             f"{', '.join(name for name in written if name != 'patience')} of {policy} has no part where patience is "
             "told.",
-            remedy="Write a second table, as [[options.balanced]] twice: one with patience, one with the others.",
+            hint="Write a second table, as [[options.balanced]] twice: one with patience, one with the others.",
         )
     options = tuple(sorted(read.items()))
     wait_bound(policy, options)  # refuses what no bound can be
@@ -188,12 +188,12 @@ class Scenario:
         if self.policy is Policy.SRTF and self.backfill in RESERVING:
             raise UsageError(
                 f"SRTF preempts instead of reserving, so backfill {self.backfill} has no meaning for it.",
-                remedy="Use --backfill none or --backfill skip with srtf.",
+                hint="Use --backfill none or --backfill skip with srtf.",
             )
         if self.run_times in {RunTimes.LIMIT, RunTimes.EXPECTED}:
             raise UsageError(
                 "Queues are ordered by predicted (median) or true run times, not by time limits or expected run times.",
-                remedy="Use --run-times predicted or --run-times true.",
+                hint="Use --run-times predicted or --run-times true.",
             )
 
     @property
@@ -252,13 +252,13 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
     for text in texts:
         parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
         if parts is None:
-            raise UsageError(f"{text!r} is not understood.", remedy="Write POLICY.OPTION=VALUE, as balanced.share=0.8")
+            raise UsageError(f"{text!r} is not understood.", hint="Write POLICY.OPTION=VALUE, as balanced.share=0.8")
         policy, name, value = parts.groups()
         told[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
     if strangers := set(told) - {plan.policy.value for plan in chosen}:
         raise UsageError(
             f"{', '.join(sorted(strangers))} is told something, and is not replayed.",
-            remedy=f"Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
+            hint=f"Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
         )
     options = {policy: read_options(policy, written) for policy, written in told.items()}
     return [replace(plan, options=options.get(plan.policy.value, ())) for plan in chosen]

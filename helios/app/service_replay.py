@@ -80,10 +80,10 @@ class ReplayPredictions:
         cluster: SteppableReplay,
         predictor: NamedPredictor,
         predict_again_s: int | None,
-        reckoning: BacklogEstimator | None = None,
+        estimator: BacklogEstimator | None = None,
     ) -> None:
         self._cluster, self._predictor, self._period_s = cluster, predictor, predict_again_s
-        self._reckoning = reckoning
+        self._estimator = estimator
         self._n_asked = self._n_told = self._n_reckoned = 0
         self._quantiles_s = np.full((len(cluster.started_s), 3), np.nan)
         self.predictions = Predictions(
@@ -103,7 +103,7 @@ class ReplayPredictions:
             return
         if self._n_asked == 0:
             self._ask_s = NEVER if self._period_s is None else now_s + self._period_s
-            self._look_s = NEVER if self._reckoning is None else now_s + EVERY_S
+            self._look_s = NEVER if self._estimator is None else now_s + EVERY_S
         self._tell()
         jobs = np.arange(self._n_asked, arrived)
         self._quantiles_s[self._n_asked : arrived] = self._predictor.submitted(jobs, now_s)
@@ -131,13 +131,13 @@ class ReplayPredictions:
     def _reckon(self, jobs: NDArray[np.int64], now_s: int) -> bool:
         """Look at the backlog before which ``jobs`` wait, and say whether the longest is another."""
         self._look_s = now_s + EVERY_S
-        if self._reckoning is None:
+        if self._estimator is None:
             return False
         ended = self._cluster.ended[self._n_reckoned :]
         self._n_reckoned += len(ended)
         running, since_s = self._cluster.running()
         before_s = float(self.predictions.longest_backlog_s)
-        after_s = self._reckoning.look(
+        after_s = self._estimator.look(
             arrived=self._cluster.arrived,
             ended=(ended, self._cluster.ended_s[ended] - self._cluster.started_s[ended]),
             waiting=(jobs, self._quantiles_s[jobs] @ np.array(EXPECTED)),
@@ -238,8 +238,8 @@ class ReplayState:
 
 _Answer = TypeVar("_Answer")
 _Act = Callable[[], Mapping[Result, int]]
-RAISES_TO_BENCH = 3
-"""As ``control.raises_to_bench`` has it where a site says nothing."""
+FAILURES_TO_SUSPEND = 3
+"""As ``control.failures_to_suspend`` has it where a site says nothing."""
 MOMENTS_PER_REPORT = 500
 
 
@@ -270,19 +270,19 @@ class ReplayedService:
     every: timedelta
     asked: int = 0
     outcomes: Counter[Result] = field(default_factory=Counter)
-    troubles: Counter[str] = field(default_factory=Counter)
-    benched: bool = False
-    raises_to_bench: int = RAISES_TO_BENCH
+    problems: Counter[str] = field(default_factory=Counter)
+    suspended: bool = False
+    failures_to_suspend: int = FAILURES_TO_SUSPEND
     _failures: int = 0
     _due_s: int = -NEVER
 
     def is_due(self, now_s: int) -> bool:
         """Say whether it may be asked ``now_s``."""
-        return not self.benched and now_s >= self._due_s
+        return not self.suspended and now_s >= self._due_s
 
     def next_due_s(self) -> int:
         """Return when it may be asked again; NEVER: never."""
-        return NEVER if self.benched else self._due_s
+        return NEVER if self.suspended else self._due_s
 
     def passes(self, now_s: int) -> None:
         """Take its turn ``now_s`` without being asked, since it has nothing new to say."""
@@ -292,10 +292,12 @@ class ReplayedService:
         """Ask it; None: it raised, which is written down."""
         return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
 
-    def wishes(self, jobs: PendingRows, *, now_s: int) -> ChangeRequests | None:
+    def changes(self, jobs: PendingRows, *, now_s: int) -> ChangeRequests | None:
         """Ask it, being jobwise, about some jobs; None: it raised, which is written down."""
         service: Any = self.service
-        return self._answer(lambda: _checked_wishes(service.wishes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s)
+        return self._answer(
+            lambda: _checked_changes(service.changes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s
+        )
 
     def _answer(self, ask: Callable[[], _Answer], now_s: int) -> _Answer | None:
         self.asked += 1
@@ -303,9 +305,9 @@ class ReplayedService:
         try:
             answer = ask()
         except Exception as reason:  # because a service is anybody's code
-            self.troubles[f"{type(reason).__name__}: {reason}"] += 1
+            self.problems[f"{type(reason).__name__}: {reason}"] += 1
             self._failures += 1
-            self.benched = self._failures >= self.raises_to_bench
+            self.suspended = self._failures >= self.failures_to_suspend
             return None
         self._failures = 0
         return answer
@@ -313,16 +315,16 @@ class ReplayedService:
 
 def replay_services(
     cluster: SteppableReplay,
-    seats: Sequence[ReplayedService],
+    active_services: Sequence[ReplayedService],
     *,
     predictor: NamedPredictor,
     predict_again_s: int | None = None,
-    reckoning: BacklogEstimator | None = None,
+    estimator: BacklogEstimator | None = None,
     most_of_one_user: float = 1.0,
     jobwise: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Let everything happen that is to happen on ``cluster``, and ask the services of ``seats`` on the way.
+    """Let everything happen that is to happen on ``cluster``, and ask the services of ``active_services`` on the way.
 
     Parameters
     ----------
@@ -340,9 +342,13 @@ def replay_services(
     progress : callable, optional
         Called now and then with the number of jobs ended.
     """
-    claims = ReplayGuards(cluster, len(seats), most_of_one_user)
+    claims = ReplayGuards(cluster, len(active_services), most_of_one_user)
     played = _ReplayRun(
-        cluster, seats, ReplayPredictions(cluster, predictor, predict_again_s, reckoning), claims, jobwise=jobwise
+        cluster,
+        active_services,
+        ReplayPredictions(cluster, predictor, predict_again_s, estimator),
+        claims,
+        jobwise=jobwise,
     )
     moments = 0
     while (halt := played.next_halt()) is not None:
@@ -358,119 +364,121 @@ class _ReplayRun:
     def __init__(
         self,
         cluster: SteppableReplay,
-        seats: Sequence[ReplayedService],
-        foresight: ReplayPredictions,
+        active_services: Sequence[ReplayedService],
+        predictions: ReplayPredictions,
         claims: ReplayGuards,
         *,
         jobwise: bool,
     ) -> None:
-        self._cluster, self._foresight, self._claims = cluster, foresight, claims
-        self._seats = [(seat, _standing_of(seat, cluster) if jobwise else None) for seat in seats]
+        self._cluster, self._predictions, self._claims = cluster, predictions, claims
+        self._active_services = [
+            (active, _applied_of(active, cluster) if jobwise else None) for active in active_services
+        ]
         self._alarm_s = NEVER
 
     def next_halt(self) -> StopPoint | None:
         """Let time go on to where the predictor, or a service, is to be asked; None: all is over."""
         asks_from_s, alarm_from_s = NEVER, NEVER
-        for seat, standing in self._seats:
-            due_s = seat.next_due_s()
-            if standing is None or seat.every or self._claims.follows_the_queue:
+        for active, applied in self._active_services:
+            due_s = active.next_due_s()
+            if applied is None or active.every or self._claims.follows_the_queue:
                 alarm_from_s = min(alarm_from_s, due_s)
-            elif not seat.benched:
-                due_s = standing.next_s()
+            elif not active.suspended:
+                due_s = applied.next_s()
             asks_from_s = min(asks_from_s, due_s)
         return self._cluster.go_on(
             asks_from_s=asks_from_s,
             alarm_s=self._alarm_s,
             alarm_from_s=alarm_from_s,
-            before_s=self._foresight.again_s,
+            before_s=self._predictions.again_s,
         )
 
     def stop(self, halt: StopPoint) -> None:
         """Ask whoever is to be asked where time has stopped."""
         if halt.before:
-            self._hear(self._foresight.look_again(halt.moment_s))
+            self._hear(self._predictions.look_again(halt.moment_s))
             return
-        self._foresight.follow()
+        self._predictions.follow()
         self._alarm_s = self._ask(halt.moment_s) if halt.choice else NEVER
 
     def _hear(self, jobs: NDArray[np.int64]) -> None:
-        for _, standing in self._seats:
-            if standing is not None and len(jobs):
-                standing.changed(jobs)
+        for _, applied in self._active_services:
+            if applied is not None and len(jobs):
+                applied.changed(jobs)
 
     def _ask(self, now_s: int) -> int:
         """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""
-        later_s, shown = NEVER, _Shown(self._cluster, self._foresight)
+        later_s, shown = NEVER, _Shown(self._cluster, self._predictions)
         apply: list[tuple[ReplayedService, ReplayState | None, _Act]] = []
-        for number, (seat, standing) in enumerate(self._seats):
-            if not seat.is_due(now_s):
-                later_s = min(later_s, seat.next_due_s())
+        for number, (active, applied) in enumerate(self._active_services):
+            if not active.is_due(now_s):
+                later_s = min(later_s, active.next_due_s())
                 continue
-            if standing is None:
-                act = self._proposed(number, seat, shown.snapshot(), now_s)
+            if applied is None:
+                act = self._proposed(number, active, shown.snapshot(), now_s)
             else:
                 if apply:  # who acts before it may take what stands of it, or leave it, and it says all of that again
-                    standing.disturbed()
-                act = self._wished(number, seat, standing, now_s)
-            if seat.benched:
+                    applied.disturbed()
+                act = self._wished(number, active, applied, now_s)
+            if active.suspended:
                 act = partial(self._claims.release, number)
             if act is not None:
-                apply.append((seat, standing, act))
-        for seat, standing, act in apply:
-            self._count(seat, standing, act())
+                apply.append((active, applied, act))
+        for active, applied, act in apply:
+            self._count(active, applied, act())
         return later_s
 
-    def _proposed(self, number: int, seat: ReplayedService, snapshot: Snapshot, now_s: int) -> _Act | None:
+    def _proposed(self, number: int, active: ReplayedService, snapshot: Snapshot, now_s: int) -> _Act | None:
         """Ask a service about the whole queue; None: it raised, and what stands of it stays."""
-        proposals = seat.proposals(snapshot, now_s=now_s)
+        proposals = active.proposals(snapshot, now_s=now_s)
         return None if proposals is None else partial(self._claims.act, number, proposals)
 
-    def _wished(self, number: int, seat: ReplayedService, standing: ReplayState, now_s: int) -> _Act | None:
+    def _wished(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
         """Ask a jobwise service about those jobs alone of which it may wish something new."""
-        jobs = standing.outdated(now_s)
+        jobs = applied.outdated(now_s)
         if not len(jobs):
-            seat.passes(now_s)
+            active.passes(now_s)
             nothing = (np.empty(0, dtype=np.int64), np.empty(0))
-            return partial(self._claims.wish, number, *nothing) if self._claims.follows_the_queue else None
-        rows = self._cluster.rows(jobs, self._foresight.predictions)
-        wishes = seat.wishes(rows, now_s=now_s)
-        if wishes is None:
+            return partial(self._claims.change, number, *nothing) if self._claims.follows_the_queue else None
+        rows = self._cluster.rows(jobs, self._predictions.predictions)
+        changes = active.changes(rows, now_s=now_s)
+        if changes is None:
             return None
-        standing.told(jobs, wishes.until)
-        return partial(self._claims.wish, number, jobs, wishes.urgency)
+        applied.told(jobs, changes.until)
+        return partial(self._claims.change, number, jobs, changes.urgency)
 
-    def _count(self, seat: ReplayedService, standing: ReplayState | None, outcomes: Mapping[Result, int]) -> None:
+    def _count(self, active: ReplayedService, applied: ReplayState | None, outcomes: Mapping[Result, int]) -> None:
         for result, jobs in outcomes.items():
-            seat.outcomes[result] += jobs
-        if Result.DONE in outcomes and len(self._seats) > 1:
-            for _, other in self._seats:
-                if other is not None and other is not standing:
+            active.outcomes[result] += jobs
+        if Result.DONE in outcomes and len(self._active_services) > 1:
+            for _, other in self._active_services:
+                if other is not None and other is not applied:
                     other.disturbed()
 
 
 class _Shown:
     """What the services of a moment see, made once, and only if one of them looks at the whole queue."""
 
-    def __init__(self, cluster: SteppableReplay, foresight: ReplayPredictions) -> None:
-        self._cluster, self._foresight = cluster, foresight
+    def __init__(self, cluster: SteppableReplay, predictions: ReplayPredictions) -> None:
+        self._cluster, self._predictions = cluster, predictions
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
         if self._snapshot is None:
-            self._snapshot = self._cluster.look(self._foresight.predictions)
+            self._snapshot = self._cluster.look(self._predictions.predictions)
         return self._snapshot
 
 
-def _standing_of(seat: ReplayedService, cluster: SteppableReplay) -> ReplayState | None:
-    return ReplayState(cluster) if isinstance(seat.service, JobwiseService) else None
+def _applied_of(active: ReplayedService, cluster: SteppableReplay) -> ReplayState | None:
+    return ReplayState(cluster) if isinstance(active.service, JobwiseService) else None
 
 
-def _checked_wishes(wishes: ChangeRequests, n_jobs: int) -> ChangeRequests:
-    if len(wishes.urgency) != n_jobs or len(wishes.until) != n_jobs:
-        raise TypeError(f"{len(wishes.urgency)} wishes that hold until {len(wishes.until)} times, for {n_jobs} jobs")
-    if (np.abs(wishes.urgency) > 1).any():
+def _checked_changes(changes: ChangeRequests, n_jobs: int) -> ChangeRequests:
+    if len(changes.urgency) != n_jobs or len(changes.until) != n_jobs:
+        raise TypeError(f"{len(changes.urgency)} wishes that hold until {len(changes.until)} times, for {n_jobs} jobs")
+    if (np.abs(changes.urgency) > 1).any():
         raise ValueError("a wish has an urgency that is not between -1 and 1")
-    return wishes
+    return changes
 
 
 def _checked(actions: Iterable[Action]) -> list[JobAction]:
@@ -486,7 +494,7 @@ BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTim
 """What a Slurm site has without Helios, and what backfill plans with in a rehearsal."""
 CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
 """Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
-RESOLUTION = 10_000
+TOLERANCE = 10_000
 """Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
 PREDICT_AGAIN_S = 600
 """How often what waits is predicted again, as :class:`helios.app.prediction_value.ReplayTarget` has it and live turns do, s."""
@@ -518,8 +526,8 @@ class ReplayedServiceReport:
     service: str
     asked: int
     outcomes: Mapping[str, int]
-    troubles: Mapping[str, int]
-    benched: bool
+    problems: Mapping[str, int]
+    suspended: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -541,22 +549,22 @@ class ServiceReplay:
     """
 
     whatif: WhatIf
-    seats: tuple[ReplayedServiceReport, ...]
+    active_services: tuple[ReplayedServiceReport, ...]
     jobs_per_s: float
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the jobs themselves as plain values; the same question gives the same answer."""
-        return {**self.whatif.to_json(), "services": [seat.to_json() for seat in self.seats]}
+        return {**self.whatif.to_json(), "services": [active.to_json() for active in self.active_services]}
 
 
 def simulate_services(
     history: LoadedHistory,
-    question: WhatIfRequest,
+    request: WhatIfRequest,
     services: Mapping[str, Service],
     *,
     every: timedelta | None = None,
-    resolution: int = RESOLUTION,
-    raises_to_bench: int = RAISES_TO_BENCH,
+    tolerance: int = TOLERANCE,
+    failures_to_suspend: int = FAILURES_TO_SUSPEND,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
     progress: Progress = no_progress,
@@ -576,7 +584,7 @@ def simulate_services(
     resolution : int
         Bound of the SiteFactor that urgencies are counted in (``slurm.site_factor_most``).
     raises_to_bench : int
-        Times running that a service may raise, the last included (``control.raises_to_bench``).
+        Times running that a service may raise, the last included (``control.failures_to_suspend``).
     predict_again_s : int, optional
         How often jobs that wait are predicted again, s; None: never.
     most_of_one_user : float
@@ -587,23 +595,23 @@ def simulate_services(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`~helios.app.whatif.whatif`.
     """
-    staged = _staged(history, question, progress)
-    runs = [to_run(plan, staged.stage, None, progress) for plan in CONTROLS]
+    staged = _staged(history, request, progress)
+    runs = [to_run(plan, staged.setup, None, progress) for plan in CONTROLS]
     begun = perf_counter()
-    seats = _seats(services, every=every, raises_to_bench=raises_to_bench)
-    rehearsed, predictor = _played(
+    active_services = _active_services(services, every=every, failures_to_suspend=failures_to_suspend)
+    simulated, predictor = _played(
         staged,
-        seats,
-        resolution=resolution,
+        active_services,
+        tolerance=tolerance,
         predict_again_s=predict_again_s,
         most_of_one_user=most_of_one_user,
         progress=progress,
     )
-    jobs_per_s = len(staged.stage.workload) / (perf_counter() - begun)
-    said = [*describe_sources(predictor), *(trouble for seat in seats for trouble in _said_of(seat))]
+    jobs_per_s = len(staged.setup.workload) / (perf_counter() - begun)
+    said = [*describe_sources(predictor), *(problem for active in active_services for problem in _said_of(active))]
     return ServiceReplay(
-        whatif=answer_request(history, staged.question, staged.stage, runs=[*runs, rehearsed], said=said),
-        seats=tuple(map(_report, seats)),
+        whatif=answer_request(history, staged.request, staged.setup, runs=[*runs, simulated], said=said),
+        active_services=tuple(map(_report, active_services)),
         jobs_per_s=jobs_per_s,
     )
 
@@ -657,7 +665,7 @@ class SoftLimitGain:
 
 def soft_limit_gain(
     history: LoadedHistory,
-    question: WhatIfRequest,
+    request: WhatIfRequest,
     soft_limits: Service,
     *,
     beside: Mapping[str, Service] | None = None,
@@ -686,47 +694,47 @@ def soft_limit_gain(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`~helios.app.whatif.whatif`.
     """
-    staged = _staged(history, question, progress)
+    staged = _staged(history, request, progress)
     others = dict(beside or {})
     without, with_them = (
         _played(
             staged,
-            _seats(services, every=every),
+            _active_services(services, every=every),
             most_of_one_user=most_of_one_user,
             progress=progress,
         )[0]
         for services in (others, {**others, "soft_limits": soft_limits})
     )
-    return _gain(without, with_them, seed=question.seed)
+    return _gain(without, with_them, seed=request.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReplayInputs:
     cluster: str
-    question: WhatIfRequest
-    stage: ReplaySetup
+    request: WhatIfRequest
+    setup: ReplaySetup
     taught: DurationModel | None
     resource: str
 
 
-def _staged(history: LoadedHistory, question: WhatIfRequest, progress: Progress) -> _ReplayInputs:
-    asked = replace(question, plans=[_TAUGHT])
-    stage = prepare_replay(history, asked)
+def _staged(history: LoadedHistory, request: WhatIfRequest, progress: Progress) -> _ReplayInputs:
+    asked = replace(request, plans=[_TAUGHT])
+    setup = prepare_replay(history, asked)
     return _ReplayInputs(
         cluster=history.cluster,
-        question=asked,
-        stage=stage,
-        taught=train_predictor(history, stage, asked, progress),
+        request=asked,
+        setup=setup,
+        taught=train_predictor(history, setup, asked, progress),
         resource=replayed_resource(history, asked),
     )
 
 
-def _seats(
-    services: Mapping[str, Service], *, every: timedelta | None, raises_to_bench: int = RAISES_TO_BENCH
+def _active_services(
+    services: Mapping[str, Service], *, every: timedelta | None, failures_to_suspend: int = FAILURES_TO_SUSPEND
 ) -> list[ReplayedService]:
     return [
         ReplayedService(
-            name=name, service=it, every=it.every if every is None else every, raises_to_bench=raises_to_bench
+            name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
         )
         for name, it in services.items()
     ]
@@ -734,39 +742,39 @@ def _seats(
 
 def _played(
     staged: _ReplayInputs,
-    seats: Sequence[ReplayedService],
+    active_services: Sequence[ReplayedService],
     *,
-    resolution: int = RESOLUTION,
+    tolerance: int = TOLERANCE,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float,
     progress: Progress,
 ) -> tuple[Run, ReplayTrainedPredictor]:
     """Replay with services acting; return what is measured, and who predicted."""
-    stage, title = staged.stage, " + ".join(seat.name for seat in seats) or Policy.FIFO.value
+    setup, title = staged.setup, " + ".join(active.name for active in active_services) or Policy.FIFO.value
     cluster = SimCluster(
-        stage.workload,
-        stage.machine.shape,
-        stage.machine.jobs,
-        estimates_s=stage.limit_s,
+        setup.workload,
+        setup.machine.shape,
+        setup.machine.jobs,
+        estimates_s=setup.limit_s,
         name=staged.cluster,
-        resolution=resolution,
+        tolerance=tolerance,
         resource=staged.resource,
     )
-    predictor = predictor_for(stage, staged.taught, staged.question)
+    predictor = predictor_for(setup, staged.taught, staged.request)
     told = f"Rehearsing {title}"
     progress(told, 0.0)
     replay_services(
         cluster,
-        seats,
+        active_services,
         predictor=predictor,
         predict_again_s=predict_again_s,
-        reckoning=backlog_estimator_for(stage.workload, stage.machine.shape),
+        estimator=backlog_estimator_for(setup.workload, setup.machine.shape),
         most_of_one_user=most_of_one_user,
-        progress=lambda done: progress(told, done / len(stage.workload)),
+        progress=lambda done: progress(told, done / len(setup.workload)),
     )
     progress(told, 1.0)
     run = measure(
-        stage,
+        setup,
         policy=title,
         run_times=None,
         estimates=RunTimes.LIMIT.value,
@@ -801,18 +809,18 @@ def _gain(without: Run, with_them: Run, *, seed: int) -> SoftLimitGain:
     )
 
 
-def _report(seat: ReplayedService) -> ReplayedServiceReport:
+def _report(active: ReplayedService) -> ReplayedServiceReport:
     return ReplayedServiceReport(
-        service=seat.name,
-        asked=seat.asked,
-        outcomes={result.value: jobs for result, jobs in sorted(seat.outcomes.items())},
-        troubles=dict(seat.troubles),
-        benched=seat.benched,
+        service=active.name,
+        asked=active.asked,
+        outcomes={result.value: jobs for result, jobs in sorted(active.outcomes.items())},
+        problems=dict(active.problems),
+        suspended=active.suspended,
     )
 
 
-def _said_of(seat: ReplayedService) -> list[str]:
-    said = [f"Service {seat.name} raised {times} times: {trouble}" for trouble, times in seat.troubles.items()]
-    if seat.benched:
-        said.append(f"Service {seat.name} raised {seat.raises_to_bench} times running and was asked no more.")
+def _said_of(active: ReplayedService) -> list[str]:
+    said = [f"Service {active.name} raised {times} times: {problem}" for problem, times in active.problems.items()]
+    if active.suspended:
+        said.append(f"Service {active.name} raised {active.failures_to_suspend} times running and was asked no more.")
     return said

@@ -147,7 +147,7 @@ def learn_order(
     p50_s = np.empty(len(place))
     p50_s[place] = _predicted(predictor, jobs.workload.submitted_s[place], ended_s[place], progress)
     urgency = _wished(service, p50_s, jobs.workload.column("gpus"))
-    factors = np.array([site_factor(wish, most=most) for wish in urgency], dtype=np.int64)
+    factors = np.array([site_factor(change, most=most) for change in urgency], dtype=np.int64)
     return TrainedPredictor(
         site_factor=factors,
         notes=(
@@ -192,10 +192,10 @@ def _wished(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[n
         "p90_s": p50_s,
         "gpus": gpus.astype(np.int32),
         "urgency": np.zeros(len(p50_s)),
-        "hands_off": np.full(len(p50_s), np.nan, dtype=object),
+        "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
         "longest_backlog_s": np.full(len(p50_s), np.nan),
     }
-    return np.nan_to_num(service.wishes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
+    return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
 
 
 TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
@@ -263,7 +263,7 @@ class SlurmWhatIfResult:
 
 def slurm_whatif(
     history: LoadedHistory,
-    question: SlurmWhatIfRequest,
+    request: SlurmWhatIfRequest,
     *,
     services: Mapping[str, Service] | None = None,
     progress: Progress = no_progress,
@@ -284,40 +284,40 @@ def slurm_whatif(
     JobLargerThanPartition
         A job does not fit the site as described.
     """
-    stage = _stage(history, question)
-    today = _replayed(stage, question.site, "Slurm as it is set up", progress)
+    setup = _setup(history, request)
+    today = _replayed(setup, request.site, "Slurm as it is set up", progress)
     learned = learn_order(
-        stage.jobs,
+        setup.jobs,
         Qssf(Qssf.Options()),
         ended_s=today.ended_s,
-        before=stage.before,
+        before=setup.before,
         cluster=history.cluster,
         timezone=history.timezone,
-        most=question.site_factor_most,
-        seed=question.seed,
+        most=request.site_factor_most,
+        seed=request.seed,
         progress=progress,
     )
-    ordered = _replayed(stage, question.site, "Slurm, ordered by QSSF", progress, site_factor=learned.site_factor)
+    ordered = _replayed(setup, request.site, "Slurm, ordered by QSSF", progress, site_factor=learned.site_factor)
     textbook_s = pooled_easy(
-        stage.jobs, question.site, resource=stage.resource, default_time_limit_s=question.default_time_limit_s
+        setup.jobs, request.site, resource=setup.resource, default_time_limit_s=request.default_time_limit_s
     )
     runs = [
-        _run(TODAY, stage, question.site, today.started_s, today.ended_s),
-        _run(WITH_QSSF, stage, question.site, ordered.started_s, ordered.ended_s, run_times="predicted"),
+        _run(TODAY, setup, request.site, today.started_s, today.ended_s),
+        _run(WITH_QSSF, setup, request.site, ordered.started_s, ordered.ended_s, run_times="predicted"),
     ]
     said = list(learned.notes)
     if services:
-        run, acted = _rehearsed(history, question, stage, services, progress)
+        run, acted = _simulated(history, request, setup, services, progress)
         runs.append(run)
         said += acted
-    if question.otherwise is not None:
-        changed = _replayed(stage, question.otherwise, "other settings", progress)
-        runs.append(_run(OTHERWISE, stage, question.otherwise, changed.started_s, changed.ended_s))
-    textbook_ended_s = textbook_s + stage.jobs.workload.run_time_s
-    runs.append(_run(TEXTBOOK, stage, question.site, textbook_s, textbook_ended_s, estimates="limit"))
+    if request.otherwise is not None:
+        changed = _replayed(setup, request.otherwise, "other settings", progress)
+        runs.append(_run(OTHERWISE, setup, request.otherwise, changed.started_s, changed.ended_s))
+    textbook_ended_s = textbook_s + setup.jobs.workload.run_time_s
+    runs.append(_run(TEXTBOOK, setup, request.site, textbook_s, textbook_ended_s, estimates="limit"))
     return SlurmWhatIfResult(
-        whatif=_answered(history, question, stage, runs, said),
-        fidelity=_judged(stage, today.started_s, textbook_s),
+        whatif=_answered(history, request, setup, runs, said),
+        fidelity=_judged(setup, today.started_s, textbook_s),
     )
 
 
@@ -331,28 +331,28 @@ class _SlurmReplaySetup:
     resource: str
 
 
-def _stage(history: LoadedHistory, question: SlurmWhatIfRequest) -> _SlurmReplaySetup:
+def _setup(history: LoadedHistory, request: SlurmWhatIfRequest) -> _SlurmReplaySetup:
     submitted = history.jobs["submitted_at"]
-    since = pd.Timestamp(question.since) if question.since else submitted.min()
-    until = pd.Timestamp(question.until) if question.until else submitted.max() + timedelta(seconds=1)
-    opening = since - question.warm_up
+    since = pd.Timestamp(request.since) if request.since else submitted.min()
+    until = pd.Timestamp(request.until) if request.until else submitted.max() + timedelta(seconds=1)
+    opening = since - request.warm_up
     window = history.jobs[(submitted >= opening) & (submitted < until)]
     if window.empty:
         raise NotEnoughHistory(
             f"No job was submitted in the window; the history spans {submitted.min():%Y-%m-%d} to "
             f"{submitted.max():%Y-%m-%d}.",
-            remedy="Choose --from and --to within it.",
+            hint="Choose --from and --to within it.",
         )
-    jobs = slurm_jobs(window, question.site)
+    jobs = slurm_jobs(window, request.site)
     resource = "gpus" if bool((jobs.workload.column("gpus") > 0).any()) else "cpus"
     counted = (jobs.jobs["submitted_at"] >= since).to_numpy() & (jobs.workload.column(resource) > 0)
     if not counted.any():
-        raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(jobs.notes))
+        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
     return _SlurmReplaySetup(jobs=jobs, counted=counted, before=history.jobs[submitted < opening], resource=resource)
 
 
 def _replayed(
-    stage: _SlurmReplaySetup,
+    setup: _SlurmReplaySetup,
     site: SlurmSite,
     name: str,
     progress: Progress,
@@ -360,38 +360,38 @@ def _replayed(
     site_factor: NDArray[np.int64] | None = None,
 ) -> SlurmReplay:
     progress(f"Replaying {name}", 0.0)
-    result = replay_slurm(stage.jobs.workload, site, site_factor=site_factor)
+    result = replay_slurm(setup.jobs.workload, site, site_factor=site_factor)
     progress(f"Replaying {name}", 1.0)
     return result
 
 
-def _rehearsed(
+def _simulated(
     history: LoadedHistory,
-    question: SlurmWhatIfRequest,
-    stage: _SlurmReplaySetup,
+    request: SlurmWhatIfRequest,
+    setup: _SlurmReplaySetup,
     services: Mapping[str, Service],
     progress: Progress,
 ) -> tuple[Run, tuple[str, ...]]:
     """Replay today's setup with services acting in turns; return what is measured, and what they did."""
     found = simulate_services_on_slurm(
-        stage.jobs,
-        question.site,
+        setup.jobs,
+        request.site,
         services,
-        before=stage.before,
+        before=setup.before,
         cluster=history.cluster,
         timezone=history.timezone,
-        most=question.site_factor_most,
-        most_of_one_user=question.most_of_one_user,
-        seed=question.seed,
+        most=request.site_factor_most,
+        most_of_one_user=request.most_of_one_user,
+        seed=request.seed,
         progress=progress,
     )
     title = f"{' + '.join(services)}, in turns"
-    return _run(title, stage, question.site, found.replay.started_s, found.replay.ended_s), found.notes
+    return _run(title, setup, request.site, found.replay.started_s, found.replay.ended_s), found.notes
 
 
 def _run(
     policy: str,
-    stage: _SlurmReplaySetup,
+    setup: _SlurmReplaySetup,
     site: SlurmSite,
     started_s: NDArray[np.float64],
     ended_s: NDArray[np.float64],
@@ -399,11 +399,11 @@ def _run(
     run_times: str | None = None,
     estimates: str | None = None,
 ) -> Run:
-    counted, workload = stage.counted, stage.jobs.workload
+    counted, workload = setup.counted, setup.jobs.workload
     submitted, started, ended = (
         np.rint(times[counted]).astype(np.int64) for times in (workload.column("eligible_s"), started_s, ended_s)
     )
-    size = workload.column(stage.resource)[counted].astype(np.int32)
+    size = workload.column(setup.resource)[counted].astype(np.int32)
     return Run(
         policy=policy,
         run_times=run_times,
@@ -414,42 +414,42 @@ def _run(
             ended_s=ended,
             run_time_s=ended - started,
             gpus=size,
-            total_gpus=capacity(site, stage.resource),
+            total_gpus=capacity(site, setup.resource),
         ),
         submitted_s=submitted,
         started_s=started,
         ended_s=ended,
         wait_s=started - submitted,
         gpus=size,
-        users=stage.jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+        users=setup.jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
     )
 
 
 def _answered(
     history: LoadedHistory,
-    question: SlurmWhatIfRequest,
-    stage: _SlurmReplaySetup,
+    request: SlurmWhatIfRequest,
+    setup: _SlurmReplaySetup,
     runs: Sequence[Run],
     said: Sequence[str],
 ) -> WhatIf:
-    counted = stage.jobs.jobs["submitted_at"][stage.counted]
-    pool, site = job_pools(question.site, stage.resource), question.site
+    counted = setup.jobs.jobs["submitted_at"][setup.counted]
+    pool, site = job_pools(request.site, setup.resource), request.site
     notes = [
         *history.notes,
         *(f"The site's files: {note}" for note in site.notes),
-        *stage.jobs.notes,
+        *setup.jobs.notes,
         *said,
         f"{TEXTBOOK_NAME}: {int(pool.nodes[0])} nodes of {int(pool.gpus_per_node[0])}, whatever the partition.",
     ]
-    if question.changed:
-        notes.append(f"Other settings: {question.changed}.")
-    if not question.warm_up:
+    if request.changed:
+        notes.append(f"Other settings: {request.changed}.")
+    if not request.warm_up:
         notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
     return WhatIf(
         cluster=history.cluster,
         partitions={", ".join(partition.name for partition in site.partitions): int(pool.nodes[0])},
         gpus_per_node=int(pool.gpus_per_node[0]),
-        resource=stage.resource,
+        resource=setup.resource,
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
         notes=tuple(dict.fromkeys(notes)),
@@ -457,14 +457,14 @@ def _answered(
 
 
 def _judged(
-    stage: _SlurmReplaySetup, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]
+    setup: _SlurmReplaySetup, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]
 ) -> tuple[Fidelity, ...]:
     """Compare with the recorded starts, where the history has them."""
-    recorded_s = seconds_of(stage.jobs.jobs["started_at"])
-    known = stage.counted & ~np.isnan(recorded_s)
+    recorded_s = seconds_of(setup.jobs.jobs["started_at"])
+    known = setup.counted & ~np.isnan(recorded_s)
     if known.sum() < FEWEST_JOBS:
         return ()
-    eligible_s = stage.jobs.workload.column("eligible_s")
+    eligible_s = setup.jobs.workload.column("eligible_s")
     replays = {"Slurm as it is set up": today_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
     return tuple(
         fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])

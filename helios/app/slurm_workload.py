@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from helios.app.predictions import backlog_estimator
 from helios.app.service_replay import (
+    FAILURES_TO_SUSPEND,
     PREDICT_AGAIN_S,
-    RAISES_TO_BENCH,
-    RESOLUTION,
+    TOLERANCE,
     NamedPredictor,
     ReplayedService,
     replay_services,
@@ -84,7 +84,7 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
     if everywhere:
         notes.append(f"{everywhere:,} jobs without a partition go to the site's default one.")
     if not keep.any():
-        raise NotEnoughHistory("No job of the window can be replayed on this site.", remedy="\n".join(notes))
+        raise NotEnoughHistory("No job of the window can be replayed on this site.", hint="\n".join(notes))
     order = _with_tasks_in_order(jobs[keep])
     chosen = jobs[keep].iloc[order].reset_index(drop=True)
     kept = [choice for choice, keeps in zip(asked, keep, strict=True) if keeps]
@@ -100,7 +100,7 @@ def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, not
     if not fits.any():
         raise NotEnoughHistory(
             "No job of the window fits the nodes and limits of this site's partitions.",
-            remedy="Is it the slurm.conf of the cluster that ran these jobs?",
+            hint="Is it the slurm.conf of the cluster that ran these jobs?",
         )
     if not fits.all():
         notes.append(
@@ -235,7 +235,7 @@ class SlurmServiceReplay:
     """
 
     replay: SlurmReplay
-    seats: tuple[ReplayedService, ...]
+    active_services: tuple[ReplayedService, ...]
     notes: tuple[str, ...]
 
 
@@ -248,8 +248,8 @@ def simulate_services_on_slurm(
     cluster: str,
     timezone: str,
     every: timedelta | None = None,
-    most: int = RESOLUTION,
-    raises_to_bench: int = RAISES_TO_BENCH,
+    most: int = TOLERANCE,
+    failures_to_suspend: int = FAILURES_TO_SUSPEND,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
     jobwise: bool = True,
@@ -279,14 +279,14 @@ def simulate_services_on_slurm(
     JobLargerThanPartition, PartitionUnknown
         A job could never start.
     """
-    seats = [
+    active_services = [
         ReplayedService(
-            name=name, service=it, every=it.every if every is None else every, raises_to_bench=raises_to_bench
+            name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
         )
         for name, it in services.items()
     ]
     door = SimulatedSlurm(
-        jobs.workload, site, jobs.jobs, name=cluster, resolution=most, latency=latency, time_min=time_min
+        jobs.workload, site, jobs.jobs, name=cluster, tolerance=most, latency=latency, time_min=time_min
     )
     model = trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress)
     predictor = InWorkloadOrder(jobs.jobs, before=before, model=model, seed=seed, timezone=timezone)
@@ -294,19 +294,19 @@ def simulate_services_on_slurm(
     progress(told, 0.0)
     replay_services(
         door,
-        seats,
+        active_services,
         predictor=predictor,
         predict_again_s=predict_again_s,
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
-        reckoning=backlog_estimator(door.look(None).nodes, jobs.jobs),
+        estimator=backlog_estimator(door.look(None).nodes, jobs.jobs),
         progress=lambda done: progress(told, done / len(jobs.workload)),
     )
     progress(told, 1.0)
     return SlurmServiceReplay(
         replay=door.timeline.result(),
-        seats=tuple(seats),
-        notes=(*(_said_of(seat) for seat in seats), *describe_sources(predictor.online)),
+        active_services=tuple(active_services),
+        notes=(*(_said_of(active) for active in active_services), *describe_sources(predictor.online)),
     )
 
 
@@ -367,10 +367,10 @@ class InWorkloadOrder(NamedPredictor):
         return quantiles_s
 
 
-def _said_of(seat: ReplayedService) -> str:
-    did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(seat.outcomes.items())) or "nothing"
-    said = f"Service {seat.name} was asked {seat.asked:,} times; its proposals ended as: {did}."
-    if seat.troubles:
-        first = "; ".join(f"{trouble} ({times:,} times)" for trouble, times in islice(seat.troubles.items(), 3))
-        said += f" It raised {first}{', and was asked no more' if seat.benched else ''}."
+def _said_of(active: ReplayedService) -> str:
+    did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(active.outcomes.items())) or "nothing"
+    said = f"Service {active.name} was asked {active.asked:,} times; its proposals ended as: {did}."
+    if active.problems:
+        first = "; ".join(f"{problem} ({times:,} times)" for problem, times in islice(active.problems.items(), 3))
+        said += f" It raised {first}{', and was asked no more' if active.suspended else ''}."
     return said

@@ -38,14 +38,14 @@ FEWEST_REPEATS = 5
 
 def repeats(
     history: LoadedHistory,
-    question: WhatIfRequest,
+    request: WhatIfRequest,
     *,
     times: int,
     over: ResampledUnit | None = None,
     engine: Engine = run_here,
     progress: Progress = no_progress,
 ) -> Differences:
-    """Replay every plan of ``question`` on ``times`` draws, the same for all plans, and compare with the baseline.
+    """Replay every plan of ``request`` on ``times`` draws, the same for all plans, and compare with the baseline.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ def repeats(
         A replay failed, with the reason.
     """
     cells = [
-        SweepRun(question=replace(question, plans=(plan,)), repeat=repeat, over=over)
+        SweepRun(request=replace(request, plans=(plan,)), repeat=repeat, over=over)
         for repeat in range(1, times + 1)
-        for plan in question.plans
+        for plan in request.plans
     ]
     told: dict[int, Mapping[str, Any]] = {}
     progress("Repeating", 0.0)
@@ -133,13 +133,13 @@ def read_results(path: Path) -> Iterator[ResultsFile]:
     try:
         stream = path.open("a+b")
     except OSError as reason:
-        raise UsageError(f"Results cannot be written: {reason}", remedy="Choose another place: --out FILE") from reason
+        raise UsageError(f"Results cannot be written: {reason}", hint="Choose another place: --out FILE") from reason
     with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as reason:
             raise UsageError(
-                f"Another sweep is writing to {path}.", remedy="Wait for it, or choose another place: --out FILE"
+                f"Another sweep is writing to {path}.", hint="Wait for it, or choose another place: --out FILE"
             ) from reason
         yield ResultsFile(path, stream)
 
@@ -161,7 +161,7 @@ def _read(line: bytes, path: Path, number: int) -> tuple[str, Told]:
         return str(told["key"]), {name: told[name] for name in told if name not in ("key", "cell")}
     except (ValueError, KeyError, TypeError) as reason:
         raise FileUnreadable(
-            f"{path}, line {number}, is no result of a sweep.", remedy="Choose another file: --out FILE"
+            f"{path}, line {number}, is no result of a sweep.", hint="Choose another file: --out FILE"
         ) from reason
 
 
@@ -263,10 +263,10 @@ def read_sweep_plan(path: Path) -> SweepPlan:
     try:
         plan = SweepPlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as reason:
-        raise UsageError(f"{path}: {reason.strerror}.", remedy="Give the path of a plan: --sweep PLAN.toml") from reason
+        raise UsageError(f"{path}: {reason.strerror}.", hint="Give the path of a plan: --sweep PLAN.toml") from reason
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
         raise UsageError(
-            f"{path} cannot be read as TOML: {reason}", remedy="See docs/sweeps.md for an example."
+            f"{path} cannot be read as TOML: {reason}", hint="See docs/sweeps.md for an example."
         ) from reason
     except ValidationError as reason:
         wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in reason.errors()[:5])
@@ -274,11 +274,11 @@ def read_sweep_plan(path: Path) -> SweepPlan:
         of_settings = ", ".join(SweepSettings.model_fields)
         raise UsageError(
             f"{path} is not a plan of a sweep: {wrong}.",
-            remedy=f"The keys are: {keys}; of [settings]: {of_settings}. See docs/sweeps.md for an example.",
+            hint=f"The keys are: {keys}; of [settings]: {of_settings}. See docs/sweeps.md for an example.",
         ) from reason
     if 0 < plan.repeats < FEWEST_REPEATS:
         raise UsageError(
-            f"{plan.repeats} repeats say nothing of chance.", remedy=f"Write {FEWEST_REPEATS} or more, or 0."
+            f"{plan.repeats} repeats say nothing of chance.", hint=f"Write {FEWEST_REPEATS} or more, or 0."
         )
     return plan
 
@@ -300,8 +300,8 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
     """
     replays, notes = _replays(plan)
     cells = [
-        SweepRun(question=replace(question, plans=(replay,)), repeat=repeat, over=plan.over)
-        for question in _questions(plan, base, timezone)
+        SweepRun(request=replace(request, plans=(replay,)), repeat=repeat, over=plan.over)
+        for request in _questions(plan, base, timezone)
         for repeat in (range(1, plan.repeats + 1) if plan.repeats else (0,))
         for replay in replays
     ]
@@ -320,10 +320,10 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
             )
         except UsageError as reason:
             notes.append(
-                f"Left out: {', '.join([*policies, *backfills, *([run_times] if run_times else [])])}. {reason.fact}"
+                f"Left out: {', '.join([*policies, *backfills, *([run_times] if run_times else [])])}. {reason.message}"
             )
     if not chosen:
-        raise UsageError("Nothing of the plan can be replayed.", remedy="\n".join(notes))
+        raise UsageError("Nothing of the plan can be replayed.", hint="\n".join(notes))
     chosen = _told(chosen, plan.options)
     if plan.controls:
         limit = RunTimes.LIMIT
@@ -337,7 +337,7 @@ def _told(chosen: Sequence[Scenario], options: Mapping[Policy, Sequence[ToldColu
     if strangers := set(options) - {plan.policy for plan in chosen}:
         raise UsageError(
             f"The options of {', '.join(sorted(strangers))} have no part: no such policy is replayed.",
-            remedy="Add it to policies, or leave its options out.",
+            hint="Add it to policies, or leave its options out.",
         )
     ways = {policy: [way for told in tables for way in _ways(policy, told)] for policy, tables in options.items()}
     return [replace(plan, options=way) for plan in chosen for way in ways.get(plan.policy, [()])]
@@ -359,7 +359,7 @@ def _or_none(values: Sequence[RunTimes]) -> Sequence[RunTimes | None]:
 def _as_asked(values: Sequence[Estimates]) -> Sequence[Estimates]:
     if any(isinstance(value, int) and value < 1 for value in values):
         raise UsageError(
-            "estimates holds a number of seconds below 1.", remedy="Write limit, predicted, expected, true or seconds."
+            "estimates holds a number of seconds below 1.", hint="Write limit, predicted, expected, true or seconds."
         )
     return values
 
@@ -398,7 +398,7 @@ def repredict_interval_s(text: str) -> int | None:
         return None
     every_s = int(length(text).total_seconds())
     if every_s < 1:
-        raise UsageError(f"{text!r} is less than a second.", remedy="Write 10min, 1h, or never")
+        raise UsageError(f"{text!r} is less than a second.", hint="Write 10min, 1h, or never")
     return every_s
 
 
@@ -407,7 +407,7 @@ def _moment(value: datetime | date | str | None, timezone: str) -> datetime | No
         return None
     read = pd.to_datetime(str(value), errors="coerce")
     if pd.isna(read):
-        raise UsageError(f"{value!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
+        raise UsageError(f"{value!r} is not a date or time.", hint="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
     zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
     moment: datetime = zoned.to_pydatetime().astimezone(UTC)
     return moment
@@ -462,14 +462,14 @@ def sweep(
 def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
     """Yield what is compared with each other: the cells that differ in plan and repeat only, in the order asked for."""
     numbered = zip(cells, keys, strict=True)
-    for question, members in groupby(numbered, key=lambda member: replace(member[0].question, plans=())):
+    for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
         these = [(cell, told[key]) for cell, key in members]
-        yield Group(about=_about(these[0][0], question), rows=tuple(_rows(these)), differences=_differences(these))
+        yield Group(about=_about(these[0][0], request), rows=tuple(_rows(these)), differences=_differences(these))
 
 
-def _about(cell: SweepRun, question: Any) -> dict[str, Any]:
+def _about(cell: SweepRun, request: Any) -> dict[str, Any]:
     told = cell.to_json()
-    return {name: told[name] for name in told if name in question.__slots__ and name != "plans"}
+    return {name: told[name] for name in told if name in request.__slots__ and name != "plans"}
 
 
 def _rows(members: Sequence[tuple[SweepRun, Told]]) -> Iterator[SweepRow]:

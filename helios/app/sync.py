@@ -53,7 +53,7 @@ class SyncResult:
         What a person should be told.
     """
 
-    stretches: int
+    intervals: int
     jobs_new: int
     jobs_updated: int
     rejected: int
@@ -103,11 +103,11 @@ def sync_history(
     with Warehouse.open(url) as warehouse:
         coverage = _coverage(warehouse, cluster)
         begin = start or _began(coverage, now - FIRST_READING)
-        stretches = list(missing(_of(coverage, JOBS), begin=begin, now=now, window=window, overlap=overlap))
+        intervals = list(missing(_of(coverage, JOBS), begin=begin, now=now, window=window, overlap=overlap))
         found = [0, 0, 0]
         notes: dict[str, None] = {}
-        for number, (first, last) in enumerate(stretches):
-            progress("Reading the accounting", number / len(stretches))
+        for number, (first, last) in enumerate(intervals):
+            progress("Reading the accounting", number / len(intervals))
             loaded, told = _load(warehouse, accounting, cluster, first, last)
             notes.update(dict.fromkeys(told))
             found = [have + more for have, more in zip(found, loaded, strict=True)]
@@ -118,7 +118,7 @@ def sync_history(
             warehouse.cover(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
         progress("Reading the accounting", 1.0)
     return SyncResult(
-        stretches=len(stretches),
+        intervals=len(intervals),
         jobs_new=found[0],
         jobs_updated=found[1],
         rejected=found[2],

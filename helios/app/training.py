@@ -52,7 +52,7 @@ def learn(
     pass
 
     studied = prepare_history(history, progress=progress)
-    model = studied.train(until=until, seed=seed, progress=progress, learner=trainer_at(dask))
+    model = studied.train(until=until, seed=seed, progress=progress, trainer=trainer_at(dask))
     record = studied.record(model, seed=seed, made_at=made_at)
     with Warehouse.open(url) as warehouse:
         warehouse.add_model(record)
@@ -143,7 +143,7 @@ class PreparedHistory:
         until: datetime | None,
         seed: int,
         progress: Progress = no_progress,
-        learner: Trainer = train_locally,
+        trainer: Trainer = train_locally,
     ) -> DurationModel:
         """Learn from what had ended before ``until`` (all, if None).
 
@@ -159,14 +159,16 @@ class PreparedHistory:
             until=until,
             seed=seed,
             progress=progress,
-            learner=learner,
+            trainer=trainer,
         )
 
     def record(self, model: DurationModel, *, seed: int, made_at: datetime) -> ModelRecord:
         """Return ``model``, which learned from this history, with its manifest and the scores of its backtest."""
         provenance = describe_provenance(model, self.history.jobs, table=self.table, features=self.features, seed=seed)
-        contest = self.backtest(model)
-        scores = {"since": model.backtest.until.isoformat()} | contest.to_json() if model.backtest and contest else {}
+        comparison = self.backtest(model)
+        scores = (
+            {"since": model.backtest.until.isoformat()} | comparison.to_json() if model.backtest and comparison else {}
+        )
         return to_record(model, trained_at=made_at, scores=scores, provenance=provenance)
 
     def backtest(self, model: DurationModel) -> Comparison | None:
@@ -175,7 +177,7 @@ class PreparedHistory:
         if judged is None:
             return None
         rows = self.judged(judged.trained_until, model.trained_until)
-        return self.contest({"model": judged}, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
+        return self.comparison({"model": judged}, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
 
     def judged(self, since: datetime, until: datetime) -> NDArray[np.int64]:
         """Return the jobs submitted at or after ``since`` that had ended before ``until`` with a known run time."""
@@ -188,7 +190,9 @@ class PreparedHistory:
         first, end = np.searchsorted(self.table.submitted_s, [_seconds(since), _seconds(until)])
         return np.arange(first, end)
 
-    def contest(self, models: Mapping[str, DurationModel], rows: NDArray[np.int64], *, challenger: str) -> Comparison:
+    def comparison(
+        self, models: Mapping[str, DurationModel], rows: NDArray[np.int64], *, challenger: str
+    ) -> Comparison:
         """Judge ``models`` and the controls on the jobs ``rows``."""
         features = self.features[rows]
         predictions = {name: model.predict(features) for name, model in models.items()}

@@ -72,11 +72,11 @@ def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
     if since is not None and until is not None and since >= until:
         raise UsageError(
             f"Nothing lies between --from {since:%Y-%m-%d %H:%M} and --to {until:%Y-%m-%d %H:%M} (UTC).",
-            remedy="Give a --from that is before --to.",
+            hint="Give a --from that is before --to.",
         )
 
 
-def whatif(history: LoadedHistory, question: WhatIfRequest, *, progress: Progress = no_progress) -> WhatIf:
+def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress = no_progress) -> WhatIf:
     """Replay a window of a cluster's history once for each plan, and measure each replay alike.
 
     Raises
@@ -86,14 +86,14 @@ def whatif(history: LoadedHistory, question: WhatIfRequest, *, progress: Progres
     JobLargerThanPartition, PartitionUnknown
         The jobs do not fit the cluster as described.
     """
-    stage = prepare_replay(history, question)
-    taught = train_predictor(history, stage, question, progress)
+    setup = prepare_replay(history, request)
+    taught = train_predictor(history, setup, request, progress)
     runs, said = [], []
-    for plan in question.plans:
-        predictor = predictor_for(stage, taught, question) if plan.uses_predictions else None
-        runs.append(to_run(plan, stage, predictor, progress, question=question))
+    for plan in request.plans:
+        predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
+        runs.append(to_run(plan, setup, predictor, progress, request=request))
         said += describe_sources(predictor)
-    return answer_request(history, question, stage, runs=runs, said=said)
+    return answer_request(history, request, setup, runs=runs, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,53 +120,53 @@ class ReplaySetup:
 
 
 def answer_request(
-    history: LoadedHistory, question: WhatIfRequest, stage: ReplaySetup, *, runs: Sequence[Run], said: Sequence[str]
+    history: LoadedHistory, request: WhatIfRequest, setup: ReplaySetup, *, runs: Sequence[Run], said: Sequence[str]
 ) -> WhatIf:
     """Return the replays of one stage as an answer, with all that is to be said of it."""
-    counted = stage.machine.jobs["submitted_at"][stage.counted]
+    counted = setup.machine.jobs["submitted_at"][setup.counted]
     return WhatIf(
         cluster=history.cluster,
-        partitions=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
-        gpus_per_node=question.gpus_per_node,
-        resource=replayed_resource(history, question),
+        partitions=dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+        gpus_per_node=request.gpus_per_node,
+        resource=replayed_resource(history, request),
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
-        notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said), *_bounds_said(runs)),
+        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(said), *_bounds_said(runs)),
         named=Named(
-            job_ids=stage.workload.job_id[stage.counted],
-            partition=stage.workload.partition[stage.counted],
-            users=tuple(stage.machine.jobs["user"].cat.categories.astype(str)),
+            job_ids=setup.workload.job_id[setup.counted],
+            partition=setup.workload.partition[setup.counted],
+            users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
 
 
-def replayed_resource(history: LoadedHistory, question: WhatIfRequest) -> str:
+def replayed_resource(history: LoadedHistory, request: WhatIfRequest) -> str:
     """Return what is replayed: what the question says, else GPUs where any job asks for one, else CPUs."""
-    return question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
+    return request.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
 
 
-def prepare_replay(history: LoadedHistory, question: WhatIfRequest) -> ReplaySetup:
+def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:
     """Choose the jobs to replay and the machine; raises as :func:`whatif`."""
-    resource = replayed_resource(history, question)
+    resource = replayed_resource(history, request)
     submitted = history.jobs["submitted_at"]
     first, end = submitted.min(), submitted.max() + timedelta(seconds=1)
-    since = pd.Timestamp(question.since) if question.since else first
-    until = pd.Timestamp(question.until) if question.until else end
-    opening = since - question.warm_up
+    since = pd.Timestamp(request.since) if request.since else first
+    until = pd.Timestamp(request.until) if request.until else end
+    opening = since - request.warm_up
     replayable, notes = _replayable(history.jobs, opening, until, resource)
     machine = replay_cluster_for(
         replayable,
         resource=resource,
-        nodes=question.nodes,
-        gpus_per_node=question.gpus_per_node,
-        skip_oversized=question.skip_oversized,
+        nodes=request.nodes,
+        gpus_per_node=request.gpus_per_node,
+        skip_oversized=request.skip_oversized,
     )
     counted = (machine.jobs["submitted_at"] >= since).to_numpy()
     if not counted.any():
-        raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(notes))
-    limit_s, assumed = _limits(machine.jobs, question.default_time_limit_s)
+        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(notes))
+    limit_s, assumed = _limits(machine.jobs, request.default_time_limit_s)
     notes += assumed
-    if not question.warm_up:
+    if not request.warm_up:
         notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
     return ReplaySetup(
         machine=machine,
@@ -194,7 +194,7 @@ def _replayable(
         first, last = jobs["submitted_at"].min(), jobs["submitted_at"].max()
         raise NotEnoughHistory(
             f"No job was submitted in the window; the history spans {first:%Y-%m-%d} to {last:%Y-%m-%d}.",
-            remedy="Choose --from and --to within it.",
+            hint="Choose --from and --to within it.",
         )
     notes = []
     if resource == "cpus":
@@ -206,7 +206,7 @@ def _replayable(
     if not sized.all():
         notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {best_unit(resource)} were left out.")
     if not (timed & sized).any():
-        raise NotEnoughHistory("No job in the window can be replayed.", remedy="\n".join(notes))
+        raise NotEnoughHistory("No job in the window can be replayed.", hint="\n".join(notes))
     return window[timed & sized], notes
 
 
@@ -234,18 +234,18 @@ def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list
 
 
 def train_predictor(
-    history: LoadedHistory, stage: ReplaySetup, question: WhatIfRequest, progress: Progress
+    history: LoadedHistory, setup: ReplaySetup, request: WhatIfRequest, progress: Progress
 ) -> DurationModel | None:
     """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
-    if stage.before.empty or not any(plan.uses_predictions for plan in question.plans):
+    if setup.before.empty or not any(plan.uses_predictions for plan in request.plans):
         return None
-    opening = stage.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
+    opening = setup.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
     try:
         return train(
-            stage.before,
+            setup.before,
             cluster=history.cluster,
             until=opening,
-            seed=question.seed,
+            seed=request.seed,
             timezone=history.timezone,
             progress=progress,
         )
@@ -253,15 +253,15 @@ def train_predictor(
         return None
 
 
-def predictor_for(stage: ReplaySetup, taught: DurationModel | None, question: WhatIfRequest) -> ReplayTrainedPredictor:
+def predictor_for(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayTrainedPredictor:
     """Return a predictor that learns on the way, from what it was taught on."""
     return ReplayTrainedPredictor(
-        stage.machine.jobs,
-        history=stage.before,
+        setup.machine.jobs,
+        history=setup.before,
         model=taught,
         refit=True,
-        seed=question.seed,
-        timezone=stage.timezone,
+        seed=request.seed,
+        timezone=setup.timezone,
     )
 
 
@@ -281,16 +281,16 @@ def describe_sources(predictor: ReplayTrainedPredictor | None) -> list[str]:
 
 def to_run(
     plan: Scenario,
-    stage: ReplaySetup,
+    setup: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
     *,
-    question: WhatIfRequest | None = None,
+    request: WhatIfRequest | None = None,
 ) -> Run:
-    """Make one replay, and measure what counts of it; ``question`` says placement, planning and seed."""
-    result = replay_scenario(plan, stage, predictor, progress, question=question)
+    """Make one replay, and measure what counts of it; ``request`` says placement, planning and seed."""
+    result = replay_scenario(plan, setup, predictor, progress, request=request)
     return measure(
-        stage,
+        setup,
         policy=plan.policy.value,
         run_times=plan.run_times.value if plan.run_times else None,
         estimates=plan.published_estimates,
@@ -303,7 +303,7 @@ def to_run(
 
 
 def measure(
-    stage: ReplaySetup,
+    setup: ReplaySetup,
     *,
     policy: str,
     run_times: str | None,
@@ -315,7 +315,7 @@ def measure(
     bound_s: int | None = None,
 ) -> Run:
     """Measure the jobs that count of a replay, given start and end of every job of the stage."""
-    counted, workload = stage.counted, stage.workload
+    counted, workload = setup.counted, setup.workload
     submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
     started_s, ended_s, run_time_s = started_s[counted], ended_s[counted], workload.run_time_s[counted]
     return Run(
@@ -330,55 +330,55 @@ def measure(
             ended_s=ended_s,
             run_time_s=run_time_s,
             gpus=gpus,
-            total_gpus=stage.machine.shape.total_gpus,
+            total_gpus=setup.machine.shape.total_gpus,
         ),
         submitted_s=submitted_s,
         started_s=started_s,
         ended_s=ended_s,
         wait_s=wait(submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s),
         gpus=gpus,
-        users=stage.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+        users=setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
     )
 
 
 def replay_scenario(
     plan: Scenario,
-    stage: ReplaySetup,
+    setup: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
     *,
-    question: WhatIfRequest | None = None,
+    request: WhatIfRequest | None = None,
     watch: JobTrace | None = None,
 ) -> Replay:
-    """Make one replay; ``question`` says placement, planning and seed, ``watch`` takes notes of one of its jobs."""
-    question, workload = question or WhatIfRequest(plans=(plan,)), stage.workload
-    stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (
+    """Make one replay; ``request`` says placement, planning and seed, ``watch`` takes notes of one of its jobs."""
+    request, workload = request or WhatIfRequest(plans=(plan,)), setup.workload
+    setup_name = f"Replaying {plan.policy}, {plan.backfill}" + (
         f", {plan.published_estimates}" if plan.published_estimates else ""
     )
-    progress(stage_name, 0.0)
+    progress(setup_name, 0.0)
     result = replay(
         workload,
-        stage.machine.shape,
+        setup.machine.shape,
         backfill=plan.backfill,
         order=ORDERS[plan.policy],
         preemptive=plan.policy is Policy.SRTF,
         run_time_s=_believed(plan, workload),
-        estimate_s=_planned(plan, stage),
+        estimate_s=_planned(plan, setup),
         predictor=predictor,
-        plan_quantile=None if plan.estimates is RunTimes.EXPECTED else question.plan_quantile,
-        predict_again_s=_again_s(plan, question) if predictor else None,
+        plan_quantile=None if plan.estimates is RunTimes.EXPECTED else request.plan_quantile,
+        predict_again_s=_again_s(plan, request) if predictor else None,
         **_bound(plan),
-        placement=question.placement,
-        seed=question.seed,
-        progress=lambda done: progress(stage_name, done / len(workload.submitted_s)),
+        placement=request.placement,
+        seed=request.seed,
+        progress=lambda done: progress(setup_name, done / len(workload.submitted_s)),
         watch=watch,
     )
-    progress(stage_name, 1.0)
+    progress(setup_name, 1.0)
     return result
 
 
-def _again_s(plan: Scenario, question: WhatIfRequest) -> int | None:
-    asked = question.predict_again_s
+def _again_s(plan: Scenario, request: WhatIfRequest) -> int | None:
+    asked = request.predict_again_s
     return (AGAIN_S.get(plan.policy) if asked is None else asked) or None
 
 
@@ -396,15 +396,15 @@ def _believed(plan: Scenario, workload: Workload) -> NDArray[np.float64] | None:
     return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
 
 
-def _planned(plan: Scenario, stage: ReplaySetup) -> NDArray[np.int64] | None:
+def _planned(plan: Scenario, setup: ReplaySetup) -> NDArray[np.int64] | None:
     """Return what EASY plans with; None where a predictor says it in the timeline."""
     if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
         return None
     if plan.estimates is RunTimes.LIMIT:
-        return stage.limit_s
+        return setup.limit_s
     if isinstance(plan.estimates, int):
-        return np.full(len(stage.limit_s), plan.estimates, dtype=np.int64)
-    return stage.workload.run_time_s
+        return np.full(len(setup.limit_s), plan.estimates, dtype=np.int64)
+    return setup.workload.run_time_s
 
 
 def _seconds(times: pd.Series) -> NDArray[np.int64]:

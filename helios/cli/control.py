@@ -41,7 +41,7 @@ Hidden = Annotated[
 ]
 
 
-def turn_(
+def cycle_(
     cluster: Cluster = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Act, as far as each service's mode allows. Without it nothing is written.")
@@ -56,18 +56,16 @@ def turn_(
     With --apply the turn is taken, in the modes that were set (helios mode). Example: helios turn --as active
     """
     if apply and mode is not None:
-        raise UsageError(
-            "--as only plans.", remedy="Set the mode: helios mode SERVICE active; then helios turn --apply"
-        )
-    desk = Operations(configuration().settings, cluster=cluster)
-    turns = desk.turns
-    modes = turns.modes() if mode is None else {name: ServiceMode(mode=mode) for name in turns.services}
-    report = turns.turn(modes=modes) if apply else turns.plan(modes=modes)
+        raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios turn --apply")
+    operations = Operations(configuration().settings, cluster=cluster)
+    cycles = operations.cycles
+    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
+    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
     say_notes(report.notes)
     if as_json:
-        show_json(_turn_answer(report, modes))
+        show_json(_cycle_answer(report, modes))
         return
-    _show_turn(report, modes, applied=apply)
+    _show_cycle(report, modes, applied=apply)
 
 
 def mode_(
@@ -97,7 +95,7 @@ def mode_(
         if service not in services:
             raise UsageError(
                 f"No service {service!r} is configured.",
-                remedy=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
+                hint=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
             )
         if mode is Mode.CANARY:
             say_notes(refuse_unknown_partitions(settings.slurm, name, partition or ()))
@@ -121,11 +119,11 @@ def mode_(
             from helios.app.doctor import hook_not_installed  # noqa: PLC0415 - no pause waits for what it imports
 
             for finding in hook_not_installed(settings, name):
-                say(f"warning: {finding.fact}. {finding.remedy}")
+                say(f"warning: {finding.message}. {finding.hint}")
     elif service is not None or partition or percent is not None:
         raise UsageError(
             "Both the service and its mode are needed.",
-            remedy=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
+            hint=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
         )
     modes = modes_in_force(settings.database.url, name, services)
     if as_json:
@@ -146,33 +144,33 @@ def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False,
     Example: helios pause --reason 'maintenance'
     """
     settings = configuration().settings
-    desk, by, now = Operations(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
+    operations, by, now = Operations(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
     folder, url = Path(settings.control.state_folder), settings.database.url
     # First of all, and whatever else is down: asking cluster and database for a name may take long, or fail.
-    troubles = pause_here(folder, by=by, reason=reason, now=now)
-    name = cluster or _name_if_reachable(desk) or _name_in_the_warehouse(url)
+    problems = pause_here(folder, by=by, reason=reason, now=now)
+    name = cluster or _name_if_reachable(operations) or _name_in_the_warehouse(url)
     if name is not None:
-        troubles = pause(url, name, folder, by=by, reason=reason, now=now)
-    elif troubles:
-        raise not_paused(troubles)
+        problems = pause(url, name, folder, by=by, reason=reason, now=now)
+    elif problems:
+        raise not_paused(problems)
     else:
-        troubles = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
-    if troubles and not _pauses_the_nodes_daemon(folder, by=by, reason=reason, now=now):
+        problems = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
+    if problems and not _pauses_the_nodes_daemon(folder, by=by, reason=reason, now=now):
         beside = _of_the_nodes(folder)
-        troubles.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
+        problems.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
     if name is None or not _ever_worked(url, name):
-        troubles.append(
+        problems.append(
             f"no Helios has taken a turn with these settings: if one runs here, it has others and does not see {folder}"
         )
-    for trouble in troubles:
-        say(f"warning: {trouble}")
+    for problem in problems:
+        say(f"warning: {problem}")
     why = f"paused by {by}" + (f": {reason}" if reason else "")
     try:
-        report, nodes, told = desk.everything_back(why, hidden=hidden)
-    except HeliosError as trouble:
+        report, nodes, told = operations.everything_back(why, hidden=hidden)
+    except HeliosError as problem:
         raise HeliosError(
-            f"Helios is paused, but what it set may still stand: {trouble.fact}", remedy=trouble.remedy
-        ) from trouble
+            f"Helios is paused, but what it set may still stand: {problem.message}", hint=problem.hint
+        ) from problem
     if as_json:
         show_json(
             {
@@ -235,7 +233,7 @@ def _ever_worked(url: str, cluster: str) -> bool:
     """Return whether a Helios with these settings has ever taken a turn on the cluster."""
     try:
         with Warehouse.open(url) as warehouse:
-            return any(warehouse.lease(cluster, office=office) is not None for office in Domain)
+            return any(warehouse.lease(cluster, domain=domain) is not None for domain in Domain)
     except HeliosError:
         return False
 
@@ -262,10 +260,10 @@ def _resumes_the_nodes_daemon(folder: Path) -> None:
         say(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
 
 
-def _show_turn(report: CycleReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:
+def _show_cycle(report: CycleReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:
     show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
-    if report.still:
-        show("Nothing is done:", *(f"  {reason}" for reason in report.still))
+    if report.suspended:
+        show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
     lines = report.decisions[~report.decisions["action"].isin(["Turn"])]
     if len(lines):
         show(_decisions_table(lines.head(MOST_LINES)))
@@ -286,14 +284,14 @@ def _decisions_table(lines: pd.DataFrame) -> Table:
     return table
 
 
-def _turn_answer(report: CycleReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
+def _cycle_answer(report: CycleReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
     decisions = report.decisions.astype("object")
     return {
         "taken_at": report.taken_at.isoformat(),
         "pending": report.pending,
         "running": report.running,
         "acted": report.acted,
-        "still": list(report.still),
+        "still": list(report.suspended),
         "modes": {service: _mode_answer(mode) for service, mode in modes.items()},
         "counts": {service: dict(counts) for service, counts in report.counts.items()},
         "decisions": decisions.where(report.decisions.notna(), None).to_dict("records"),
@@ -304,19 +302,19 @@ def _mode_answer(mode: ServiceMode) -> dict[str, Any]:
     return {"mode": mode.mode.value, "partitions": list(mode.partitions), "percent": mode.percent}
 
 
-def _name_if_reachable(desk: Operations) -> str | None:
+def _name_if_reachable(operations: Operations) -> str | None:
     try:
-        return desk.site.name
-    except HeliosError as trouble:
-        say(f"warning: {trouble.fact}")
+        return operations.site.name
+    except HeliosError as problem:
+        say(f"warning: {problem.message}")
         return None
 
 
 def _name_in_the_warehouse(url: str) -> str | None:
     try:
         return _cluster_name(url, None)
-    except HeliosError as trouble:
-        say(f"warning: {trouble.fact}")
+    except HeliosError as problem:
+        say(f"warning: {problem.message}")
         return None
 
 
@@ -340,15 +338,15 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show how many nodes are busy, idle and asleep, what Helios did about it, and what needs a person."""
     from helios.app.explain_node import node_status  # noqa: PLC0415 - only where it is looked up
 
-    found = node_status(Operations(configuration().settings, cluster=cluster).node_turns)
+    found = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
     if as_json:
         show_json(found.to_json())
         return
     show(*found.parts())
 
 
-@power_commands.command("turn", epilog="Example: helios power turn --as active")
-def turn(
+@power_commands.command("cycle", epilog="Example: helios power turn --as active")
+def cycle(
     cluster: Cluster = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Act, as far as each service's mode allows. Without it nothing is written.")
@@ -364,15 +362,15 @@ def turn(
     """
     if apply and mode is not None:
         raise UsageError(
-            "--as only plans.", remedy="Set the mode: helios mode ces active; then helios power turn --apply"
+            "--as only plans.", hint="Set the mode: helios mode ces active; then helios power turn --apply"
         )
-    turns = Operations(configuration().settings, cluster=cluster).node_turns
-    if not turns.services:
+    cycles = Operations(configuration().settings, cluster=cluster).node_cycles
+    if not cycles.services:
         raise UsageError(
-            "No configured service acts on nodes.", remedy="Name one in helios.toml: [services.ces]; see docs/power.md"
+            "No configured service acts on nodes.", hint="Name one in helios.toml: [services.ces]; see docs/power.md"
         )
-    modes = turns.modes() if mode is None else {name: ServiceMode(mode=mode) for name in turns.services}
-    report = turns.turn(modes=modes) if apply else turns.plan(modes=modes)
+    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
+    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
     say_notes(report.notes)
     if as_json:
         show_json(_answer(report, modes))
@@ -389,12 +387,12 @@ def clear(
     as_json: AsJson = False,
 ) -> None:
     """Say that a node which failed to wake was looked at, so that it may sleep again; without one, all of them."""
-    turns = Operations(configuration().settings, cluster=cluster).node_turns
-    before = turns.remembered()
+    cycles = Operations(configuration().settings, cluster=cluster).node_cycles
+    before = cycles.remembered()
     if node is not None and node not in {*before.quarantined, *before.keep_off}:
         known = ", ".join({*before.quarantined, *before.keep_off}) or "none"
-        raise UsageError(f"{node} is not set apart.", remedy=f"Set apart are: {known}. See helios power status")
-    memory = turns.clear(node)
+        raise UsageError(f"{node} is not set apart.", hint=f"Set apart are: {known}. See helios power status")
+    memory = cycles.clear(node)
     if as_json:
         show_json({"quarantined": sorted(memory.quarantined), "protected": memory.protected})
         return
@@ -408,8 +406,8 @@ def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bo
     from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
 
     show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
-    if report.still:
-        show("Nothing is done:", *(f"  {reason}" for reason in report.still))
+    if report.suspended:
+        show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
     lines = report.decisions[report.decisions["action"] != "Turn"]
     if len(lines):
         from helios.report.nodes import together  # noqa: PLC0415 - as above
@@ -421,7 +419,7 @@ def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bo
         show(table)
         if len(rows) > MOST_LINES:
             show(f"... and {len(rows) - MOST_LINES:,} more: --json shows all")
-    elif not report.still and not any(report.counts.values()):
+    elif not report.suspended and not any(report.counts.values()):
         why = (
             "each service is asked again only after its own every_s"
             if applied
@@ -445,7 +443,7 @@ def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str,
         "slept": list(report.slept),
         "woken": list(report.woken),
         "weighed": list(report.weighed),
-        "still": list(report.still),
+        "still": list(report.suspended),
         "protected": report.protected,
         "quarantined": sorted(report.memory.quarantined),
         "modes": {service: mode.mode.value for service, mode in modes.items()},

@@ -100,7 +100,7 @@ def whatif(
     files = [*(series or []), *(more or [])]
     if files and (cluster or trace or nodes):
         raise UsageError(
-            "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", remedy="Give one."
+            "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", hint="Give one."
         )
     settings = configuration().settings
     if wake_ups is not None:
@@ -148,7 +148,7 @@ def _on_series(
     share = None if total is None else total / len(files)
     read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
     one = read[0] if len(read) == 1 else sum_series(read, name=f"{files[0].parent.name} ({len(read)} files)")
-    question = EnergySeriesRequest(
+    request = EnergySeriesRequest(
         name=one.name,
         start_s=one.start_s,
         step_s=one.step_s,
@@ -161,7 +161,7 @@ def _on_series(
         notes=tuple(note for series in read for note in series.notes),
     )
     return energy_on_series(
-        question, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
+        request, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
     )
 
 
@@ -183,9 +183,9 @@ def _on_jobs(
     if submitted.empty:
         raise NotEnoughHistory(
             f"No job of {history.cluster} is known.",
-            remedy="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
+            hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
         )
-    question = EnergyJobsRequest(
+    request = EnergyJobsRequest(
         window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
         placement=Order(placement.value),
@@ -196,7 +196,7 @@ def _on_jobs(
         options=ces_options(settings),
         history_days=settings.demand.history_days,
     )
-    return energy_on_jobs(history, question, energy=settings.energy, power=settings.power, progress=progress)
+    return energy_on_jobs(history, request, energy=settings.energy, power=settings.power, progress=progress)
 
 
 def ces_options(settings: Settings) -> CesOptions:
@@ -222,7 +222,7 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
         raise UsageError(
             "Nothing lies between --from and --to.",
-            remedy=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
+            hint=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
         )
     end = min(until or after, after)
     return since or end - (end - first) / 4, end
@@ -302,7 +302,7 @@ def evaluate(
     """
     files = [*(series or []), *(more or [])]
     if files and (cluster or trace):
-        raise UsageError("--series and --cluster or --trace say two things.", remedy="Give one of them.")
+        raise UsageError("--series and --cluster or --trace say two things.", hint="Give one of them.")
     settings = configuration().settings
     with progress_bars() as progress:
         if files:
@@ -327,8 +327,8 @@ def evaluate(
                 default_time_limit_s=settings.whatif.default_time_limit_s,
             )
             watched = watch_cluster(history, asked, progress=progress)
-        question = _question(settings, zone_name, since, until)
-        report = evaluate_forecasts(watched, question, progress=progress)
+        request = _request(settings, zone_name, since, until)
+        report = evaluate_forecasts(watched, request, progress=progress)
     say_notes(report.notes)
     if as_json:
         show_json(report.to_json())
@@ -342,7 +342,7 @@ def _described(nodes: str | None, total: float | None) -> dict[str, int] | None:
     return parse_nodes(nodes)
 
 
-def _question(settings: Settings, timezone: str, since: str | None, until: str | None) -> ForecastRequest:
+def _request(settings: Settings, timezone: str, since: str | None, until: str | None) -> ForecastRequest:
     return ForecastRequest(
         since=moment(since, timezone=timezone),
         until=moment(until, timezone=timezone),

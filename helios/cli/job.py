@@ -46,7 +46,7 @@ def why_(
     if not job[:1].isdigit():
         _of_the_node(job, cluster=cluster, as_json=as_json)
         return
-    told = explain(Operations(configuration().settings, cluster=cluster).turns, job)
+    told = explain(Operations(configuration().settings, cluster=cluster).cycles, job)
     if as_json:
         show_json(told.to_json())
         return
@@ -56,7 +56,7 @@ def why_(
 def _of_the_node(node: str, *, cluster: str | None, as_json: bool) -> None:
     from helios.app.explain_node import explain_node  # noqa: PLC0415 - only for nodes
 
-    story = explain_node(Operations(configuration().settings, cluster=cluster).node_turns, node)
+    story = explain_node(Operations(configuration().settings, cluster=cluster).node_cycles, node)
     if as_json:
         show_json(story.to_json())
         return
@@ -115,7 +115,7 @@ def explain_in_replay(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = WhatIfRequest(
+        request = WhatIfRequest(
             plans=scenarios(
                 policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
             ),
@@ -129,7 +129,7 @@ def explain_in_replay(
             default_time_limit_s=settings.whatif.default_time_limit_s,
             seed=settings.model.seed,
         )
-        story = explain_wait(history, question, job, progress=progress)
+        story = explain_wait(history, request, job, progress=progress)
     say_notes(story.notes)
     if as_json:
         show_json(story.to_json())

@@ -39,7 +39,7 @@ COMMANDS = {
         "job:why_",
         "Say why a job waits: predicted run time, place in the queue, what Helios did, and the place without it.",
     ),
-    "turn": (
+    "cycle": (
         "control:turn_",
         "Take one turn: look at the queue, predict, decide, and say what would be changed. Nothing is written.",
     ),

@@ -104,11 +104,11 @@ def compare_(
     url, name = _site(cluster)
     with progress_bars() as progress:
         history = model_registry.training_history(url, name, progress=progress)
-        contest, notes = model_registry.compare(history, url=url, first=first, second=second, now=datetime.now(UTC))
+        comparison, notes = model_registry.compare(history, url=url, first=first, second=second, now=datetime.now(UTC))
     if as_json:
-        show_json(contest.to_json() | {"notes": list(notes)})
+        show_json(comparison.to_json() | {"notes": list(notes)})
         return
-    show(comparison_table(contest.to_json(), notes=notes))
+    show(comparison_table(comparison.to_json(), notes=notes))
 
 
 def nightly_(
@@ -143,8 +143,8 @@ def nightly_(
         show_json(outcome.to_json() | {"drift": drift})
         return
     show(*outcome_text(outcome.to_json()), f"Drift: {drift}.")
-    if outcome.contest:
-        show("", comparison_table(outcome.contest.to_json()))
+    if outcome.comparison:
+        show("", comparison_table(outcome.comparison.to_json()))
 
 
 def drift_(
@@ -291,9 +291,9 @@ def evaluate(
     the order of true run times.
     """
     if train_until is not None and test_fraction is not None:
-        raise UsageError("--train-until and --test-fraction both say where to split.", remedy="Give one of them.")
+        raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
-        raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", remedy="Write 0.3")
+        raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", hint="Write 0.3")
     from helios.app.prediction_value import ReplayTarget, value_or_reason  # noqa: PLC0415 - numba and LightGBM; the other commands need none
 
     settings = configuration().settings

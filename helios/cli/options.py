@@ -114,7 +114,7 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
         spelled = {parameter.name: parameter.opts[0] for parameter in above.command.params}
         raise UsageError(
             f"{', '.join(str(spelled[name]) for name in given)} before {context.info_name} would have no effect.",
-            remedy=f"Write options behind it: {write}",
+            hint=f"Write options behind it: {write}",
         )
 
 
@@ -137,7 +137,7 @@ def moment(text: str | None, *, timezone: str) -> datetime | None:
         return None
     read = pd.to_datetime(text, errors="coerce") if text.strip() else pd.NaT
     if pd.isna(read):
-        raise UsageError(f"{text!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
+        raise UsageError(f"{text!r} is not a date or time.", hint="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
     zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
     moment_utc: datetime = zoned.to_pydatetime().astimezone(UTC)
     return moment_utc

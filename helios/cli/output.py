@@ -63,9 +63,9 @@ def say_notes(notes: Iterable[str]) -> None:
 def complain(error: HeliosError) -> None:
     """Print an error and what to try next."""
     console = _console(stderr=True)
-    console.print(f"[bold red]error:[/] {escape(error.fact)}", soft_wrap=True)
-    if error.remedy:
-        console.print(escape(error.remedy), soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
+    if error.hint:
+        console.print(escape(error.hint), soft_wrap=True)
 
 
 @contextmanager
@@ -90,10 +90,10 @@ class _Bars:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, stage: str, done: float) -> None:
-        if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(stage, total=1.0)
-        self._bars.update(self._tasks[stage], completed=done)
+    def __call__(self, setup: str, done: float) -> None:
+        if setup not in self._tasks:
+            self._tasks[setup] = self._bars.add_task(setup, total=1.0)
+        self._bars.update(self._tasks[setup], completed=done)
 
 
 class _Lines:
@@ -102,10 +102,10 @@ class _Lines:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def __call__(self, stage: str, done: float) -> None:  # noqa: ARG002 - a line has no length
-        if stage not in self._seen:
-            self._seen.add(stage)
-            say(f"{stage} ...")
+    def __call__(self, setup: str, done: float) -> None:  # noqa: ARG002 - a line has no length
+        if setup not in self._seen:
+            self._seen.add(setup)
+            say(f"{setup} ...")
 
 
 def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> RenderableType:
@@ -130,7 +130,7 @@ def write_page(path: Path, page: str) -> None:
         path.write_text(page, encoding="utf-8")
     except OSError as reason:
         raise UsageError(
-            f"The report cannot be written: {reason}", remedy="Choose another place: --report FILE"
+            f"The report cannot be written: {reason}", hint="Choose another place: --report FILE"
         ) from reason
     say(f"Report: {path.resolve()}")
 

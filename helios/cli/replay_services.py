@@ -86,7 +86,7 @@ def rehearse_(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = WhatIfRequest(
+        request = WhatIfRequest(
             plans=(),
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
@@ -100,11 +100,11 @@ def rehearse_(
         )
         result = simulate_services(
             history,
-            question,
+            request,
             services,
             every=duration(every) if every is not None else None,
-            resolution=settings.slurm.site_factor_most,
-            raises_to_bench=settings.control.raises_to_bench,
+            tolerance=settings.slurm.site_factor_most,
+            failures_to_suspend=settings.control.failures_to_suspend,
             most_of_one_user=settings.control.most_of_one_user,
             predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
             progress=progress,
@@ -118,7 +118,7 @@ def rehearse_(
     if as_json:
         show_json(result.to_json())
         return
-    show(whatif_table(result.whatif, width=width()), "", _seats(result))
+    show(whatif_table(result.whatif, width=width()), "", _active_services(result))
     say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services asked.")
 
 
@@ -144,14 +144,14 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
     strangers = sorted(set(said) - set(chosen))
     if strangers:
         raise UsageError(
-            f"--set names {', '.join(strangers)}, which is not rehearsed.", remedy=f"Rehearsed: {', '.join(chosen)}"
+            f"--set names {', '.join(strangers)}, which is not rehearsed.", hint=f"Rehearsed: {', '.join(chosen)}"
         )
     built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
     on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
     if on_nodes and (names or len(on_nodes) == len(built)):
         raise UsageError(
             f"{', '.join(on_nodes)} acts on nodes, and a rehearsal shows the waits of jobs.",
-            remedy="See what it would do: helios energy whatif",
+            hint="See what it would do: helios energy whatif",
         )
     return {name: service for name, service in built.items() if name not in on_nodes}
 
@@ -163,24 +163,24 @@ def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
         key, equals, value = text.partition("=")
         service, dot, name = key.strip().partition(".")
         if not (equals and dot and service and name):
-            raise UsageError(f"--set {text!r} is not understood.", remedy="Write --set qssf.promote_after_s=7200")
+            raise UsageError(f"--set {text!r} is not understood.", hint="Write --set qssf.promote_after_s=7200")
         try:
             said.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError as reason:
             raise UsageError(
-                f"--set {text!r}: {value!r} is not a TOML value.", remedy="Quote text: 'name=\"text\"'"
+                f"--set {text!r}: {value!r} is not a TOML value.", hint="Quote text: 'name=\"text\"'"
             ) from reason
     return said
 
 
-def _seats(result: ServiceReplay) -> Table:
+def _active_services(result: ServiceReplay) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("Service")
     for name in ("Asked", "Jobs changed", "Unchanged", "Not changed", "Raised"):
         table.add_column(name, justify="right")
-    for seat in result.seats:
-        done, unchanged = seat.outcomes.get("done", 0), seat.outcomes.get("unchanged", 0)
-        rest = sum(seat.outcomes.values()) - done - unchanged
-        raised = f"{sum(seat.troubles.values()):,}{', benched' if seat.benched else ''}"
-        table.add_row(seat.service, f"{seat.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
+    for active in result.active_services:
+        done, unchanged = active.outcomes.get("done", 0), active.outcomes.get("unchanged", 0)
+        rest = sum(active.outcomes.values()) - done - unchanged
+        raised = f"{sum(active.problems.values()):,}{', suspended' if active.suspended else ''}"
+        table.add_row(active.service, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
     return table

@@ -370,13 +370,11 @@ def _draw(found: EnergyLedger, path: Path) -> None:
 
         content = render_energy(found).encode()
     else:
-        raise UsageError(
-            f"--plot {path}: a plot is a .png or an .html file.", remedy="Name it energy.png or energy.html"
-        )
+        raise UsageError(f"--plot {path}: a plot is a .png or an .html file.", hint="Name it energy.png or energy.html")
     try:
         path.write_bytes(content)
     except OSError as reason:
-        raise UsageError(f"{path} cannot be written: {reason}", remedy="Choose another place: --plot") from reason
+        raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: --plot") from reason
     say(f"Drawn: {path}")
 
 
@@ -406,7 +404,7 @@ def _listed(given: list[str] | None) -> list[str]:
 
 def _form(fields: str | None, noheader: bool, parsable: bool, parsable2: bool, json: bool) -> _Form:
     if sum((parsable, parsable2, json)) > 1:
-        raise UsageError("-p, -P and --json are different forms of the answer.", remedy="Give one of them.")
+        raise UsageError("-p, -P and --json are different forms of the answer.", hint="Give one of them.")
     return _Form(
         fields=fields,
         header=not noheader,

@@ -36,13 +36,13 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     found = diagnose(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     worst = any(finding.verdict is FindingLevel.FAIL for finding in found)
     if as_json:
-        show_json([{name: str(getattr(it, name)) for name in ("check", "verdict", "fact", "remedy")} for it in found])
+        show_json([{name: str(getattr(it, name)) for name in ("check", "verdict", "fact", "hint")} for it in found])
     else:
         table = Table("", "Check", "Finding", box=None, pad_edge=False)
         for it in found:
-            told = Text(it.fact)
-            if it.remedy:
-                told.append(f"\n-> {it.remedy}", style="italic")
+            told = Text(it.message)
+            if it.hint:
+                told.append(f"\n-> {it.hint}", style="italic")
             table.add_row(Text(it.verdict.value, style=COLOURS[it.verdict]), it.check, told)
         show(table)
     if worst:
@@ -81,7 +81,7 @@ def daemon_(
         bool,
         typer.Option("--nightly/--no-nightly", help="Also do the nightly analysis; no: a timer does (helios nightly)."),
     ] = True,
-    office: Annotated[
+    domain: Annotated[
         list[Domain] | None,
         typer.Option("--office", help="Act on jobs, or on nodes, only; else on whatever the services act on."),
     ] = None,
@@ -98,7 +98,7 @@ def daemon_(
 
     settings = configuration()
     start_logs(settings.settings.daemon.logs, stream=sys.stderr)
-    work = operations_for(settings, cluster=cluster, offices=frozenset(office or Domain), ingest=ingest)
+    work = operations_for(settings, cluster=cluster, domains=frozenset(domain or Domain), ingest=ingest)
     ending = run(work, settings=settings.settings, nightly=nightly, environment=os.environ)
     if ending.stuck:
         _leave_at_once(ending.code)
@@ -126,7 +126,7 @@ def publish(cluster: Cluster = None) -> None:
     settings = configuration().settings
     if not settings.hook.publish:
         raise UsageError(
-            "The hook is not switched on.", remedy="Set publish = true in the section [hook] of helios.toml. See docs."
+            "The hook is not switched on.", hint="Set publish = true in the section [hook] of helios.toml. See docs."
         )
     show(Operations(settings, cluster=cluster).publish_hook())
 

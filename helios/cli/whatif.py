@@ -141,7 +141,7 @@ def whatif_(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = WhatIfRequest(
+        request = WhatIfRequest(
             plans=chosen,
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
@@ -155,14 +155,14 @@ def whatif_(
             seed=settings.model.seed,
         )
         if sweep_file is not None:
-            swept = run_sweep(sweep_file, history, question, out=out, dask=dask, workers=workers, progress=progress)
+            swept = run_sweep(sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress)
         else:
-            result = whatif(history, question, progress=progress)
+            result = whatif(history, request, progress=progress)
             differences = of_one_replay(result)
             if repeat:
                 engine = engine_for(dask=dask, workers=workers or 1)
                 differences = repeats(
-                    history, question, times=repeat, over=repeat_over, engine=engine, progress=progress
+                    history, request, times=repeat, over=repeat_over, engine=engine, progress=progress
                 )
     if sweep_file is not None:
         show_sweep(swept, csv=csv, as_json=as_json)
@@ -189,19 +189,17 @@ def _refuse_contradictions(
     """Refuse options that would be ignored: those of one what-if in a sweep, those of a sweep without one."""
     ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
     if ignored and sweep:
-        raise UsageError(f"{', '.join(ignored)} has no part in a sweep.", remedy="Write it into the plan of --sweep.")
+        raise UsageError(f"{', '.join(ignored)} has no part in a sweep.", hint="Write it into the plan of --sweep.")
     if ignored:
-        raise UsageError(f"{', '.join(ignored)} belongs to a sweep.", remedy="Give a plan: --sweep PLAN.toml")
+        raise UsageError(f"{', '.join(ignored)} belongs to a sweep.", hint="Give a plan: --sweep PLAN.toml")
     if 0 < repeat < FEWEST_REPEATS:
-        raise UsageError(
-            f"{repeat} repeats say nothing of chance.", remedy=f"--repeat {FEWEST_REPEATS} or more; 20 do."
-        )
+        raise UsageError(f"{repeat} repeats say nothing of chance.", hint=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
 
 
 def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
     words = [word.strip() for text in given or [] for word in text.split(",")]
     if unknown := [word for word in words if word not in list(kind)]:
-        raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", remedy=f"Choose from: {', '.join(kind)}")
+        raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", hint=f"Choose from: {', '.join(kind)}")
     return [kind(word) for word in words]
 
 
@@ -219,7 +217,7 @@ def read_estimate(word: str) -> Estimates:
     except ValueError as reason:
         raise UsageError(
             f"--estimates {word!r} is not understood.",
-            remedy="Write limit, predicted, expected, true or a number of seconds.",
+            hint="Write limit, predicted, expected, true or a number of seconds.",
         ) from reason
 
 

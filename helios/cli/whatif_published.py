@@ -83,7 +83,7 @@ def published(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = PublishedQuestion(
+        request = PublishedQuestion(
             nodes=parse_nodes(nodes) if nodes is not None else None,
             gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
             since=moment(since, timezone=history.timezone),
@@ -92,7 +92,7 @@ def published(
             draws=draws,
             seed=settings.model.seed,
         )
-        answer = as_published(history, question, progress=progress)
+        answer = as_published(history, request, progress=progress)
     say_notes(answer.notes)
     if as_json:
         show_json(answer.to_json())

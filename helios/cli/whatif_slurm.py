@@ -93,7 +93,7 @@ def slurm(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = SlurmWhatIfRequest(
+        request = SlurmWhatIfRequest(
             site=site,
             otherwise=otherwise,
             changed=", ".join(changes),
@@ -105,7 +105,7 @@ def slurm(
             default_time_limit_s=chosen.whatif.default_time_limit_s,
             seed=chosen.model.seed,
         )
-        answer = slurm_whatif(history, question, services=services, progress=progress)
+        answer = slurm_whatif(history, request, services=services, progress=progress)
     say_notes(answer.whatif.notes)
     if report is not None:
         from helios.report.history import describe  # noqa: PLC0415 - drawing takes a second to import
@@ -134,7 +134,7 @@ def _text(path: Path | None) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as reason:
-        raise FileUnreadable(f"{path}: {reason.strerror}", remedy="Give the path of a text file.") from reason
+        raise FileUnreadable(f"{path}: {reason.strerror}", hint="Give the path of a text file.") from reason
 
 
 def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite:
@@ -142,14 +142,14 @@ def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite
     try:
         return read()
     except HeliosError as reason:
-        _, _, fact = reason.fact.rpartition(": ")
-        raise UsageError(f"--set {' --set '.join(changes)}: {fact}", remedy=reason.remedy) from reason
+        _, _, message = reason.message.rpartition(": ")
+        raise UsageError(f"--set {' --set '.join(changes)}: {message}", hint=reason.hint) from reason
 
 
 def _setting(text: str) -> str:
     key, _, value = text.partition("=")
     if not key.strip() or not value.strip():
         raise UsageError(
-            f"--set {text!r} is not KEY=VALUE.", remedy="Write a line of slurm.conf: PriorityWeightFairshare=0"
+            f"--set {text!r} is not KEY=VALUE.", hint="Write a line of slurm.conf: PriorityWeightFairshare=0"
         )
     return text

@@ -64,7 +64,7 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
     if plan is None or not plan.slurm:
         raise UsageError(
             "--dask slurm needs to know what to ask Slurm for.",
-            remedy="Write a table [slurm] into the plan of --sweep: jobs, cores, memory, walltime, queue, account.",
+            hint="Write a table [slurm] into the plan of --sweep: jobs, cores, memory, walltime, queue, account.",
         )
     options = {name: value for name, value in plan.slurm.items() if name not in ("jobs", "wait")}
     return SlurmExecutor(jobs=int(plan.slurm.get("jobs", 1)), options=options)
@@ -133,4 +133,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as reason:
-        raise UsageError(f"The CSV cannot be written: {reason}", remedy="Choose another place: --csv FILE") from reason
+        raise UsageError(f"The CSV cannot be written: {reason}", hint="Choose another place: --csv FILE") from reason

@@ -44,7 +44,7 @@ class AppliedNodeChange:
         Whether it is somebody else's now.
     """
 
-    lever: NodeSetting
+    setting: NodeSetting
     node: str
     service: str
     mode: Mode
@@ -52,12 +52,12 @@ class AppliedNodeChange:
     own: str
     after: str
     written_at: datetime
-    admins: bool = False
+    overridden: bool = False
 
     @property
     def key(self) -> NodeKey:
         """Lever and node."""
-        return self.lever, self.node
+        return self.setting, self.node
 
     @property
     def confirmed(self) -> bool:
@@ -80,18 +80,18 @@ class AppliedNodeChanges:
         """Return both as columns of ``APPLIED_NODE_CHANGES``."""
         return _node_frame([*self.real.values(), *self.shadow.values()])
 
-    def ours(self, lever: NodeSetting) -> list[AppliedNodeChange]:
+    def ours(self, setting: NodeSetting) -> list[AppliedNodeChange]:
         """Return what stands on the cluster because of Helios."""
-        return [row for row in self.real.values() if row.lever is lever and not row.admins]
+        return [row for row in self.real.values() if row.setting is setting and not row.overridden]
 
     def own(self) -> dict[NodeKey, str]:
         """Return what the site itself has, where Helios changed it."""
-        return {key: row.own for key, row in self.real.items() if not row.admins}
+        return {key: row.own for key, row in self.real.items() if not row.overridden}
 
 
 def read_applied_nodes(frame: pd.DataFrame) -> AppliedNodeChanges:
     """Read ``APPLIED_NODE_CHANGES``."""
-    rows = [_node_standing(record) for record in APPLIED_NODE_CHANGES.check(frame).to_dict("records")]
+    rows = [_node_applied(record) for record in APPLIED_NODE_CHANGES.check(frame).to_dict("records")]
     return AppliedNodeChanges(
         real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
         shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
@@ -117,14 +117,14 @@ class Undo:
     keep_awake: str | None = None
 
     @classmethod
-    def of(cls, books: AppliedNodeChanges) -> Undo:
+    def of(cls, applied: AppliedNodeChanges) -> Undo:
         """Return what undoes all that stands in the book."""
-        kept = books.real.get(LIST)
-        weights = {row.node: row.own for row in books.ours(NodeSetting.WEIGHT)}
+        kept = applied.real.get(LIST)
+        weights = {row.node: row.own for row in applied.ours(NodeSetting.WEIGHT)}
         return cls(
-            asleep=tuple(sorted(row.node for row in books.ours(NodeSetting.POWER))),
+            asleep=tuple(sorted(row.node for row in applied.ours(NodeSetting.POWER))),
             weights=tuple(sorted((node, int(float(own))) for node, own in weights.items())),
-            keep_awake=None if kept is None or kept.admins else kept.own,
+            keep_awake=None if kept is None or kept.overridden else kept.own,
         )
 
     def rows(self, *, at: datetime, service: str) -> NodeBook:
@@ -136,7 +136,7 @@ class Undo:
         ]
         rows = [
             AppliedNodeChange(
-                lever=lever,
+                setting=setting,
                 node=node,
                 service=service,
                 mode=Mode.ACTIVE,
@@ -145,7 +145,7 @@ class Undo:
                 after="",
                 written_at=at,
             )
-            for lever, node, value, own in pairs
+            for setting, node, value, own in pairs
         ]
         return {row.key: row for row in rows}
 
@@ -175,9 +175,9 @@ def _kept(words: str) -> frozenset[tuple[str, ...]]:
         return frozenset({(text,)})  # what nobody can read is the same only as itself
 
 
-def _node_standing(record: Mapping[Any, Any]) -> AppliedNodeChange:
+def _node_applied(record: Mapping[Any, Any]) -> AppliedNodeChange:
     return AppliedNodeChange(
-        lever=NodeSetting(record["lever"]),
+        setting=NodeSetting(record["setting"]),
         node=_text(record["node"]),
         service=str(record["service"]),
         mode=Mode(record["mode"]),
@@ -185,7 +185,7 @@ def _node_standing(record: Mapping[Any, Any]) -> AppliedNodeChange:
         own=_text(record["own"]),
         after=_text(record["after"]),
         written_at=record["written_at"].to_pydatetime(),
-        admins=bool(record["admins"]),
+        overridden=bool(record["overridden"]),
     )
 
 
@@ -198,10 +198,10 @@ def _node_frame(rows: Iterable[AppliedNodeChange]) -> pd.DataFrame:
     if not rows:
         return APPLIED_NODE_CHANGES.empty()
     columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in APPLIED_NODE_CHANGES.names}
-    columns["lever"] = [row.lever.value for row in rows]
+    columns["setting"] = [row.setting.value for row in rows]
     columns["mode"] = [row.mode.value for row in rows]
     columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
-    columns["admins"] = [int(row.admins) for row in rows]
+    columns["overridden"] = [int(row.overridden) for row in rows]
     return APPLIED_NODE_CHANGES.conform(pd.DataFrame(columns))
 
 
@@ -233,15 +233,15 @@ class Tolerance:
         """Return what a bound of the SiteFactor leaves room for."""
         return cls(urgency=0.5 / (ownership.steps(slurm.site_factor_most)) + ROUNDING)
 
-    def same(self, lever: JobSetting, *, asked: float, read: float) -> bool:
+    def same(self, setting: JobSetting, *, asked: float, read: float) -> bool:
         """Return whether ``read`` (NaN: no soft limit) is what the cluster makes of ``asked``."""
-        if lever is JobSetting.ORDER:
+        if setting is JobSetting.ORDER:
             return abs(asked - read) <= self.urgency
         return -ROUNDING <= read - asked < self.soft_limit_s
 
-    def is_nothing(self, lever: JobSetting, value: float) -> bool:
+    def is_nothing(self, setting: JobSetting, value: float) -> bool:
         """Return whether ``value`` leaves a job as it would be without Helios."""
-        return abs(value) <= self.urgency if lever is JobSetting.ORDER else math.isnan(value)
+        return abs(value) <= self.urgency if setting is JobSetting.ORDER else math.isnan(value)
 
 
 SET_AGAIN = " (set again)"
@@ -260,7 +260,7 @@ class AppliedChange:
         Whether it is somebody else's now.
     """
 
-    lever: JobSetting
+    setting: JobSetting
     job_id: str
     submitted_us: int
     service: str
@@ -268,12 +268,12 @@ class AppliedChange:
     value: float
     after: str
     written_at: datetime
-    admins: bool = False
+    overridden: bool = False
 
     @property
     def key(self) -> Key:
         """Lever and job."""
-        return self.lever, self.job_id
+        return self.setting, self.job_id
 
     @property
     def confirmed(self) -> bool:
@@ -305,16 +305,16 @@ class AppliedChanges:
         """Return both as columns of ``APPLIED_CHANGES``."""
         return _frame([*self.real.values(), *self.shadow.values()])
 
-    def of_the_admins(self) -> frozenset[Key]:
+    def of_the_overridden(self) -> frozenset[Key]:
         """Return what Helios keeps off for good."""
-        return frozenset(key for key, row in self.real.items() if row.admins)
+        return frozenset(key for key, row in self.real.items() if row.overridden)
 
 
 def read_applied(frame: pd.DataFrame) -> AppliedChanges:
     """Read ``APPLIED_CHANGES``."""
     submitted_us = APPLIED_CHANGES.check(frame)["submitted_at"].astype("int64")
     rows = [
-        _standing(record, submitted) for record, submitted in zip(frame.to_dict("records"), submitted_us, strict=True)
+        _applied(record, submitted) for record, submitted in zip(frame.to_dict("records"), submitted_us, strict=True)
     ]
     return AppliedChanges(
         real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
@@ -322,55 +322,59 @@ def read_applied(frame: pd.DataFrame) -> AppliedChanges:
     )
 
 
-def drop_gone_jobs(books: AppliedChanges, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> AppliedChanges:
+def drop_gone_jobs(applied: AppliedChanges, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> AppliedChanges:
     """Return the books without jobs that left the queue.
 
     What is an admin's is remembered while the job runs: a requeue brings it back.
     """
     running = set(snapshot.running["job_id"])
     return AppliedChanges(
-        real={k: r for k, r in books.real.items() if r.is_of(jobs.get(r.job_id)) or (r.admins and r.job_id in running)},
-        shadow={k: r for k, r in books.shadow.items() if r.is_of(jobs.get(r.job_id))},
+        real={
+            k: r
+            for k, r in applied.real.items()
+            if r.is_of(jobs.get(r.job_id)) or (r.overridden and r.job_id in running)
+        },
+        shadow={k: r for k, r in applied.shadow.items() if r.is_of(jobs.get(r.job_id))},
     )
 
 
-def find_overridden(book: Book, *, jobs: Mapping[str, PendingJob], resolution: Tolerance) -> list[AppliedChange]:
+def find_overridden(applied_now: Book, *, jobs: Mapping[str, PendingJob], tolerance: Tolerance) -> list[AppliedChange]:
     """Return what was read back as Helios had asked, and now reads otherwise.
 
     Jobs that cannot be read (not eligible) or must be left alone anyway are not judged.
     """
-    return [row for row in book.values() if _differs(row, jobs.get(row.job_id), resolution)]
+    return [row for row in applied_now.values() if _differs(row, jobs.get(row.job_id), tolerance)]
 
 
-def drop_released(book: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
+def drop_released(applied_now: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
     """Return the book after a kill switch took everything back: without what is seen to be gone from the cluster.
 
     That it is gone is nobody's will about that job, and no reason to keep off it.
     """
-    return {key: row for key, row in book.items() if row.admins or _may_stand(row, jobs.get(row.job_id))}
+    return {key: row for key, row in applied_now.items() if row.overridden or _may_stand(row, jobs.get(row.job_id))}
 
 
 def _may_stand(row: AppliedChange, job: PendingJob | None) -> bool:
     # Slurm hides the place of a job that is held, or whose priority was set: those have a reason to be left alone.
-    return job is None or job.carries(row.lever) or not job.readable(row.lever) or bool(job.hands_off)
+    return job is None or job.carries(row.setting) or not job.readable(row.setting) or bool(job.excluded_reason)
 
 
-def mark_overridden(book: Book, rows: Iterable[AppliedChange]) -> Book:
+def mark_overridden(applied_now: Book, rows: Iterable[AppliedChange]) -> Book:
     """Return the book with ``rows`` marked as somebody else's."""
-    return book | {row.key: replace(row, admins=True) for row in rows}
+    return applied_now | {row.key: replace(row, overridden=True) for row in rows}
 
 
-def _differs(row: AppliedChange, job: PendingJob | None, resolution: Tolerance) -> bool:
-    if row.admins or not row.confirmed or job is None or not row.is_of(job):
+def _differs(row: AppliedChange, job: PendingJob | None, tolerance: Tolerance) -> bool:
+    if row.overridden or not row.confirmed or job is None or not row.is_of(job):
         return False
-    if job.hands_off or not job.readable(row.lever):
+    if job.excluded_reason or not job.readable(row.setting):
         return False
-    return not resolution.same(row.lever, asked=row.value, read=job.value(row.lever))
+    return not tolerance.same(row.setting, asked=row.value, read=job.value(row.setting))
 
 
-def _standing(record: Mapping[Any, Any], submitted_us: int) -> AppliedChange:
+def _applied(record: Mapping[Any, Any], submitted_us: int) -> AppliedChange:
     return AppliedChange(
-        lever=JobSetting(record["lever"]),
+        setting=JobSetting(record["setting"]),
         job_id=record["job_id"],
         submitted_us=submitted_us,
         service=str(record["service"]),
@@ -378,7 +382,7 @@ def _standing(record: Mapping[Any, Any], submitted_us: int) -> AppliedChange:
         value=float(record["value"]),
         after=record["after"] if isinstance(record["after"], str) else "",
         written_at=record["written_at"].to_pydatetime(),
-        admins=bool(record["admins"]),
+        overridden=bool(record["overridden"]),
     )
 
 
@@ -388,7 +392,7 @@ def _frame(rows: list[AppliedChange]) -> pd.DataFrame:
     columns: dict[str, Any] = {
         name: [getattr(row, name) for row in rows] for name in APPLIED_CHANGES.names if name != "submitted_at"
     }
-    columns["lever"] = [row.lever.value for row in rows]
+    columns["setting"] = [row.setting.value for row in rows]
     columns["mode"] = [row.mode.value for row in rows]
     columns["submitted_at"] = pd.to_datetime([row.submitted_us for row in rows], unit="us", utc=True)
     columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)

@@ -130,15 +130,15 @@ class AuditLog:
         decided_at = pd.to_datetime([self.decided_at] * len(rows), utc=True)
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
-    def is_news(self, service: str, fact: str) -> bool:
-        """Return whether ``fact`` was not said of ``service`` at the last turn that acted; empty: no."""
+    def is_news(self, service: str, message: str) -> bool:
+        """Return whether ``message`` was not said of ``service`` at the last turn that acted; empty: no."""
         before = self._said_before.get(service, frozenset())
-        if not fact and not before:
+        if not message and not before:
             return False
         self.asks(service)
-        if not fact:
+        if not message:
             return False
-        digest = hashlib.blake2b(fact.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+        digest = hashlib.blake2b(message.encode(errors="surrogatepass"), digest_size=6).hexdigest()
         self._said[service].add(digest)
         return digest not in before
 

@@ -56,11 +56,11 @@ class CircuitBreaker:
             raise ValueError("the breaker is closed")
         return self.opened_at + timedelta(seconds=settings.breaker_s)
 
-    def after_a_good_turn(self) -> CircuitBreaker:
+    def after_a_good_cycle(self) -> CircuitBreaker:
         """Return the breaker after a turn whose every write was read back as asked."""
         return CircuitBreaker()
 
-    def after_a_bad_turn(self, *, now: datetime, settings: Control) -> CircuitBreaker:
+    def after_a_bad_cycle(self, *, now: datetime, settings: Control) -> CircuitBreaker:
         """Return the breaker after a turn in which a write failed or read back as something else."""
         bad = self.bad_in_row + 1
         opens = self.opened_at is not None or bad >= settings.mismatches_to_open

@@ -55,7 +55,7 @@ from helios.control.release import (
     node_release_entries,
     release_entries,
     revert_everything,
-    still_applied,
+    suspended_applied,
     with_undo_records,
 )
 from helios.control.report import CycleReport, NodeCycleReport, cycle_counts, node_cycle_counts, wanted_awake
@@ -95,7 +95,7 @@ class ServiceAnswers(Generic[Asked]):
 
 
 def ask(
-    seats: Sequence[ActiveService],
+    active_services: Sequence[ActiveService],
     *,
     snapshot: Snapshot,
     memory: ControllerState,
@@ -112,26 +112,28 @@ def ask(
         Takes the actions of a service apart; what it raises is the service's fault.
     """
     proposals: dict[str, Asked] = {}
-    bench, asked_at = memory.bench, dict(memory.asked_at)
-    for seat in seats:
-        absent = seat.mode.mode is Mode.OFF or bench.why_not(seat.name, now=now, failures=settings.raises_to_bench)
-        if absent or not memory.is_due(seat.name, every=seat.service.every, now=snapshot.taken_at):
+    suspension, asked_at = memory.suspension, dict(memory.asked_at)
+    for active in active_services:
+        absent = active.mode.mode is Mode.OFF or suspension.why_not(
+            active.name, now=now, failures=settings.failures_to_suspend
+        )
+        if absent or not memory.is_due(active.name, every=active.service.every, now=snapshot.taken_at):
             continue
-        asked_at[seat.name] = snapshot.taken_at
-        minutes.asks(seat.name)
+        asked_at[active.name] = snapshot.taken_at
+        minutes.asks(active.name)
         try:
-            proposals[seat.name] = understand(list(seat.service.decide(_own_copy(snapshot))))
-            bench = bench.without(seat.name)
+            proposals[active.name] = understand(list(active.service.decide(_own_copy(snapshot))))
+            suspension = suspension.without(active.name)
         except Exception as raised:
             # Whatever a service may raise: the others and the turn must go on, and the reason is kept.
             fault = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:LONGEST_FAULT]
-            bench = bench.after_a_failure(seat.name, what=fault, now=now)
-            minutes.say(_failed(seat, snapshot, fault))
-            minutes.count(seat.name, Result.FAILED)
+            suspension = suspension.after_a_failure(active.name, what=fault, now=now)
+            minutes.say(_failed(active, snapshot, fault))
+            minutes.count(active.name, Result.FAILED)
     return ServiceAnswers(
         proposals=proposals,
-        playing=_playing(seats, bench, minutes, settings, now),
-        memory=replace(memory, bench=bench, asked_at=asked_at),
+        playing=_playing(active_services, suspension, minutes, settings, now),
+        memory=replace(memory, suspension=suspension, asked_at=asked_at),
     )
 
 
@@ -145,10 +147,10 @@ def _own_copy(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def _failed(seat: ActiveService, snapshot: Snapshot, what: str) -> AuditEntry:
+def _failed(active: ActiveService, snapshot: Snapshot, what: str) -> AuditEntry:
     return AuditEntry(
-        service=seat.name,
-        mode=seat.mode.mode,
+        service=active.name,
+        mode=active.mode.mode,
         action="Turn",
         target=snapshot.cluster,
         reason="the service was asked and failed",
@@ -157,19 +159,26 @@ def _failed(seat: ActiveService, snapshot: Snapshot, what: str) -> AuditEntry:
 
 
 def _playing(
-    seats: Sequence[ActiveService], bench: ServiceSuspension, minutes: AuditLog, settings: Control, now: datetime
+    active_services: Sequence[ActiveService],
+    suspension: ServiceSuspension,
+    minutes: AuditLog,
+    settings: Control,
+    now: datetime,
 ) -> tuple[ActiveService, ...]:
-    why = {seat.name: bench.why_not(seat.name, now=now, failures=settings.raises_to_bench) for seat in seats}
+    why = {
+        active.name: suspension.why_not(active.name, now=now, failures=settings.failures_to_suspend)
+        for active in active_services
+    }
     minutes.notes.extend(reason for reason in why.values() if reason)
-    return tuple(seat for seat in seats if not why[seat.name] and seat.mode.mode is not Mode.OFF)
+    return tuple(active for active in active_services if not why[active.name] and active.mode.mode is not Mode.OFF)
 
 
-NO_BOOKS = AppliedChanges(real={}, shadow={})
+NO_APPLIED = AppliedChanges(real={}, shadow={})
 
 
 def run_cycle(
     *,
-    seats: Sequence[ActiveService],
+    active_services: Sequence[ActiveService],
     cluster: Cluster,
     expectation: Callable[[Snapshot], Snapshot],
     ledger: Ledger,
@@ -182,7 +191,7 @@ def run_cycle(
 ) -> CycleReport:
     """Take one turn of all services on one cluster.
 
-    Fails still: whatever goes wrong before the first write, nothing is written and ``still`` says why. A pause takes
+    Fails still: whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause takes
     back everything that Helios set, with or without the database; all other stillness leaves what stands.
 
     Parameters
@@ -208,17 +217,17 @@ def run_cycle(
         Only what is a defect of Helios itself; a service's are kept on the bench, and a ``HeliosError`` is a reason to
         be still.
     """
-    turn = _Cycle(
+    cycle = _Cycle(
         cluster=cluster, ledger=ledger, settings=settings, now=now, holder=holder, memory=memory, paused=paused
     )
     try:
-        turn.take_the_lease()
-        scene = turn.look(expectation)
-        turn.mind(scene, conditions)
-        turn.act(scene, seats)
-    except _Suspended as still:
-        turn.be_still(still.reasons)
-    return turn.report()
+        cycle.take_the_lease()
+        context = cycle.look(expectation)
+        cycle.check(context, conditions)
+        cycle.act(context, active_services)
+    except _Suspended as suspended:
+        cycle.suspend(suspended.reasons)
+    return cycle.report()
 
 
 class _Suspended(Exception):
@@ -244,11 +253,11 @@ class _Cycle:
     mode: str = Mode.OFF
     token: int | None = None
     snapshot: Snapshot | None = None
-    scene: CycleContext | None = None
-    known: AppliedChanges = NO_BOOKS
+    context: CycleContext | None = None
+    known: AppliedChanges = NO_APPLIED
     written: int = 0
     recorded: bool = True
-    still: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     everything: ReleaseResult | None = None
     released: bool = False
@@ -262,7 +271,7 @@ class _Cycle:
             self.token = self.ledger.acquire(holder=self.holder, now=self.now, lasts=lasts)
         except HeliosError as error:
             # Not the end yet: a pause must be able to take everything back without a database.
-            self.faults += (f"the lease could not be taken: {error.fact}",)
+            self.faults += (f"the lease could not be taken: {error.message}",)
             return
         if self.token is None:
             raise _Suspended("another Helios holds the lease of this cluster: standing by")
@@ -271,76 +280,81 @@ class _Cycle:
         try:
             self.snapshot = self.cluster.snapshot()
         except HeliosError as error:
-            raise _Suspended(*self.faults, f"the cluster could not be looked at: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the cluster could not be looked at: {error.message}") from error
         try:
             self.snapshot = expectation(self.snapshot)
         except HeliosError as error:
-            self.faults += (f"there are no predictions: {error.fact}",)
+            self.faults += (f"there are no predictions: {error.message}",)
         jobs = pending_jobs(self.snapshot)
-        self.known = drop_gone_jobs(self._books(), jobs=jobs, snapshot=self.snapshot)
+        self.known = drop_gone_jobs(self._applied(), jobs=jobs, snapshot=self.snapshot)
         return CycleContext(
             snapshot=self.snapshot,
             jobs=jobs,
-            books=self.known,
-            resolution=Tolerance.of(self.settings.slurm),
+            applied=self.known,
+            tolerance=Tolerance.of(self.settings.slurm),
             settings=self.settings,
         )
 
-    def mind(self, scene: CycleContext, conditions: Callable[[Snapshot], Preconditions]) -> None:
+    def check(self, context: CycleContext, conditions: Callable[[Snapshot], Preconditions]) -> None:
         try:
-            world = conditions(scene.snapshot)
+            world = conditions(context.snapshot)
         except HeliosError as error:
-            raise _Suspended(*self.faults, f"the conditions are not known: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the conditions are not known: {error.message}") from error
         reasons = suspension_reasons(
             world,
             self.settings.control,
-            snapshot=scene.snapshot,
-            jobs=scene.jobs,
+            snapshot=context.snapshot,
+            jobs=context.jobs,
             memory=self.memory,
             now=self.now,
         )
-        self._remember(world, scene.snapshot)
+        self._remember(world, context.snapshot)
         self.released = bool(world.released)
         if world.paused:
             self.mode = PAUSED
-            self._take_everything_back(scene, world.paused)
+            self._take_everything_back(context, world.paused)
         if self.faults or reasons:
             raise _Suspended(*self.faults, *reasons)
 
-    def act(self, scene: CycleContext, seats: Sequence[ActiveService]) -> None:
-        scene, disputed = self._disputed(scene)
+    def act(self, context: CycleContext, active_services: Sequence[ActiveService]) -> None:
+        context, disputed = self._disputed(context)
         answers = ask(
-            seats,
-            snapshot=scene.snapshot,
+            active_services,
+            snapshot=context.snapshot,
             memory=self.memory,
             minutes=self.minutes,
             settings=self.settings.control,
             now=self.now,
             understand=to_changes,
         )
-        plan = plan_jobs(answers.proposals, seats=answers.playing, scene=scene)
-        errand = Execution(
-            plan=plan, seats=answers.playing, scene=scene, disputed=disputed, now=self.now, why_stop=self._why_stop
+        plan = plan_jobs(answers.proposals, active_services=answers.playing, context=context)
+        execution = Execution(
+            plan=plan,
+            active_services=answers.playing,
+            context=context,
+            disputed=disputed,
+            now=self.now,
+            why_stop=self._why_stop,
         )
-        self._take_down(errand)
-        self._tell_of_orphans(plan.orphans)
-        books = record_intent(errand)
-        if errand.writes:
-            self._mean(errand, books)
-        settled = execute(errand, cluster=self.cluster, books=books, minutes=self.minutes)
+        self._take_down(execution)
+        self._tell_of_untracked(plan.untracked)
+        applied = record_intent(execution)
+        if execution.writes:
+            self._mean(execution, applied)
+        settled = execute(execution, cluster=self.cluster, applied=applied, minutes=self.minutes)
         if settled != self.known or self._unwritten():
             self._write(settled)
-        self.memory = replace(answers.memory, breaker=self._breaker(), said=self.minutes.said, still=())
+        self.memory = replace(answers.memory, breaker=self._breaker(), said=self.minutes.said, suspended=())
 
-    def be_still(self, reasons: tuple[str, ...]) -> None:
+    def suspend(self, reasons: tuple[str, ...]) -> None:
         stays = self._what_stays()
-        self.still = (*reasons, stays) if stays else reasons
-        if self.token is None or reasons == self.memory.still:
+        self.suspended = (*reasons, stays) if stays else reasons
+        if self.token is None or reasons == self.memory.suspended:
             return  # a standby's memory is not the one that counts; and what lasts is said once
         if self.everything is None:
-            self._say_turn(self.mode, reason="; ".join(reasons), outcome="nothing was done")
+            self._say_cycle(self.mode, reason="; ".join(reasons), outcome="nothing was done")
         if self._write(None):
-            self.memory = replace(self.memory, still=reasons)
+            self.memory = replace(self.memory, suspended=reasons)
 
     def _what_stays(self) -> str:
         """Say what of Helios stands and stays: of what is in the book only what was seen just now is known to stand."""
@@ -348,9 +362,10 @@ class _Cycle:
             return ""  # what is left has been said, job by job; or nobody could look
         jobs = pending_jobs(self.snapshot)
         seen = carried_values(list(jobs.values()))
-        known = [(row.lever, jobs[row.job_id]) for row in self.known.real.values() if not row.admins]
+        known = [(row.setting, jobs[row.job_id]) for row in self.known.real.values() if not row.overridden]
         hidden = sum(
-            not job.carries(lever) and (not job.readable(lever) or bool(job.hands_off)) for lever, job in known
+            not job.carries(setting) and (not job.readable(setting) or bool(job.excluded_reason))
+            for setting, job in known
         )
         said = [
             f"{len(seen)} changes of Helios stand on the cluster and stay as they are" if seen else "",
@@ -362,7 +377,7 @@ class _Cycle:
         return CycleReport(
             taken_at=self.now if self.snapshot is None else self.snapshot.taken_at,
             acted=len(self.minutes.changed),
-            still=self.still,
+            suspended=self.suspended,
             counts=self.minutes.sums(),
             decisions=self.minutes.frame(),
             seen=self.snapshot is not None or self.token is None,
@@ -374,12 +389,12 @@ class _Cycle:
             **cycle_counts(self.snapshot),
         )
 
-    def _books(self) -> AppliedChanges:
+    def _applied(self) -> AppliedChanges:
         try:
-            return read_applied(self.ledger.standings())
+            return read_applied(self.ledger.applied_changes())
         except HeliosError as error:
-            self.faults += (f"what stands changed could not be read: {error.fact}",)
-            return NO_BOOKS
+            self.faults += (f"what stands changed could not be read: {error.message}",)
+            return NO_APPLIED
 
     def _remember(self, world: Preconditions, snapshot: Snapshot) -> None:
         self.memory = replace(self.memory, controller=world.controller or self.memory.controller)
@@ -387,24 +402,24 @@ class _Cycle:
             nodes = snapshot.nodes["name"].nunique()
             self.memory = replace(self.memory, pending=len(snapshot.pending), nodes=nodes)
 
-    def _take_everything_back(self, scene: CycleContext, reason: str) -> None:
-        stands = any(not row.admins for row in self.known.real.values())
-        if not stands and not carried_values(list(scene.jobs.values())):
+    def _take_everything_back(self, context: CycleContext, reason: str) -> None:
+        stands = any(not row.overridden for row in self.known.real.values())
+        if not stands and not carried_values(list(context.jobs.values())):
             return
         self.everything = revert_everything(self.cluster, reason)
         self.minutes = release_entries(self.everything, now=self.now, reason=reason)
-        if self.memory.still and not self.minutes.changed:
+        if self.memory.suspended and not self.minutes.changed:
             self.minutes.lines.clear()  # what cannot be taken back is written down once, not in every turn
         self._write(applied_after(self.known, self.everything))
 
-    def _disputed(self, scene: CycleContext) -> tuple[CycleContext, frozenset[Key]]:
-        real = drop_released(scene.books.real, jobs=scene.jobs) if self.released else scene.books.real
-        rows = find_overridden(real, jobs=scene.jobs, resolution=scene.resolution)
+    def _disputed(self, context: CycleContext) -> tuple[CycleContext, frozenset[Key]]:
+        real = drop_released(context.applied.real, jobs=context.jobs) if self.released else context.applied.real
+        rows = find_overridden(real, jobs=context.jobs, tolerance=context.tolerance)
         theirs = [row for row in rows if row.set_again]
         for row in theirs:
-            self._say_theirs(row, read=describe_mode(row.lever, scene.jobs[row.job_id].value(row.lever)))
-        books = replace(scene.books, real=mark_overridden(real, theirs))
-        return replace(scene, books=books), frozenset(row.key for row in rows if not row.set_again)
+            self._say_theirs(row, read=describe_mode(row.setting, context.jobs[row.job_id].value(row.setting)))
+        applied = replace(context.applied, real=mark_overridden(real, theirs))
+        return replace(context, applied=applied), frozenset(row.key for row in rows if not row.set_again)
 
     def _say_theirs(self, row: AppliedChange, *, read: str) -> None:
         self.minutes.say(
@@ -416,32 +431,34 @@ class _Cycle:
                 reason=f"somebody changed twice what service {row.service} had set",
                 before=row.after,
                 after=read,
-                outcome=f"{Result.REFUSED}: {row.lever} of this job is theirs from now on",
+                outcome=f"{Result.REFUSED}: {row.setting} of this job is theirs from now on",
             )
         )
 
-    def _take_down(self, errand: Execution) -> None:
-        for seat in errand.seats:
-            refused = errand.plan.refused.get(seat.name, ())
-            self.minutes.outcomes(seat.name, seat.mode.mode, refused, errand.scene.jobs)
-            self.minutes.count(seat.name, Result.UNCHANGED, len(errand.plan.same.get(seat.name, ())))
+    def _take_down(self, execution: Execution) -> None:
+        for active in execution.active_services:
+            refused = execution.plan.refused.get(active.name, ())
+            self.minutes.outcomes(active.name, active.mode.mode, refused, execution.context.jobs)
+            self.minutes.count(active.name, Result.UNCHANGED, len(execution.plan.same.get(active.name, ())))
 
-    def _tell_of_orphans(self, number: int) -> None:
+    def _tell_of_untracked(self, number: int) -> None:
         if number:
             self.minutes.notes.append(
                 f"{number} changes bear Helios' mark, and no service may write to those jobs now; to take them back: "
                 "helios pause, then helios resume"
             )
 
-    def _mean(self, errand: Execution, books: AppliedChanges) -> None:
-        for seat in errand.writers():
-            number = len(errand.plan.send.get(seat.name, ()))
+    def _mean(self, execution: Execution, applied: AppliedChanges) -> None:
+        for active in execution.writers():
+            number = len(execution.plan.send.get(active.name, ()))
             if number:
-                self._say_turn(seat.mode.mode, service=seat.name, reason=f"will change {number} jobs", outcome="meant")
-        if errand.plan.take_back:
-            number = len(errand.plan.take_back)
-            self._say_turn(Mode.ACTIVE, reason=f"will take back {number} changes", outcome="meant")
-        if not self._write(books):
+                self._say_cycle(
+                    active.mode.mode, service=active.name, reason=f"will change {number} jobs", outcome="meant"
+                )
+        if execution.plan.take_back:
+            number = len(execution.plan.take_back)
+            self._say_cycle(Mode.ACTIVE, reason=f"will take back {number} changes", outcome="meant")
+        if not self._write(applied):
             del self.minutes.lines[self.written :]
             raise _Suspended("what was meant could not be written down, so it was not done")
 
@@ -450,12 +467,12 @@ class _Cycle:
             if why := self.paused():
                 return f"paused: {why}"
             # Nothing to write down: this asks whether the lease is ours still.
-            self.ledger.record(token=self.token or 0, decisions=DECISIONS.empty(), standings=None)
+            self.ledger.record(token=self.token or 0, decisions=DECISIONS.empty(), applied_changes=None)
         except HeliosError as error:
-            return error.fact
+            return error.message
         return ""
 
-    def _say_turn(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
+    def _say_cycle(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.minutes.say(
             AuditEntry(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
@@ -463,26 +480,26 @@ class _Cycle:
 
     def _breaker(self) -> CircuitBreaker:
         if self.minutes.bad:
-            return self.memory.breaker.after_a_bad_turn(now=self.now, settings=self.settings.control)
-        return self.memory.breaker.after_a_good_turn() if self.minutes.changed else self.memory.breaker
+            return self.memory.breaker.after_a_bad_cycle(now=self.now, settings=self.settings.control)
+        return self.memory.breaker.after_a_good_cycle() if self.minutes.changed else self.memory.breaker
 
     def _unwritten(self) -> list[AuditEntry]:
         return self.minutes.lines[self.written :]
 
-    def _write(self, books: AppliedChanges | None) -> bool:
+    def _write(self, applied: AppliedChanges | None) -> bool:
         try:
             if self.token is None:
                 raise LeaseLost("there is no lease to write under")
             decisions = self.minutes.frame(self._unwritten())
             self.ledger.record(
-                token=self.token, decisions=decisions, standings=None if books is None else books.frame()
+                token=self.token, decisions=decisions, applied_changes=None if applied is None else applied.frame()
             )
         except HeliosError as error:
             self.recorded = False
-            self.minutes.notes.append(f"the audit could not be written: {error.fact}")
+            self.minutes.notes.append(f"the audit could not be written: {error.message}")
             return False
         self.written = len(self.minutes.lines)
-        self.known = self.known if books is None else books
+        self.known = self.known if applied is None else applied
         return True
 
 
@@ -494,12 +511,12 @@ class _Cycle:
 # was touched.
 
 NOBODY_SLEEPS = "no node is put to sleep"
-NO_NODE_BOOKS = AppliedNodeChanges(real={}, shadow={})
+NO_NODE_APPLIED = AppliedNodeChanges(real={}, shadow={})
 
 
 def run_node_cycle(
     *,
-    seats: Sequence[ActiveService],
+    active_services: Sequence[ActiveService],
     cluster: NodeCluster,
     expectation: Callable[[Snapshot], Snapshot],
     ledger: Ledger,
@@ -514,7 +531,7 @@ def run_node_cycle(
 ) -> NodeCycleReport:
     """Take one turn of all services that act on nodes of one cluster.
 
-    Fails still: whatever goes wrong before the first write, nothing is written and ``still`` says why. A pause wakes
+    Fails still: whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause wakes
     everything that Helios put to sleep and gives back weights and list, with or without the database, turn after turn
     until nothing remains; all other stillness leaves what stands.
 
@@ -526,7 +543,7 @@ def run_node_cycle(
         Returns the snapshot with the demand for nodes, and predictions. Without demand nodes are woken, none is put to
         sleep.
     ledger : Ledger
-        Of the office of nodes: its own lease, and ``NODE_STANDINGS``.
+        Of the office of nodes: its own lease, and ``APPLIED_NODE_CHANGES``.
     conditions : callable
         What the caller knows of the world. It should not fail for want of a database: None says that.
     now : datetime
@@ -549,7 +566,7 @@ def run_node_cycle(
         Only what is a defect of Helios itself; a service's are kept on the bench, and a ``HeliosError`` is a reason to
         be still.
     """
-    turn = _NodeCycle(
+    cycle = _NodeCycle(
         cluster=cluster,
         ledger=ledger,
         settings=settings,
@@ -561,13 +578,13 @@ def run_node_cycle(
         paused=paused,
     )
     try:
-        turn.take_the_lease()
-        scene = turn.look(expectation)
-        scene = turn.mind(scene, conditions)
-        turn.act(scene, seats)
-    except _Suspended as still:
-        turn.be_still(still.reasons)
-    return turn.report()
+        cycle.take_the_lease()
+        context = cycle.look(expectation)
+        context = cycle.check(context, conditions)
+        cycle.act(context, active_services)
+    except _Suspended as suspended:
+        cycle.suspend(suspended.reasons)
+    return cycle.report()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -584,26 +601,26 @@ class _NodeCycle:
     undone: Callable[[], Undo]
     paused: Callable[[], str]
     minutes: AuditLog = field(init=False)
-    deeds: NodeActivity = field(init=False)
+    activity: NodeActivity = field(init=False)
     mode: str = Mode.OFF
     token: int | None = None
     snapshot: Snapshot | None = None
-    scene: NodeCycleContext | None = None
-    read: AppliedNodeChanges = NO_NODE_BOOKS
-    known: AppliedNodeChanges = NO_NODE_BOOKS
+    context: NodeCycleContext | None = None
+    read: AppliedNodeChanges = NO_NODE_APPLIED
+    known: AppliedNodeChanges = NO_NODE_APPLIED
     wanted: Mapping[str, float] = field(default_factory=dict)
     written: int = 0
     recorded: bool = True
-    book_was_read: bool = False
+    applied_now_was_read: bool = False
     no_forecast: str = ""
     file: Undo | None = None
-    still: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     awakening: NodeReleaseResult | None = None
 
     def __post_init__(self) -> None:
-        self.minutes = AuditLog(decided_at=self.now, said=self.memory.turn.said)
-        self.deeds = NodeActivity(memory=self.memory)
+        self.minutes = AuditLog(decided_at=self.now, said=self.memory.cycle.said)
+        self.activity = NodeActivity(memory=self.memory)
 
     def take_the_lease(self) -> None:
         lasts = timedelta(seconds=self.settings.control.lease_s)
@@ -611,7 +628,7 @@ class _NodeCycle:
             self.token = self.ledger.acquire(holder=self.holder, now=self.now, lasts=lasts)
         except HeliosError as error:
             # Not the end yet: a pause must be able to wake everything without a database.
-            self.faults += (f"the lease could not be taken: {error.fact}",)
+            self.faults += (f"the lease could not be taken: {error.message}",)
             return
         if self.token is None:
             raise _Suspended("another Helios holds the lease of this cluster's nodes: standing by")
@@ -620,94 +637,98 @@ class _NodeCycle:
         try:
             self.snapshot = self.cluster.snapshot()
         except HeliosError as error:
-            raise _Suspended(*self.faults, f"the cluster could not be looked at: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the cluster could not be looked at: {error.message}") from error
         nodes, wanted = observed_nodes(self.snapshot), partitions_wanted(self.snapshot)
         try:
             self.snapshot = expectation(self.snapshot)
         except HeliosError as error:
-            self.no_forecast = " ".join(filter(None, [error.fact, error.remedy]))
+            self.no_forecast = " ".join(filter(None, [error.message, error.hint]))
             self.minutes.notes.append(f"there is no forecast, so that no node is put to sleep: {self.no_forecast}")
-        self.read = self.known = self._books()
-        self.scene = NodeCycleContext(
+        self.read = self.known = self._applied()
+        self.context = NodeCycleContext(
             snapshot=self.snapshot,
             nodes=nodes,
-            books=self.known,
+            applied=self.known,
             memory=self.memory,
             settings=self.settings,
             wanted=wanted,
             never=self._never(),
         )
-        return self.scene
+        return self.context
 
-    def mind(self, scene: NodeCycleContext, conditions: Callable[[Snapshot], Preconditions]) -> NodeCycleContext:
+    def check(self, context: NodeCycleContext, conditions: Callable[[Snapshot], Preconditions]) -> NodeCycleContext:
         try:
-            world = conditions(scene.snapshot)
+            world = conditions(context.snapshot)
         except HeliosError as error:
-            raise _Suspended(*self.faults, f"the conditions are not known: {error.fact}") from error
+            raise _Suspended(*self.faults, f"the conditions are not known: {error.message}") from error
         reasons = cluster_suspension_reasons(
-            world, self.settings.control, snapshot=scene.snapshot, memory=self.memory.turn, now=self.now
+            world, self.settings.control, snapshot=context.snapshot, memory=self.memory.cycle, now=self.now
         )
-        if not is_cut_short(scene.snapshot, self.memory.turn):
-            scene = self._watch(scene, released=bool(world.released))
-        self._remember(world, scene)
+        if not is_cut_short(context.snapshot, self.memory.cycle):
+            context = self._watch(context, released=bool(world.released))
+        self._remember(world, context)
         if world.paused:
             self.mode = PAUSED
-            self._wake_everything(scene, world.paused)
+            self._wake_everything(context, world.paused)
         if self.faults or reasons:
             raise _Suspended(*self.faults, *reasons)
-        return scene
+        return context
 
-    def act(self, scene: NodeCycleContext, seats: Sequence[ActiveService]) -> None:
+    def act(self, context: NodeCycleContext, active_services: Sequence[ActiveService]) -> None:
         answers = ask(
-            seats,
-            snapshot=scene.snapshot,
-            memory=self.memory.turn,
+            active_services,
+            snapshot=context.snapshot,
+            memory=self.memory.cycle,
             minutes=self.minutes,
             settings=self.settings.control,
             now=self.now,
             understand=to_node_changes,
         )
         if self.minutes.is_news(HELIOS, self.no_forecast):
-            self._say_turn(self.mode, reason=f"there is no forecast: {self.no_forecast}", outcome=NOBODY_SLEEPS)
-        self.wanted = wanted_awake(answers.proposals, scene.nodes)
-        plan = plan_nodes(answers.proposals, seats=answers.playing, scene=scene)
-        errand = NodeExecution(plan=plan, seats=answers.playing, scene=scene, now=self.now, why_stop=self._why_stop)
-        self._take_down(errand)
-        books = record_node_intent(errand)
-        if errand.writes:
-            self._mean(errand, books)
-        self.deeds = NodeActivity(memory=self.memory)
-        settled = execute_nodes(errand, cluster=self.cluster, books=books, minutes=self.minutes, deeds=self.deeds)
+            self._say_cycle(self.mode, reason=f"there is no forecast: {self.no_forecast}", outcome=NOBODY_SLEEPS)
+        self.wanted = wanted_awake(answers.proposals, context.nodes)
+        plan = plan_nodes(answers.proposals, active_services=answers.playing, context=context)
+        execution = NodeExecution(
+            plan=plan, active_services=answers.playing, context=context, now=self.now, why_stop=self._why_stop
+        )
+        self._take_down(execution)
+        applied = record_node_intent(execution)
+        if execution.writes:
+            self._mean(execution, applied)
+        self.activity = NodeActivity(memory=self.memory)
+        settled = execute_nodes(
+            execution, cluster=self.cluster, applied=applied, minutes=self.minutes, activity=self.activity
+        )
         if settled != self.known or self.known != self.read or self._unwritten():
             self._write(settled)
             self._undo_is(settled)
         self._undo_agrees(settled)
-        turn = replace(answers.memory, breaker=self._breaker(), said=self.minutes.said, still=())
-        self.memory = replace(self.deeds.memory, turn=turn)
+        cycle = replace(answers.memory, breaker=self._breaker(), said=self.minutes.said, suspended=())
+        self.memory = replace(self.activity.memory, cycle=cycle)
 
-    def be_still(self, reasons: tuple[str, ...]) -> None:
-        standing = sum(not row.admins for row in self.known.real.values())
-        stays = f"{standing} changes of Helios stand on the nodes and stay as they are"
-        self.still = (*reasons, stays) if standing and self.awakening is None else reasons
+    def suspend(self, reasons: tuple[str, ...]) -> None:
+        applied = sum(not row.overridden for row in self.known.real.values())
+        stays = f"{applied} changes of Helios stand on the nodes and stay as they are"
+        self.suspended = (*reasons, stays) if applied and self.awakening is None else reasons
         if self.token is None:
             return  # a standby's memory is not the one that counts
-        if reasons != self.memory.turn.still and self.awakening is None:
-            self._say_turn(self.mode, reason="; ".join(reasons), outcome="nothing was done")
+        if reasons != self.memory.cycle.suspended and self.awakening is None:
+            self._say_cycle(self.mode, reason="; ".join(reasons), outcome="nothing was done")
         if self._unwritten() or self.known != self.read:
-            if self.book_was_read:
+            if self.applied_now_was_read:
                 self._undo_is(self.known)
-            self._write(self.known if self.book_was_read else None)
-        if self.book_was_read:
+            self._write(self.known if self.applied_now_was_read else None)
+        if self.applied_now_was_read:
             self._undo_agrees(self.known)
         if self.recorded:
-            self.memory = replace(self.memory, turn=replace(self.memory.turn, still=reasons))
+            self.memory = replace(self.memory, cycle=replace(self.memory.cycle, suspended=reasons))
 
     def report(self) -> NodeCycleReport:
         return NodeCycleReport(
-            slept=tuple(self.deeds.slept),
-            woken=tuple(self.deeds.woken),
-            weighed=tuple(self.deeds.weighed),
-            still=self.still,
+            slept=tuple(self.activity.slept),
+            woken=tuple(self.activity.woken),
+            weighed=tuple(self.activity.weighed),
+            suspended=self.suspended,
             counts=self.minutes.sums(),
             decisions=self.minutes.frame(),
             seen=self.snapshot is not None or self.token is None,
@@ -720,95 +741,97 @@ class _NodeCycle:
             **node_cycle_counts(self.snapshot, self.known, at=self.now, wanted=self.wanted),
         )
 
-    def _books(self) -> AppliedNodeChanges:
-        books = NO_NODE_BOOKS
+    def _applied(self) -> AppliedNodeChanges:
+        applied = NO_NODE_APPLIED
         try:
-            books = read_applied_nodes(self.ledger.standings())
-            self.book_was_read = True
+            applied = read_applied_nodes(self.ledger.applied_changes())
+            self.applied_now_was_read = True
         except HeliosError as error:
-            self.faults += (f"what stands changed could not be read: {error.fact}",)
+            self.faults += (f"what stands changed could not be read: {error.message}",)
         try:
             self.file = self.undone()
         except HeliosError as error:
-            self.minutes.notes.append(f"the undo file could not be read: {error.fact}")
+            self.minutes.notes.append(f"the undo file could not be read: {error.message}")
         # Only where the book is gone: a file that lay on a standby's disk may be about what was long since undone.
-        return books if books.real or self.file is None else with_undo_records(books, self.file, at=self.now)
+        return applied if applied.real or self.file is None else with_undo_records(applied, self.file, at=self.now)
 
     def _never(self) -> frozenset[str]:
         try:
             return frozenset(expand(self.settings.power.never))
         except HeliosError as error:
-            self.faults += (f"power.never cannot be read: {error.fact}",)
+            self.faults += (f"power.never cannot be read: {error.message}",)
             return frozenset()
 
-    def _watch(self, scene: NodeCycleContext, *, released: bool) -> NodeCycleContext:
+    def _watch(self, context: NodeCycleContext, *, released: bool) -> NodeCycleContext:
         look = NodeObservation(
-            nodes=scene.nodes,
-            power=scene.power,
-            at=scene.snapshot.taken_at,
+            nodes=context.nodes,
+            power=context.power,
+            at=context.snapshot.taken_at,
             settings=self.settings.power,
             released=released,
         )
-        found = update_nodes(self.memory, scene.books, look)
-        for line in (*found.lines, *shadow_entries(scene.books, found.books)):
+        found = update_nodes(self.memory, context.applied, look)
+        for line in (*found.lines, *shadow_entries(context.applied, found.applied)):
             self.minutes.say(line)
         self.minutes.notes.extend(found.notes)
         if found.memory.protected:
             self.minutes.notes.append(f"{found.memory.protected}; to end it: helios power clear")
-        self.memory, self.known = found.memory, found.books
-        self.deeds.memory = found.memory
-        self.scene = replace(scene, memory=found.memory, books=found.books)
-        return self.scene
+        self.memory, self.known = found.memory, found.applied
+        self.activity.memory = found.memory
+        self.context = replace(context, memory=found.memory, applied=found.applied)
+        return self.context
 
-    def _remember(self, world: Preconditions, scene: NodeCycleContext) -> None:
-        turn = replace(self.memory.turn, controller=world.controller or self.memory.turn.controller)
-        if not is_cut_short(scene.snapshot, self.memory.turn):
-            turn = replace(turn, pending=len(scene.snapshot.pending), nodes=len(scene.nodes))
-        self.memory = replace(self.memory, turn=turn)
+    def _remember(self, world: Preconditions, context: NodeCycleContext) -> None:
+        cycle = replace(self.memory.cycle, controller=world.controller or self.memory.cycle.controller)
+        if not is_cut_short(context.snapshot, self.memory.cycle):
+            cycle = replace(cycle, pending=len(context.snapshot.pending), nodes=len(context.nodes))
+        self.memory = replace(self.memory, cycle=cycle)
 
-    def _wake_everything(self, scene: NodeCycleContext, reason: str) -> None:
-        if not applied_on(scene.snapshot, self.known.real):
-            self.known = AppliedNodeChanges(real=still_applied(self.known.real, scene.snapshot), shadow={})
+    def _wake_everything(self, context: NodeCycleContext, reason: str) -> None:
+        if not applied_on(context.snapshot, self.known.real):
+            self.known = AppliedNodeChanges(real=suspended_applied(self.known.real, context.snapshot), shadow={})
             return
         self.awakening = all_awake(self.cluster, self.known.real, reason)
         lines, notes = self.minutes.lines, self.minutes.notes
         self.minutes = node_release_entries(self.awakening, now=self.now, reason=reason)
-        if self.memory.turn.still and not self.minutes.changed:
+        if self.memory.cycle.suspended and not self.minutes.changed:
             self.minutes.lines.clear()  # what cannot be taken back yet is written down once, not in every turn
         self.minutes.lines[:0], self.minutes.notes[:0] = lines, notes
-        self.deeds = NodeActivity(memory=self.memory)
-        self.deeds.take_note(self.awakening.outcomes, now=self.now)
-        self.memory = self.deeds.memory
+        self.activity = NodeActivity(memory=self.memory)
+        self.activity.take_note(self.awakening.outcomes, now=self.now)
+        self.memory = self.activity.memory
         left = applied_nodes_after(self.known, self.awakening)
         self._write(left)
         self.known = left
         self._undo_is(left)
 
-    def _take_down(self, errand: NodeExecution) -> None:
-        plan: NodeReconcilePlan = errand.plan
-        for seat in errand.seats:
-            self.minutes.outcomes(seat.name, seat.mode.mode, plan.refused.get(seat.name, ()))
-            self.minutes.count(seat.name, Result.UNCHANGED, len(plan.same.get(seat.name, ())))
-        falling = sum(row.lever is NodeSetting.POWER for row in plan.waiting)
+    def _take_down(self, execution: NodeExecution) -> None:
+        plan: NodeReconcilePlan = execution.plan
+        for active in execution.active_services:
+            self.minutes.outcomes(active.name, active.mode.mode, plan.refused.get(active.name, ()))
+            self.minutes.count(active.name, Result.UNCHANGED, len(plan.same.get(active.name, ())))
+        falling = sum(row.setting is NodeSetting.POWER for row in plan.waiting)
         if falling:
             when = "as soon as they are asleep, in service, and there is room"
             self.minutes.notes.append(f"{falling} nodes are to be woken {when}")
 
-    def _mean(self, errand: NodeExecution, books: AppliedNodeChanges) -> None:
+    def _mean(self, execution: NodeExecution, applied: AppliedNodeChanges) -> None:
         before = len(self.minutes.lines)
-        for seat in errand.writers():
-            number = len(errand.plan.send.get(seat.name, ()))
+        for active in execution.writers():
+            number = len(execution.plan.send.get(active.name, ()))
             if number:
-                self._say_turn(seat.mode.mode, service=seat.name, reason=f"will change {number} nodes", outcome="meant")
-        if errand.plan.take_back:
-            number = len(errand.plan.take_back)
-            self._say_turn(Mode.ACTIVE, reason=f"will take back {number} changes", outcome="meant")
+                self._say_cycle(
+                    active.mode.mode, service=active.name, reason=f"will change {number} nodes", outcome="meant"
+                )
+        if execution.plan.take_back:
+            number = len(execution.plan.take_back)
+            self._say_cycle(Mode.ACTIVE, reason=f"will take back {number} changes", outcome="meant")
         try:
-            self.undo(Undo.of(books))
+            self.undo(Undo.of(applied))
         except HeliosError as error:
             del self.minutes.lines[before:]
-            raise _Suspended(f"the undo file could not be written, so nothing was done: {error.fact}") from error
-        if not self._write(books):
+            raise _Suspended(f"the undo file could not be written, so nothing was done: {error.message}") from error
+        if not self._write(applied):
             del self.minutes.lines[before:]
             raise _Suspended("what was meant could not be written down, so it was not done")
 
@@ -817,50 +840,50 @@ class _NodeCycle:
             if why := self.paused():
                 return f"paused: {why}"
             # Nothing to write down: this asks whether the lease is ours still.
-            self.ledger.record(token=self.token or 0, decisions=DECISIONS.empty(), standings=None)
+            self.ledger.record(token=self.token or 0, decisions=DECISIONS.empty(), applied_changes=None)
         except HeliosError as error:
-            return error.fact
+            return error.message
         return ""
 
-    def _say_turn(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
+    def _say_cycle(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.minutes.say(
             AuditEntry(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
         )
 
     def _breaker(self) -> CircuitBreaker:
-        before = self.memory.turn.breaker
+        before = self.memory.cycle.breaker
         if self.minutes.bad:
-            return before.after_a_bad_turn(now=self.now, settings=self.settings.control)
-        return before.after_a_good_turn() if self.minutes.changed else before
+            return before.after_a_bad_cycle(now=self.now, settings=self.settings.control)
+        return before.after_a_good_cycle() if self.minutes.changed else before
 
     def _unwritten(self) -> list[AuditEntry]:
         return self.minutes.lines[self.written :]
 
-    def _undo_agrees(self, books: AppliedNodeChanges) -> None:
+    def _undo_agrees(self, applied: AppliedNodeChanges) -> None:
         """Have the undo file say what the book says: whoever takes a lease over has another file than who had it."""
-        if self.file != Undo.of(books):
-            self._undo_is(books)
+        if self.file != Undo.of(applied):
+            self._undo_is(applied)
 
-    def _undo_is(self, books: AppliedNodeChanges) -> None:
+    def _undo_is(self, applied: AppliedNodeChanges) -> None:
         try:
-            self.undo(Undo.of(books))
-            self.file = Undo.of(books)
+            self.undo(Undo.of(applied))
+            self.file = Undo.of(applied)
         except HeliosError as error:
-            self.minutes.notes.append(f"the undo file could not be written: {error.fact}")
+            self.minutes.notes.append(f"the undo file could not be written: {error.message}")
 
-    def _write(self, books: AppliedNodeChanges | None) -> bool:
+    def _write(self, applied: AppliedNodeChanges | None) -> bool:
         try:
             if self.token is None:
                 raise LeaseLost("there is no lease to write under")
-            standings = None if books is None else books.frame()
+            applied_changes = None if applied is None else applied.frame()
             decisions = self.minutes.frame(self._unwritten())
-            self.ledger.record(token=self.token, decisions=decisions, standings=standings)
+            self.ledger.record(token=self.token, decisions=decisions, applied_changes=applied_changes)
         except HeliosError as error:
             self.recorded = False
-            self.minutes.notes.append(f"the audit could not be written: {error.fact}")
+            self.minutes.notes.append(f"the audit could not be written: {error.message}")
             return False
         self.written = len(self.minutes.lines)
-        if books is not None:
-            self.read = self.known = books
+        if applied is not None:
+            self.read = self.known = applied
         return True

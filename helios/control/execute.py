@@ -63,8 +63,8 @@ class Execution:
     """
 
     plan: ReconcilePlan
-    seats: Sequence[ActiveService]
-    scene: CycleContext
+    active_services: Sequence[ActiveService]
+    context: CycleContext
     disputed: frozenset[Key]
     now: datetime
     why_stop: Callable[[], str] = lambda: ""
@@ -72,28 +72,28 @@ class Execution:
     @property
     def writes(self) -> bool:
         """Whether anything will be written to the cluster."""
-        return bool(self.plan.take_back) or any(self.plan.send.get(seat.name) for seat in self.writers())
+        return bool(self.plan.take_back) or any(self.plan.send.get(active.name) for active in self.writers())
 
     def writers(self) -> list[ActiveService]:
         """Return the seats whose actions may reach the cluster."""
-        return [seat for seat in self.seats if seat.mode.writes]
+        return [active for active in self.active_services if active.mode.writes]
 
 
-def record_intent(errand: Execution) -> AppliedChanges:
+def record_intent(execution: Execution) -> AppliedChanges:
     """Return the books with every change entered before it is made, and what was found as asked adopted."""
-    real = {key: row for key, row in errand.scene.books.real.items() if key not in errand.plan.forget}
-    for seat in errand.writers():
-        for wish in errand.plan.send.get(seat.name, ()):
-            real[wish.key] = _entry(errand, wish, seat, after=_again(errand, wish.key))
-        for wish in errand.plan.same.get(seat.name, ()):
-            _adopt(real, errand, wish, seat)
-    shadows = {back.key for back in errand.plan.shadows_end if back.service not in _shadows(errand)}
+    real = {key: row for key, row in execution.context.applied.real.items() if key not in execution.plan.forget}
+    for active in execution.writers():
+        for change in execution.plan.send.get(active.name, ()):
+            real[change.key] = _entry(execution, change, active, after=_again(execution, change.key))
+        for change in execution.plan.same.get(active.name, ()):
+            _adopt(real, execution, change, active)
+    shadows = {back.key for back in execution.plan.shadows_end if back.service not in _shadows(execution)}
     return AppliedChanges(
-        real=real, shadow={k: row for k, row in errand.scene.books.shadow.items() if k not in shadows}
+        real=real, shadow={k: row for k, row in execution.context.applied.shadow.items() if k not in shadows}
     )
 
 
-def execute(errand: Execution, *, cluster: Cluster, books: AppliedChanges, minutes: AuditLog) -> AppliedChanges:
+def execute(execution: Execution, *, cluster: Cluster, applied: AppliedChanges, minutes: AuditLog) -> AppliedChanges:
     """Act, and return the books settled by what became of it.
 
     A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the turn began;
@@ -104,16 +104,16 @@ def execute(errand: Execution, *, cluster: Cluster, books: AppliedChanges, minut
     books : Books
         As :func:`record_intent` gave them, and as they were written down.
     """
-    real, shadow = dict(books.real), dict(books.shadow)
+    real, shadow = dict(applied.real), dict(applied.shadow)
     try:
-        _take_back(errand, cluster, real, minutes)
-        for seat in errand.seats:
-            _send(errand, seat, cluster, shadow if seat.mode.mode is Mode.SHADOW else real, minutes)
+        _take_back(execution, cluster, real, minutes)
+        for active in execution.active_services:
+            _send(execution, active, cluster, shadow if active.mode.mode is Mode.SHADOW else real, minutes)
     except _Stopped as stopped:
         minutes.notes.append(f"acting was broken off: {stopped}")
     except HeliosError as error:
         minutes.bad = True
-        minutes.notes.append(f"acting was broken off: {error.fact}")
+        minutes.notes.append(f"acting was broken off: {error.message}")
     return AppliedChanges(real=real, shadow=shadow)
 
 
@@ -121,118 +121,122 @@ class _Stopped(Exception):
     """Nothing more may be written in this turn."""
 
 
-def _check_preconditions(errand: Execution) -> None:
-    if why := errand.why_stop():
+def _check_preconditions(execution: Execution) -> None:
+    if why := execution.why_stop():
         raise _Stopped(why)
 
 
-def _take_back(errand: Execution, cluster: Cluster, real: Book, minutes: AuditLog) -> None:
-    if not errand.plan.take_back:
+def _take_back(execution: Execution, cluster: Cluster, real: Book, minutes: AuditLog) -> None:
+    if not execution.plan.take_back:
         return
-    _check_preconditions(errand)
-    restores = _restores(errand.plan.take_back)
-    for outcome in _applied(cluster, restores, errand, minutes, service=HELIOS, mode=Mode.ACTIVE):
+    _check_preconditions(execution)
+    restores = _restores(execution.plan.take_back)
+    for outcome in _applied(cluster, restores, execution, minutes, service=HELIOS, mode=Mode.ACTIVE):
         if outcome.result in _NOTHING_STANDS:
-            real.pop((outcome.lever, outcome.job_id), None)
+            real.pop((outcome.setting, outcome.job_id), None)
 
 
-def _send(errand: Execution, seat: ActiveService, cluster: Cluster, book: Book, minutes: AuditLog) -> None:
-    wishes = {wish.key: wish for wish in errand.plan.send.get(seat.name, ())}
-    ends = [back for back in errand.plan.shadows_end if back.service == seat.name and seat.mode.mode is Mode.SHADOW]
-    actions = [*to_actions([_explained(errand, wish) for wish in wishes.values()]), *_restores(ends)]
-    door = _door(errand, seat, cluster)
+def _send(execution: Execution, active: ActiveService, cluster: Cluster, applied_now: Book, minutes: AuditLog) -> None:
+    changes = {change.key: change for change in execution.plan.send.get(active.name, ())}
+    ends = [
+        back for back in execution.plan.shadows_end if back.service == active.name and active.mode.mode is Mode.SHADOW
+    ]
+    actions = [*to_actions([_explained(execution, change) for change in changes.values()]), *_restores(ends)]
+    door = _door(execution, active, cluster)
     if not actions or door is None:
         return
-    if seat.mode.writes:
-        _check_preconditions(errand)
-    for outcome in _applied(door, actions, errand, minutes, service=seat.name, mode=seat.mode.mode):
-        key = (outcome.lever, outcome.job_id)
-        if key in wishes:
-            _settle(book, errand, wishes[key], seat, outcome)
+    if active.mode.writes:
+        _check_preconditions(execution)
+    for outcome in _applied(door, actions, execution, minutes, service=active.name, mode=active.mode.mode):
+        key = (outcome.setting, outcome.job_id)
+        if key in changes:
+            _settle(applied_now, execution, changes[key], active, outcome)
         elif outcome.result in _NOTHING_STANDS:
-            book.pop(key, None)
+            applied_now.pop(key, None)
 
 
-def _door(errand: Execution, seat: ActiveService, cluster: Cluster) -> Cluster | None:
-    snapshot = errand.scene.snapshot
+def _door(execution: Execution, active: ActiveService, cluster: Cluster) -> Cluster | None:
+    snapshot = execution.context.snapshot
     return cluster_for_mode(
-        seat.mode,
+        active.mode,
         cluster,
         look=lambda: snapshot,
-        stands={key: row.value for key, row in errand.scene.books.shadow.items()},
-        resolution=errand.scene.resolution,
+        stands={key: row.value for key, row in execution.context.applied.shadow.items()},
+        tolerance=execution.context.tolerance,
     )
 
 
 def _applied(
-    door: Cluster, actions: Sequence[JobAction], errand: Execution, minutes: AuditLog, *, service: str, mode: Mode
+    door: Cluster, actions: Sequence[JobAction], execution: Execution, minutes: AuditLog, *, service: str, mode: Mode
 ) -> list[Outcome]:
     outcomes = door.apply(actions)
-    minutes.outcomes(service, mode, outcomes, errand.scene.jobs)
+    minutes.outcomes(service, mode, outcomes, execution.context.jobs)
     return outcomes
 
 
-def _settle(book: Book, errand: Execution, wish: JobChange, seat: ActiveService, outcome: Outcome) -> None:
-    prior = _books_of(errand, seat).get(wish.key)
-    if outcome.result in _READ_BACK and not errand.scene.resolution.is_nothing(wish.lever, wish.value):
-        after = (outcome.after or describe_mode(wish.lever, wish.value)) + _again(errand, wish.key)
-        book[wish.key] = _entry(errand, wish, seat, after=after)
+def _settle(
+    applied_now: Book, execution: Execution, change: JobChange, active: ActiveService, outcome: Outcome
+) -> None:
+    prior = _applied_of(execution, active).get(change.key)
+    if outcome.result in _READ_BACK and not execution.context.tolerance.is_nothing(change.setting, change.value):
+        after = (outcome.after or describe_mode(change.setting, change.value)) + _again(execution, change.key)
+        applied_now[change.key] = _entry(execution, change, active, after=after)
     elif outcome.result in _NOT_WRITTEN and prior is not None:
-        book[wish.key] = prior
+        applied_now[change.key] = prior
     elif outcome.result in _NOT_WRITTEN | _NOTHING_STANDS:
-        book.pop(wish.key, None)
+        applied_now.pop(change.key, None)
 
 
-def _adopt(real: Book, errand: Execution, wish: JobChange, seat: ActiveService) -> None:
-    if errand.scene.resolution.is_nothing(wish.lever, wish.value):
-        real.pop(wish.key, None)
+def _adopt(real: Book, execution: Execution, change: JobChange, active: ActiveService) -> None:
+    if execution.context.tolerance.is_nothing(change.setting, change.value):
+        real.pop(change.key, None)
         return
-    row, read = real.get(wish.key), errand.scene.jobs[wish.job_id].value(wish.lever)
-    known = row is not None and row.confirmed and row.service == seat.name
-    if row is None or not known or not errand.scene.resolution.same(wish.lever, asked=row.value, read=read):
-        after = describe_mode(wish.lever, read) + (SET_AGAIN if row is not None and row.set_again else "")
-        real[wish.key] = _entry(errand, wish, seat, after=after)
+    row, read = real.get(change.key), execution.context.jobs[change.job_id].value(change.setting)
+    known = row is not None and row.confirmed and row.service == active.name
+    if row is None or not known or not execution.context.tolerance.same(change.setting, asked=row.value, read=read):
+        after = describe_mode(change.setting, read) + (SET_AGAIN if row is not None and row.set_again else "")
+        real[change.key] = _entry(execution, change, active, after=after)
 
 
-def _entry(errand: Execution, wish: JobChange, seat: ActiveService, *, after: str) -> AppliedChange:
+def _entry(execution: Execution, change: JobChange, active: ActiveService, *, after: str) -> AppliedChange:
     return AppliedChange(
-        lever=wish.lever,
-        job_id=wish.job_id,
-        submitted_us=errand.scene.jobs[wish.job_id].submitted_us,
-        service=seat.name,
-        mode=seat.mode.mode,
-        value=wish.value,
+        setting=change.setting,
+        job_id=change.job_id,
+        submitted_us=execution.context.jobs[change.job_id].submitted_us,
+        service=active.name,
+        mode=active.mode.mode,
+        value=change.value,
         after=after,
-        written_at=errand.now,
+        written_at=execution.now,
     )
 
 
-def _again(errand: Execution, key: Key) -> str:
-    prior = errand.scene.books.real.get(key)
-    return SET_AGAIN if key in errand.disputed or (prior is not None and prior.set_again) else ""
+def _again(execution: Execution, key: Key) -> str:
+    prior = execution.context.applied.real.get(key)
+    return SET_AGAIN if key in execution.disputed or (prior is not None and prior.set_again) else ""
 
 
-def _explained(errand: Execution, wish: JobChange) -> JobChange:
-    if wish.key not in errand.disputed:
-        return wish
-    read = describe_mode(wish.lever, errand.scene.jobs[wish.job_id].value(wish.lever))
-    return replace(wish, reason=f"{wish.reason}; set again, once: {read} was found instead of what Helios had set")
+def _explained(execution: Execution, change: JobChange) -> JobChange:
+    if change.key not in execution.disputed:
+        return change
+    read = describe_mode(change.setting, execution.context.jobs[change.job_id].value(change.setting))
+    return replace(change, reason=f"{change.reason}; set again, once: {read} was found instead of what Helios had set")
 
 
-def _books_of(errand: Execution, seat: ActiveService) -> Book:
-    return errand.scene.books.shadow if seat.mode.mode is Mode.SHADOW else errand.scene.books.real
+def _applied_of(execution: Execution, active: ActiveService) -> Book:
+    return execution.context.applied.shadow if active.mode.mode is Mode.SHADOW else execution.context.applied.real
 
 
-def _shadows(errand: Execution) -> set[str]:
-    return {seat.name for seat in errand.seats if seat.mode.mode is Mode.SHADOW}
+def _shadows(execution: Execution) -> set[str]:
+    return {active.name for active in execution.active_services if active.mode.mode is Mode.SHADOW}
 
 
 def _restores(backs: Iterable[JobReversion]) -> list[RevertJobs]:
     grouped: dict[tuple[JobSetting, str], list[str]] = {}
     for back in backs:
-        lever, job_id = back.key
-        grouped.setdefault((lever, back.why), []).append(job_id)
-    return [RevertJobs(lever=lever, job_ids=tuple(jobs), reason=why) for (lever, why), jobs in grouped.items()]
+        setting, job_id = back.key
+        grouped.setdefault((setting, back.why), []).append(job_id)
+    return [RevertJobs(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]
 
 
 # Carrying out a plan for nodes: entered in the book before anything is written, settled by what was read back.
@@ -251,19 +255,19 @@ class NodeExecution:
     """
 
     plan: NodeReconcilePlan
-    seats: Sequence[ActiveService]
-    scene: NodeCycleContext
+    active_services: Sequence[ActiveService]
+    context: NodeCycleContext
     now: datetime
     why_stop: Callable[[], str] = lambda: ""
 
     @property
     def writes(self) -> bool:
         """Whether anything will be written to the cluster."""
-        return bool(self.plan.take_back) or any(self.plan.send.get(seat.name) for seat in self.writers())
+        return bool(self.plan.take_back) or any(self.plan.send.get(active.name) for active in self.writers())
 
     def writers(self) -> list[ActiveService]:
         """Return the seats whose actions may reach the cluster."""
-        return [seat for seat in self.seats if seat.mode.writes]
+        return [active for active in self.active_services if active.mode.writes]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -280,40 +284,45 @@ class NodeActivity:
         for outcome in outcomes:
             if outcome.result is not Result.DONE:
                 continue
-            if outcome.lever is NodeSetting.WEIGHT:
+            if outcome.setting is NodeSetting.WEIGHT:
                 self.weighed.append(outcome.node)
-            elif outcome.lever is NodeSetting.POWER and outcome.action == "PowerDown":
+            elif outcome.setting is NodeSetting.POWER and outcome.action == "PowerDown":
                 self.slept.append(outcome.node)
                 self.memory = self.memory.with_slept(outcome.node, now)
-            elif outcome.lever is NodeSetting.POWER:
+            elif outcome.setting is NodeSetting.POWER:
                 self.woken.append(outcome.node)
                 self.memory = self.memory.with_wake(outcome.node, WakeUp(since=now, by="Helios"))
 
 
-def record_node_intent(errand: NodeExecution) -> AppliedNodeChanges:
+def record_node_intent(execution: NodeExecution) -> AppliedNodeChanges:
     """Return the books with every change entered before it is made, and what was found as asked adopted."""
-    real = dict(errand.scene.books.real)
-    for seat in errand.writers():
-        for wish in errand.plan.send.get(seat.name, ()):
-            if wish.value != AWAKE:
-                real[wish.key] = _node_entry(errand, wish, seat, after="")
-            elif wish.key in real:
-                real[wish.key] = replace(real[wish.key], value=AWAKE)
-        for wish in errand.plan.same.get(seat.name, ()):
-            if wish.key in real and real[wish.key].service != seat.name and wish.value != AWAKE:
-                real[wish.key] = replace(real[wish.key], service=seat.name)
-    for back in errand.plan.take_back:
-        if back.row.lever is NodeSetting.POWER:
+    real = dict(execution.context.applied.real)
+    for active in execution.writers():
+        for change in execution.plan.send.get(active.name, ()):
+            if change.value != AWAKE:
+                real[change.key] = _node_entry(execution, change, active, after="")
+            elif change.key in real:
+                real[change.key] = replace(real[change.key], value=AWAKE)
+        for change in execution.plan.same.get(active.name, ()):
+            if change.key in real and real[change.key].service != active.name and change.value != AWAKE:
+                real[change.key] = replace(real[change.key], service=active.name)
+    for back in execution.plan.take_back:
+        if back.row.setting is NodeSetting.POWER:
             real[back.row.key] = replace(back.row, value=AWAKE)
-    shadows = {seat.name for seat in errand.seats if seat.mode.mode is Mode.SHADOW}
-    ends = {back.row.key for back in errand.plan.shadows_end if back.row.service not in shadows}
+    shadows = {active.name for active in execution.active_services if active.mode.mode is Mode.SHADOW}
+    ends = {back.row.key for back in execution.plan.shadows_end if back.row.service not in shadows}
     return AppliedNodeChanges(
-        real=real, shadow={k: row for k, row in errand.scene.books.shadow.items() if k not in ends}
+        real=real, shadow={k: row for k, row in execution.context.applied.shadow.items() if k not in ends}
     )
 
 
 def execute_nodes(
-    errand: NodeExecution, *, cluster: NodeCluster, books: AppliedNodeChanges, minutes: AuditLog, deeds: NodeActivity
+    execution: NodeExecution,
+    *,
+    cluster: NodeCluster,
+    applied: AppliedNodeChanges,
+    minutes: AuditLog,
+    activity: NodeActivity,
 ) -> AppliedNodeChanges:
     """Act, and return the books settled by what became of it.
 
@@ -325,17 +334,17 @@ def execute_nodes(
     books : NodeBooks
         As :func:`record_intent` gave them, and as they were written down.
     """
-    real, shadow = dict(books.real), dict(books.shadow)
+    real, shadow = dict(applied.real), dict(applied.shadow)
     try:
-        _take_nodes_back(errand, cluster, real, minutes, deeds)
-        for seat in errand.seats:
-            book = shadow if seat.mode.mode is Mode.SHADOW else real
-            _send_nodes(errand, seat, cluster, book=book, minutes=minutes, deeds=deeds)
+        _take_nodes_back(execution, cluster, real, minutes, activity)
+        for active in execution.active_services:
+            applied_now = shadow if active.mode.mode is Mode.SHADOW else real
+            _send_nodes(execution, active, cluster, applied_now=applied_now, minutes=minutes, activity=activity)
     except _Stopped as stopped:
         minutes.notes.append(f"acting was broken off: {stopped}")
     except HeliosError as error:
         minutes.bad = True
-        minutes.notes.append(f"acting was broken off: {error.fact}")
+        minutes.notes.append(f"acting was broken off: {error.message}")
     return AppliedNodeChanges(real=real, shadow=shadow)
 
 
@@ -343,114 +352,120 @@ def reverts(backs: Iterable[NodeReversion]) -> list[RevertNodes]:
     """Return the actions that take ``backs`` back, wakes first."""
     grouped: dict[tuple[NodeSetting, str], list[tuple[str, str]]] = {}
     for back in backs:
-        grouped.setdefault((back.row.lever, back.why), []).append((back.row.node, back.row.own))
+        grouped.setdefault((back.row.setting, back.why), []).append((back.row.node, back.row.own))
     ranked = sorted(grouped.items(), key=lambda item: list(NodeSetting).index(item[0][0]))
-    return [RevertNodes(lever=lever, own=tuple(own), reason=why) for (lever, why), own in ranked]
+    return [RevertNodes(setting=setting, own=tuple(own), reason=why) for (setting, why), own in ranked]
 
 
-def _check_node_preconditions(errand: NodeExecution) -> None:
-    if why := errand.why_stop():
+def _check_node_preconditions(execution: NodeExecution) -> None:
+    if why := execution.why_stop():
         raise _Stopped(why)
 
 
 def _take_nodes_back(
-    errand: NodeExecution, cluster: NodeCluster, real: NodeBook, minutes: AuditLog, deeds: NodeActivity
+    execution: NodeExecution, cluster: NodeCluster, real: NodeBook, minutes: AuditLog, activity: NodeActivity
 ) -> None:
-    if not errand.plan.take_back:
+    if not execution.plan.take_back:
         return
-    _check_node_preconditions(errand)
-    outcomes = cluster.steer(reverts(errand.plan.take_back))
+    _check_node_preconditions(execution)
+    outcomes = cluster.steer(reverts(execution.plan.take_back))
     minutes.outcomes(HELIOS, Mode.ACTIVE, outcomes)
-    deeds.take_note(outcomes, now=errand.now)
+    activity.take_note(outcomes, now=execution.now)
     for outcome in outcomes:
         if outcome.result in _NOTHING_STANDS:
-            real.pop((outcome.lever, outcome.node), None)
+            real.pop((outcome.setting, outcome.node), None)
 
 
 def _send_nodes(
-    errand: NodeExecution,
-    seat: ActiveService,
+    execution: NodeExecution,
+    active: ActiveService,
     cluster: NodeCluster,
     *,
-    book: NodeBook,
+    applied_now: NodeBook,
     minutes: AuditLog,
-    deeds: NodeActivity,
+    activity: NodeActivity,
 ) -> None:
-    wishes = {wish.key: wish for wish in errand.plan.send.get(seat.name, ())}
-    door = _node_door(errand, seat, cluster)
-    actions = _actions(errand, seat, wishes)
+    changes = {change.key: change for change in execution.plan.send.get(active.name, ())}
+    door = _node_door(execution, active, cluster)
+    actions = _actions(execution, active, changes)
     if not actions or door is None:
         return
-    if seat.mode.writes:
-        _check_node_preconditions(errand)
-    outcomes = _with_own_reasons(door.steer(actions), wishes)
-    minutes.outcomes(seat.name, seat.mode.mode, outcomes)
-    deeds.take_note(outcomes, now=errand.now)
+    if active.mode.writes:
+        _check_node_preconditions(execution)
+    outcomes = _with_own_reasons(door.steer(actions), changes)
+    minutes.outcomes(active.name, active.mode.mode, outcomes)
+    activity.take_note(outcomes, now=execution.now)
     for outcome in outcomes:
-        key = (outcome.lever, outcome.node)
-        if key in wishes:
-            _settle_node(book, errand, wishes[key], seat, outcome)
-        elif outcome.result in _NOTHING_STANDS and seat.mode.mode is Mode.SHADOW:
-            book.pop(key, None)
+        key = (outcome.setting, outcome.node)
+        if key in changes:
+            _settle_node(applied_now, execution, changes[key], active, outcome)
+        elif outcome.result in _NOTHING_STANDS and active.mode.mode is Mode.SHADOW:
+            applied_now.pop(key, None)
 
 
-def _with_own_reasons(outcomes: Iterable[NodeOutcome], wishes: dict[NodeKey, NodeChange]) -> list[NodeOutcome]:
+def _with_own_reasons(outcomes: Iterable[NodeOutcome], changes: dict[NodeKey, NodeChange]) -> list[NodeOutcome]:
     """Give each weight its own reason back: the door knows the one of the whole order only."""
     return [
-        replace(outcome, reason=wishes[outcome.lever, outcome.node].reason)
-        if outcome.lever is NodeSetting.WEIGHT and (outcome.lever, outcome.node) in wishes
+        replace(outcome, reason=changes[outcome.setting, outcome.node].reason)
+        if outcome.setting is NodeSetting.WEIGHT and (outcome.setting, outcome.node) in changes
         else outcome
         for outcome in outcomes
     ]
 
 
-def _actions(errand: NodeExecution, seat: ActiveService, wishes: dict[NodeKey, NodeChange]) -> list[NodeAction]:
-    shadow = seat.mode.mode is Mode.SHADOW
-    ends = [back for back in errand.plan.shadows_end if back.row.service == seat.name and shadow]
-    weighs = any(wish.lever is NodeSetting.WEIGHT for wish in wishes.values())
+def _actions(execution: NodeExecution, active: ActiveService, changes: dict[NodeKey, NodeChange]) -> list[NodeAction]:
+    shadow = active.mode.mode is Mode.SHADOW
+    ends = [back for back in execution.plan.shadows_end if back.row.service == active.name and shadow]
+    weighs = any(change.setting is NodeSetting.WEIGHT for change in changes.values())
     # An order of filling is given whole: what a weight becomes depends on who else is in the order.
-    same = [wish for wish in errand.plan.same.get(seat.name, ()) if wish.lever is NodeSetting.WEIGHT and weighs]
-    own = {} if shadow else errand.scene.books.own()
-    return [*to_node_actions([*wishes.values(), *([] if shadow else same)], own=own), *reverts(ends)]
+    same = [
+        change for change in execution.plan.same.get(active.name, ()) if change.setting is NodeSetting.WEIGHT and weighs
+    ]
+    own = {} if shadow else execution.context.applied.own()
+    return [*to_node_actions([*changes.values(), *([] if shadow else same)], own=own), *reverts(ends)]
 
 
-def _node_door(errand: NodeExecution, seat: ActiveService, cluster: NodeCluster) -> NodeCluster | None:
-    snapshot = errand.scene.snapshot
-    return node_cluster_for_mode(seat.mode, cluster, look=lambda: snapshot, stands=errand.scene.books.shadow)
+def _node_door(execution: NodeExecution, active: ActiveService, cluster: NodeCluster) -> NodeCluster | None:
+    snapshot = execution.context.snapshot
+    return node_cluster_for_mode(active.mode, cluster, look=lambda: snapshot, stands=execution.context.applied.shadow)
 
 
 def _settle_node(
-    book: NodeBook, errand: NodeExecution, wish: NodeChange, seat: ActiveService, outcome: NodeOutcome
+    applied_now: NodeBook, execution: NodeExecution, change: NodeChange, active: ActiveService, outcome: NodeOutcome
 ) -> None:
-    books = errand.scene.books
-    prior = (books.shadow if seat.mode.mode is Mode.SHADOW else books.real).get(wish.key)
-    found_asleep = wish.sleeps and outcome.result is Result.UNCHANGED and prior is None
-    if outcome.result in _READ_BACK and (wish.value == AWAKE or found_asleep):
-        book.pop(wish.key, None)  # a node that somebody else put to sleep meanwhile is not Helios'
+    applied = execution.context.applied
+    prior = (applied.shadow if active.mode.mode is Mode.SHADOW else applied.real).get(change.key)
+    found_asleep = change.sleeps and outcome.result is Result.UNCHANGED and prior is None
+    if outcome.result in _READ_BACK and (change.value == AWAKE or found_asleep):
+        applied_now.pop(change.key, None)  # a node that somebody else put to sleep meanwhile is not Helios'
     elif outcome.result in _READ_BACK:
-        book[wish.key] = _node_entry(errand, wish, seat, after=outcome.after or outcome.before or wish.value)
+        applied_now[change.key] = _node_entry(
+            execution, change, active, after=outcome.after or outcome.before or change.value
+        )
     elif outcome.result in _NOT_WRITTEN and prior is not None:
-        book[wish.key] = prior
+        applied_now[change.key] = prior
     elif outcome.result in _NOT_WRITTEN | _NOTHING_STANDS:
-        book.pop(wish.key, None)
+        applied_now.pop(change.key, None)
 
 
-def _node_entry(errand: NodeExecution, wish: NodeChange, seat: ActiveService, *, after: str) -> AppliedNodeChange:
-    books = errand.scene.books
-    prior = (books.shadow if seat.mode.mode is Mode.SHADOW else books.real).get(wish.key)
+def _node_entry(
+    execution: NodeExecution, change: NodeChange, active: ActiveService, *, after: str
+) -> AppliedNodeChange:
+    applied = execution.context.applied
+    prior = (applied.shadow if active.mode.mode is Mode.SHADOW else applied.real).get(change.key)
     return AppliedNodeChange(
-        lever=wish.lever,
-        node=wish.node,
-        service=seat.name,
-        mode=seat.mode.mode,
-        value=wish.value,
-        own=_own(errand.scene, wish.key) if prior is None else prior.own,
+        setting=change.setting,
+        node=change.node,
+        service=active.name,
+        mode=active.mode.mode,
+        value=change.value,
+        own=_own(execution.context, change.key) if prior is None else prior.own,
         after=after,
-        written_at=errand.now,
+        written_at=execution.now,
     )
 
 
-def _own(scene: NodeCycleContext, key: NodeKey) -> str:
+def _own(context: NodeCycleContext, key: NodeKey) -> str:
     if key == LIST:
-        return "" if scene.power is None else scene.power.keep_awake
-    return f"{scene.nodes[key[1]].weight:.0f}" if key[0] is NodeSetting.WEIGHT else ""
+        return "" if context.power is None else context.power.keep_awake
+    return f"{context.nodes[key[1]].weight:.0f}" if key[0] is NodeSetting.WEIGHT else ""

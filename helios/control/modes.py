@@ -87,7 +87,7 @@ def cluster_for_mode(
     *,
     look: Callable[[], Snapshot],
     stands: Mapping[Key, float],
-    resolution: Tolerance,
+    tolerance: Tolerance,
 ) -> Cluster | None:
     """Return what a service of that mode acts on; None: it is off.
 
@@ -101,7 +101,7 @@ def cluster_for_mode(
     if mode.mode is Mode.OFF:
         return None
     if mode.mode is Mode.SHADOW:
-        return ShadowCluster(look=look, stands=stands, resolution=resolution)
+        return ShadowCluster(look=look, stands=stands, tolerance=tolerance)
     if mode.mode is Mode.CANARY:
         return CanaryCluster(cluster=cluster, mode=mode, look=look)
     return cluster
@@ -116,7 +116,7 @@ class ShadowCluster:
 
     look: Callable[[], Snapshot]
     stands: Mapping[Key, float]
-    resolution: Tolerance
+    tolerance: Tolerance
 
     def snapshot(self) -> Snapshot:
         """Look."""
@@ -126,35 +126,37 @@ class ShadowCluster:
         """Say what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
         restores = [action for action in actions if isinstance(action, RevertJobs)]
-        wishes = [wish for action in actions for wish in to_changes([action]).wishes]
+        changes = [change for action in actions for change in to_changes([action]).changes]
         return [
-            *(self._would(wish, jobs.get(wish.job_id)) for wish in wishes),
+            *(self._would(change, jobs.get(change.job_id)) for change in changes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
         ]
 
-    def _would(self, wish: JobChange, job: PendingJob | None) -> Outcome:
+    def _would(self, change: JobChange, job: PendingJob | None) -> Outcome:
         if job is None:
-            return wish.outcome(Result.GONE, "no longer pending")
-        if job.hands_off:
-            return wish.outcome(Result.REFUSED, job.hands_off)
-        before = self.stands.get(wish.key, NOTHING[wish.lever])
-        same = self.resolution.same(wish.lever, asked=wish.value, read=before)
-        outcome = wish.outcome(Result.UNCHANGED if same else Result.WOULD)
-        return replace(outcome, before=describe_mode(wish.lever, before), after=describe_mode(wish.lever, wish.value))
+            return change.outcome(Result.GONE, "no longer pending")
+        if job.excluded_reason:
+            return change.outcome(Result.REFUSED, job.excluded_reason)
+        before = self.stands.get(change.key, NOTHING[change.setting])
+        same = self.tolerance.same(change.setting, asked=change.value, read=before)
+        outcome = change.outcome(Result.UNCHANGED if same else Result.WOULD)
+        return replace(
+            outcome, before=describe_mode(change.setting, before), after=describe_mode(change.setting, change.value)
+        )
 
     def _taken_back(self, restore: RevertJobs) -> list[Outcome]:
         return [
             Outcome(
                 action="RevertJobs",
-                lever=lever,
+                setting=setting,
                 job_id=job_id,
                 result=Result.WOULD,
                 reason=restore.reason,
-                before=describe_mode(lever, before),
-                after=describe_mode(lever, NOTHING[lever]),
+                before=describe_mode(setting, before),
+                after=describe_mode(setting, NOTHING[setting]),
             )
-            for (lever, job_id), before in self.stands.items()
-            if restore.lever in {None, lever} and (restore.job_ids is None or job_id in restore.job_ids)
+            for (setting, job_id), before in self.stands.items()
+            if restore.setting in {None, setting} and (restore.job_ids is None or job_id in restore.job_ids)
         ]
 
 
@@ -173,16 +175,16 @@ class CanaryCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Let pass what concerns jobs of the canary."""
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
-        wishes = [wish for action in actions for wish in to_changes([action]).wishes]
-        refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.job_id not in inside]
+        changes = [change for action in actions for change in to_changes([action]).changes]
+        refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.job_id not in inside]
         restores = [_within(action, inside) for action in actions if isinstance(action, RevertJobs)]
-        allowed = [*to_actions([wish for wish in wishes if wish.job_id in inside]), *restores]
+        allowed = [*to_actions([change for change in changes if change.job_id in inside]), *restores]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
 
-def describe_mode(lever: JobSetting, value: float) -> str:
+def describe_mode(setting: JobSetting, value: float) -> str:
     """Say in words what a job has, or would have."""
-    if lever is JobSetting.ORDER:
+    if setting is JobSetting.ORDER:
         return f"urgency {value:.3g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
 
@@ -242,34 +244,34 @@ class ShadowNodes:
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         """Say what would become of each node, and change nothing."""
         nodes = observed_nodes(self.look())
-        wishes = to_node_changes(actions).wishes
+        changes = to_node_changes(actions).changes
         restores = [action for action in actions if isinstance(action, RevertNodes)]
         return [
-            *(self._would(wish, known=not wish.node or wish.node in nodes) for wish in wishes),
+            *(self._would(change, known=not change.node or change.node in nodes) for change in changes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
         ]
 
-    def _would(self, wish: NodeChange, *, known: bool) -> NodeOutcome:
+    def _would(self, change: NodeChange, *, known: bool) -> NodeOutcome:
         if not known:
-            return wish.outcome(Result.GONE, "no such node")
-        row = self.stands.get(wish.key)
-        before = _UNTOUCHED.get(wish.lever, "") if row is None else row.value
-        result = Result.UNCHANGED if before == wish.value else Result.WOULD
-        return wish.outcome(result, before=before, after=wish.value)
+            return change.outcome(Result.GONE, "no such node")
+        row = self.stands.get(change.key)
+        before = _UNTOUCHED.get(change.setting, "") if row is None else row.value
+        result = Result.UNCHANGED if before == change.value else Result.WOULD
+        return change.outcome(result, before=before, after=change.value)
 
     def _taken_back(self, restore: RevertNodes) -> list[NodeOutcome]:
         return [
             NodeOutcome(
                 action="RevertNodes",
-                lever=restore.lever,
+                setting=restore.setting,
                 node=node,
                 result=Result.WOULD,
                 reason=restore.reason,
-                before=self.stands[restore.lever, node].value,
+                before=self.stands[restore.setting, node].value,
                 after=own or AWAKE,
             )
             for node, own in restore.own
-            if (restore.lever, node) in self.stands
+            if (restore.setting, node) in self.stands
         ]
 
 
@@ -292,8 +294,10 @@ class CanaryNodes:
             for node in observed_nodes(self.look()).values()
             if self.mode.reaches(node.name, partitions=node.partitions)
         }
-        wishes = to_node_changes(actions).wishes
-        refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.node and wish.node not in inside]
+        changes = to_node_changes(actions).changes
+        refused = [
+            change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.node and change.node not in inside
+        ]
         allowed = [narrowed for action in actions if (narrowed := _nodes_within(action, inside)) is not None]
         return [*refused, *(self.cluster.steer(allowed) if allowed else [])]
 

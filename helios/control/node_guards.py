@@ -42,7 +42,7 @@ class NodeCycleContext:
 
     snapshot: Snapshot
     nodes: Mapping[str, ObservedNode]
-    books: AppliedNodeChanges
+    applied: AppliedNodeChanges
     memory: NodeControllerState
     settings: Settings
     wanted: frozenset[str] = frozenset()
@@ -72,26 +72,30 @@ class NodeGuardResult:
     refused: tuple[NodeOutcome, ...]
 
 
-def apply_node_guards(wishes: Sequence[NodeChange], *, scene: NodeCycleContext, mode: ServiceMode) -> NodeGuardResult:
+def apply_node_guards(
+    changes: Sequence[NodeChange], *, context: NodeCycleContext, mode: ServiceMode
+) -> NodeGuardResult:
     """Pass one service's wishes through every guard that looks at one node."""
-    once, twice = _each_once(wishes)
+    once, twice = _each_once(changes)
     same = [
-        wish for wish in once if _may_be_named(wish, scene, mode) == "" and is_in_desired_state(wish, scene, mode.mode)
+        change
+        for change in once
+        if _may_be_named(change, context, mode) == "" and is_in_desired_state(change, context, mode.mode)
     ]
-    kept = {wish.key for wish in same}
-    why = {wish.key: _refusal(wish, scene, mode) for wish in once if wish.key not in kept}
+    kept = {change.key for change in same}
+    why = {change.key: _refusal(change, context, mode) for change in once if change.key not in kept}
     return NodeGuardResult(
-        allowed=tuple(wish for wish in once if wish.key not in kept and not why[wish.key][1]),
+        allowed=tuple(change for change in once if change.key not in kept and not why[change.key][1]),
         same=tuple(same),
         refused=(
-            *(wish.outcome(*why[wish.key]) for wish in once if wish.key not in kept and why[wish.key][1]),
-            *(wish.outcome(Result.REFUSED, "the service named this node twice") for wish in twice),
+            *(change.outcome(*why[change.key]) for change in once if change.key not in kept and why[change.key][1]),
+            *(change.outcome(Result.REFUSED, "the service named this node twice") for change in twice),
         ),
     )
 
 
 def keep_one_node_owner(
-    wishes: Mapping[str, Sequence[NodeChange]], *, held: Mapping[NodeKey, str]
+    changes: Mapping[str, Sequence[NodeChange]], *, held: Mapping[NodeKey, str]
 ) -> tuple[dict[str, tuple[NodeChange, ...]], dict[str, tuple[NodeOutcome, ...]]]:
     """Let each lever of each node have one service: the first configured wins.
 
@@ -107,135 +111,135 @@ def keep_one_node_owner(
     allowed, refused : dict
         By service.
     """
-    owner = owners({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
-    allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
+    owner = owners({name: [change.key for change in asked] for name, asked in changes.items()}, held=held)
+    allowed = {name: tuple(change for change in asked if owner[change.key] == name) for name, asked in changes.items()}
     refused = {
         name: tuple(
-            wish.outcome(Result.REFUSED, f"service {owner[wish.key]} has this lever of the node")
-            for wish in asked
-            if owner[wish.key] != name
+            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this lever of the node")
+            for change in asked
+            if owner[change.key] != name
         )
-        for name, asked in wishes.items()
+        for name, asked in changes.items()
     }
     return allowed, refused
 
 
-def is_in_desired_state(wish: NodeChange, scene: NodeCycleContext, mode: Mode) -> bool:
+def is_in_desired_state(change: NodeChange, context: NodeCycleContext, mode: Mode) -> bool:
     """Return whether what is wished for stands already; for a shadow, whether it would."""
-    row = (scene.books.shadow if mode is Mode.SHADOW else scene.books.real).get(wish.key)
-    node = scene.nodes.get(wish.node)
-    if wish.lever is NodeSetting.POWER:
-        return _has_power(wish, node, would_sleep=mode is Mode.SHADOW and row is not None)
-    if row is None or row.value != wish.value or row.admins:
+    row = (context.applied.shadow if mode is Mode.SHADOW else context.applied.real).get(change.key)
+    node = context.nodes.get(change.node)
+    if change.setting is NodeSetting.POWER:
+        return _has_power(change, node, would_sleep=mode is Mode.SHADOW and row is not None)
+    if row is None or row.value != change.value or row.overridden:
         return False
     if mode is Mode.SHADOW:
         return True
-    if wish.lever is NodeSetting.WEIGHT:
+    if change.setting is NodeSetting.WEIGHT:
         return row.confirmed and node is not None and node.weight == weight_in(row.after)
-    return row.confirmed and scene.power is not None and same_list(scene.power.keep_awake, row.after)
+    return row.confirmed and context.power is not None and same_list(context.power.keep_awake, row.after)
 
 
-def _has_power(wish: NodeChange, node: ObservedNode | None, *, would_sleep: bool) -> bool:
+def _has_power(change: NodeChange, node: ObservedNode | None, *, would_sleep: bool) -> bool:
     if node is None:
         return False
-    if wish.value == AWAKE:
+    if change.value == AWAKE:
         return not would_sleep and node.power in {NodePower.AWAKE, NodePower.WAKING}
     return would_sleep or node.away
 
 
-def why_not_asleep(node: ObservedNode, scene: NodeCycleContext) -> str:
+def why_not_asleep(node: ObservedNode, context: NodeCycleContext) -> str:
     """Return why a node must not be asleep for Helios' sake, whatever it does now; empty: it may."""
     return (
-        scene.memory.protected
-        or _no_forecast(scene)
-        or _not_this_one(node, scene)
-        or ("a pending job waits for nodes of its partition" if scene.is_wanted(node) else "")
+        context.memory.protected
+        or _no_forecast(context)
+        or _not_this_one(node, context)
+        or ("a pending job waits for nodes of its partition" if context.is_wanted(node) else "")
     )
 
 
-def _each_once(wishes: Sequence[NodeChange]) -> tuple[list[NodeChange], list[NodeChange]]:
-    first = {wish.key: wish for wish in reversed(wishes)}
-    return [w for w in wishes if first[w.key] is w], [w for w in wishes if first[w.key] is not w]
+def _each_once(changes: Sequence[NodeChange]) -> tuple[list[NodeChange], list[NodeChange]]:
+    first = {change.key: change for change in reversed(changes)}
+    return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
 
 
-def _refusal(wish: NodeChange, scene: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
-    if why := _may_be_named(wish, scene, mode):
+def _refusal(change: NodeChange, context: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
+    if why := _may_be_named(change, context, mode):
         return Result.REFUSED, why
-    if wish.lever is NodeSetting.KEEP_AWAKE:
-        return Result.REFUSED, _no_list(scene)
-    node = scene.nodes[wish.node]
-    if wish.lever is NodeSetting.WEIGHT:
+    if change.setting is NodeSetting.KEEP_AWAKE:
+        return Result.REFUSED, _no_list(context)
+    node = context.nodes[change.node]
+    if change.setting is NodeSetting.WEIGHT:
         return Result.REFUSED, "its own weight is not known" if math.isnan(node.weight) else ""
-    if wish.value == AWAKE:
-        return _no_wake(node, scene)
-    return Result.REFUSED, _no_sleep(node, scene)
+    if change.value == AWAKE:
+        return _no_wake(node, context)
+    return Result.REFUSED, _no_sleep(node, context)
 
 
-def _may_be_named(wish: NodeChange, scene: NodeCycleContext, mode: ServiceMode) -> str:
-    row = scene.books.real.get(wish.key)
-    if row is not None and row.admins:
+def _may_be_named(change: NodeChange, context: NodeCycleContext, mode: ServiceMode) -> str:
+    row = context.applied.real.get(change.key)
+    if row is not None and row.overridden:
         return "somebody changed it after Helios did: it is theirs"
-    if wish.lever is NodeSetting.KEEP_AWAKE:
+    if change.setting is NodeSetting.KEEP_AWAKE:
         return ""
-    node = scene.nodes.get(wish.node)
+    node = context.nodes.get(change.node)
     if node is None:
         return "no such node"
     return "" if mode.reaches(node.name, partitions=node.partitions) else OUTSIDE
 
 
-def _no_list(scene: NodeCycleContext) -> str:
-    if not scene.only_lists:
+def _no_list(context: NodeCycleContext) -> str:
+    if not context.only_lists:
         return "power.mechanism is sleep: the keep-awake list is left to the site"
-    if scene.power is None:
+    if context.power is None:
         return "it is not known how the cluster powers nodes"
-    return "" if scene.power.can_keep_awake else "the keep-awake list cannot be changed on this cluster"
+    return "" if context.power.can_keep_awake else "the keep-awake list cannot be changed on this cluster"
 
 
-def _no_wake(node: ObservedNode, scene: NodeCycleContext) -> tuple[Result, str]:
+def _no_wake(node: ObservedNode, context: NodeCycleContext) -> tuple[Result, str]:
     if node.down:
         return Result.REFUSED, f"it is {node.state or 'down'}"
     if not node.in_service:  # what is merely planned or reserved is woken all the same
-        return Result.REFUSED, node.hands_off or f"it is {min(node.flags)}"
+        return Result.REFUSED, node.excluded_reason or f"it is {min(node.flags)}"
     if node.power is NodePower.FALLING_ASLEEP:
         return Result.POSTPONED, "falling asleep: it cannot be called back until it is asleep"
-    row = scene.books.real.get((NodeSetting.POWER, node.name))
-    pays_at = row and row.written_at + timedelta(seconds=scene.settings.power.payback_s)
-    if pays_at and scene.snapshot.taken_at < pays_at and not scene.is_wanted(node):
+    row = context.applied.real.get((NodeSetting.POWER, node.name))
+    pays_at = row and row.written_at + timedelta(seconds=context.settings.power.payback_s)
+    if pays_at and context.snapshot.taken_at < pays_at and not context.is_wanted(node):
         return Result.REFUSED, f"asleep too short to pay: not woken ahead of need before {pays_at:%Y-%m-%d %H:%M} UTC"
     return Result.REFUSED, ""
 
 
-def _no_sleep(node: ObservedNode, scene: NodeCycleContext) -> str:
-    return _not_here(scene) or _touched(node) or why_not_asleep(node, scene) or _not_idle(node, scene)
+def _no_sleep(node: ObservedNode, context: NodeCycleContext) -> str:
+    return _not_here(context) or _touched(node) or why_not_asleep(node, context) or _not_idle(node, context)
 
 
-def _not_here(scene: NodeCycleContext) -> str:
-    if scene.only_lists:
+def _not_here(context: NodeCycleContext) -> str:
+    if context.only_lists:
         return "power.mechanism is keep_awake: the cluster's own timer puts nodes to sleep"
-    if scene.power is None:
+    if context.power is None:
         return "it is not known how the cluster powers nodes"
-    return scene.power.why_not or ("" if scene.power.can_sleep else "nodes cannot be put to sleep on this cluster")
+    return context.power.why_not or ("" if context.power.can_sleep else "nodes cannot be put to sleep on this cluster")
 
 
-def _no_forecast(scene: NodeCycleContext) -> str:
-    demand = scene.snapshot.demand
+def _no_forecast(context: NodeCycleContext) -> str:
+    demand = context.snapshot.demand
     if demand is None:
         return "there is no forecast of the demand for nodes"
-    apart_s = scene.snapshot.taken_at.timestamp() - demand.ended_s
+    apart_s = context.snapshot.taken_at.timestamp() - demand.ended_s
     bound_s = OLDEST_DEMAND.total_seconds()
     return "" if -bound_s <= apart_s <= bound_s else "the forecast of the demand for nodes is not of this hour"
 
 
 def _touched(node: ObservedNode) -> str:
-    if node.hands_off:
-        return node.hands_off
+    if node.excluded_reason:
+        return node.excluded_reason
     flags = sorted(node.flags & UNTOUCHABLE)
     return f"it is {flags[0]}" if flags else ""
 
 
-def _not_this_one(node: ObservedNode, scene: NodeCycleContext) -> str:
-    memory, power = scene.memory, scene.settings.power
-    if node.name in scene.never:
+def _not_this_one(node: ObservedNode, context: NodeCycleContext) -> str:
+    memory, power = context.memory, context.settings.power
+    if node.name in context.never:
         return "power.never names it"
     if node.name in memory.quarantined:
         return f"it {memory.quarantined[node.name].what}, and nobody has cleared it"
@@ -245,17 +249,17 @@ def _not_this_one(node: ObservedNode, scene: NodeCycleContext) -> str:
     return f"Helios put it to sleep {cycles} times in 24 hours" if cycles >= power.cycles_per_day else ""
 
 
-def _not_idle(node: ObservedNode, scene: NodeCycleContext) -> str:
-    now = scene.snapshot.taken_at
+def _not_idle(node: ObservedNode, context: NodeCycleContext) -> str:
+    now = context.snapshot.taken_at
     if node.kept_awake:
         return "the cluster's keep-awake list names it"
     if not node.idle:
         return f"it is not idle: {node.state} and {node.power}" + (", and jobs hold it" if node.holds else "")
-    seen_idle = scene.memory.idle.get(node.name)
+    seen_idle = context.memory.idle.get(node.name)
     if seen_idle is None or seen_idle >= now:
         return "it was not idle at the look before, and it takes two in a row"
     since = node.idle_since or seen_idle
-    idle_s = scene.settings.power.idle_s
+    idle_s = context.settings.power.idle_s
     return "" if now - since >= timedelta(seconds=idle_s) else f"it has not been idle for {idle_s} s"
 
 

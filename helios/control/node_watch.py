@@ -42,7 +42,7 @@ class NodeWatch:
     """
 
     memory: NodeControllerState
-    books: AppliedNodeChanges
+    applied: AppliedNodeChanges
     lines: tuple[AuditEntry, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -64,20 +64,20 @@ class NodeObservation:
     released: bool = False
 
 
-def update_nodes(memory: NodeControllerState, books: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
+def update_nodes(memory: NodeControllerState, applied: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
     """Hold memory and book against what is seen."""
     memory = memory.without_the_old(look.at)
-    for row in books.ours(NodeSetting.POWER):
+    for row in applied.ours(NodeSetting.POWER):
         memory = memory.with_slept(row.node, row.written_at) if look.at - row.written_at < DAY else memory
-    seen = _power(memory, books, look)
+    seen = _power(memory, applied, look)
     seen = _weights(seen, look)
     seen = _keep_awake(seen, look)
     seen = _wakes(seen, look)
-    shadow = {key: row for key, row in seen.books.shadow.items() if _may_stand_in_a_shadow(row, look)}
+    shadow = {key: row for key, row in seen.applied.shadow.items() if _may_stand_in_a_shadow(row, look)}
     return replace(
         seen,
         memory=replace(seen.memory, idle=_idle(seen.memory, look), looked_at=look.at),
-        books=replace(seen.books, shadow=shadow),
+        applied=replace(seen.applied, shadow=shadow),
     )
 
 
@@ -88,15 +88,15 @@ def _idle(memory: NodeControllerState, look: NodeObservation) -> dict[str, datet
 
 
 def _may_stand_in_a_shadow(row: AppliedNodeChange, look: NodeObservation) -> bool:
-    if row.lever is not NodeSetting.POWER:
+    if row.setting is not NodeSetting.POWER:
         return True
     node = look.nodes.get(row.node)
     return node is not None and node.idle  # a job on it would have woken it
 
 
-def _power(memory: NodeControllerState, books: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
-    real, lines = dict(books.real), []
-    for row in books.ours(NodeSetting.POWER):
+def _power(memory: NodeControllerState, applied: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
+    real, lines = dict(applied.real), []
+    for row in applied.ours(NodeSetting.POWER):
         node = look.nodes.get(row.node)
         if node is None:
             continue  # a look that lacks a node says nothing about it: it may come back, and sleep on
@@ -115,7 +115,7 @@ def _power(memory: NodeControllerState, books: AppliedNodeChanges, look: NodeObs
         else:
             memory, line = _woken_by_others(memory, row, node, look)
         lines += [line] if line is not None else []
-    return NodeWatch(memory=memory, books=replace(books, real=real), lines=tuple(lines))
+    return NodeWatch(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
 
 
 def _may_fall_yet(row: AppliedNodeChange, node: ObservedNode, look: NodeObservation) -> bool:
@@ -160,64 +160,66 @@ def _woken_by_others(
 
 
 def _weights(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
-    real, lines, lost = dict(seen.books.real), list(seen.lines), 0
-    for row in [row for row in real.values() if row.lever is NodeSetting.WEIGHT]:
+    real, lines, lost = dict(seen.applied.real), list(seen.lines), 0
+    for row in [row for row in real.values() if row.setting is NodeSetting.WEIGHT]:
         node = look.nodes.get(row.node)
         if node is None or math.isnan(node.weight):
             continue
         stands = node.weight == weight_in(row.after)
         if node.weight == weight_in(row.own) and (look.released or not stands):
             del real[row.key]
-            lost += row.confirmed and not row.admins and not look.released
+            lost += row.confirmed and not row.overridden and not look.released
         elif stands:
             continue  # after a release too: whoever released may not have had the privilege
-        elif row.confirmed and not row.admins:
+        elif row.confirmed and not row.overridden:
             lines.append(_theirs(row, read=f"Weight {node.weight:.0f}"))
-            real[row.key] = replace(row, admins=True)
+            real[row.key] = replace(row, overridden=True)
     forgotten = (
         [f"the cluster forgot {lost} weights (a reconfiguration, a restart): they are set again"] if lost else []
     )
-    return replace(seen, books=replace(seen.books, real=real), lines=tuple(lines), notes=(*seen.notes, *forgotten))
+    return replace(seen, applied=replace(seen.applied, real=real), lines=tuple(lines), notes=(*seen.notes, *forgotten))
 
 
 def _keep_awake(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
-    row = seen.books.real.get(LIST)
+    row = seen.applied.real.get(LIST)
     if row is None or look.power is None:
         return seen
     read = look.power.keep_awake
     if row.confirmed and same_list(read, row.after) and not look.released:
         return seen
     if same_list(read, row.own):
-        real = {key: entry for key, entry in seen.books.real.items() if key != LIST}
-        told = row.confirmed and not row.admins and not look.released
+        real = {key: entry for key, entry in seen.applied.real.items() if key != LIST}
+        told = row.confirmed and not row.overridden and not look.released
         lost = "the cluster forgot the keep-awake list (a reconfiguration, a restart): it is set again"
-        return replace(seen, books=replace(seen.books, real=real), notes=(*seen.notes, lost) if told else seen.notes)
-    if not row.confirmed or row.admins or same_list(read, row.after):
+        return replace(
+            seen, applied=replace(seen.applied, real=real), notes=(*seen.notes, lost) if told else seen.notes
+        )
+    if not row.confirmed or row.overridden or same_list(read, row.after):
         return seen
-    books = replace(seen.books, real={**seen.books.real, LIST: replace(row, admins=True)})
-    return replace(seen, books=books, lines=(*seen.lines, _theirs(row, read=read)))
+    applied = replace(seen.applied, real={**seen.applied.real, LIST: replace(row, overridden=True)})
+    return replace(seen, applied=applied, lines=(*seen.lines, _theirs(row, read=read)))
 
 
 def _wakes(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
     memory, lines, notes = seen.memory, list(seen.lines), list(seen.notes)
     was_protected = bool(memory.protected)
     for name, wake in seen.memory.wakes.items():
-        verdict = _verdict(look.nodes.get(name), wake, look)
-        if verdict is None:
+        result = _result(look.nodes.get(name), wake, look)
+        if result is None:
             continue
         memory = replace(memory, wakes={node: other for node, other in memory.wakes.items() if node != name})
-        if verdict:
-            memory = memory.with_failure(Failure(node=name, at=look.at, what=verdict), look.settings)
-            lines.append(_failed(name, wake, verdict))
+        if result:
+            memory = memory.with_failure(Failure(node=name, at=look.at, what=result), look.settings)
+            lines.append(_failed(name, wake, result))
             notes.append(
-                f"tell somebody: node {name} {verdict}; it is not put to sleep until: helios power clear {name}"
+                f"tell somebody: node {name} {result}; it is not put to sleep until: helios power clear {name}"
             )
     if memory.protected and not was_protected:
         lines.append(_protects(memory))
     return replace(seen, memory=memory, lines=tuple(lines), notes=tuple(notes))
 
 
-def _verdict(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
+def _result(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
     """Return what is wrong with a wake; empty: it came, or is nobody's concern any more; None: it may come yet."""
     if node is None or node.power is NodePower.FALLING_ASLEEP:
         return ""
@@ -230,14 +232,14 @@ def _verdict(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> 
     return f"did not wake within {look.power.resume_timeout_s:g} s: it is {node.power or 'not responding'}"
 
 
-def _failed(node: str, wake: WakeUp, verdict: str) -> AuditEntry:
+def _failed(node: str, wake: WakeUp, result: str) -> AuditEntry:
     return AuditEntry(
         service=HELIOS,
         mode=Mode.ACTIVE,
         action="FailedWake",
         target=node,
         reason=f"{wake.by} told it to wake at {wake.since:%Y-%m-%d %H:%M:%S} UTC",
-        outcome=f"{Result.FAILED}: {verdict}; it is not put to sleep until a person clears it",
+        outcome=f"{Result.FAILED}: {result}; it is not put to sleep until a person clears it",
     )
 
 
@@ -253,7 +255,7 @@ def _protects(memory: NodeControllerState) -> AuditEntry:
 
 
 def _theirs(row: AppliedNodeChange, *, read: str) -> AuditEntry:
-    rest = f"{Result.REFUSED}: {row.lever} is theirs from now on; what Helios set there it leaves"
+    rest = f"{Result.REFUSED}: {row.setting} is theirs from now on; what Helios set there it leaves"
     reason = f"somebody changed what service {row.service} had set"
     return _line("HandsOff", row, reason=reason, outcome=rest, read=read)
 

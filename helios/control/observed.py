@@ -44,21 +44,21 @@ class PendingJob:
     user_soft_limit_s: float
     urgency: float
     soft_limit_s: float
-    hands_off: str
+    excluded_reason: str
     p50_s: float
     source: str
 
-    def value(self, lever: JobSetting) -> float:
+    def value(self, setting: JobSetting) -> float:
         """Return what Helios has set there: 0 or NaN is nothing."""
-        return self.urgency if lever is JobSetting.ORDER else self.soft_limit_s
+        return self.urgency if setting is JobSetting.ORDER else self.soft_limit_s
 
-    def readable(self, lever: JobSetting) -> bool:
+    def readable(self, setting: JobSetting) -> bool:
         """Return whether :meth:`value` says what stands on the cluster."""
-        return self.eligible or lever is JobSetting.SOFT_LIMIT
+        return self.eligible or setting is JobSetting.SOFT_LIMIT
 
-    def carries(self, lever: JobSetting) -> bool:
+    def carries(self, setting: JobSetting) -> bool:
         """Return whether something that Helios set is seen on it."""
-        return self.urgency != 0 if lever is JobSetting.ORDER else not math.isnan(self.soft_limit_s)
+        return self.urgency != 0 if setting is JobSetting.ORDER else not math.isnan(self.soft_limit_s)
 
 
 def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
@@ -76,7 +76,7 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
         "user_soft_limit_s": frame["user_soft_limit_s"].tolist(),
         "urgency": frame["urgency"].fillna(0.0).tolist(),
         "soft_limit_s": frame["soft_limit_s"].tolist(),
-        "hands_off": _text(frame["hands_off"]),
+        "excluded_reason": _text(frame["excluded_reason"]),
         "p50_s": frame["p50_s"].tolist(),
         "source": _text(frame["source"]),
     }
@@ -86,7 +86,7 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
 
 def carried_values(jobs: Sequence[PendingJob]) -> list[Key]:
     """Return every lever of every job on which something that Helios set is seen."""
-    return [(lever, job.job_id) for job in jobs for lever in JobSetting if job.carries(lever)]
+    return [(setting, job.job_id) for job in jobs for setting in JobSetting if job.carries(setting)]
 
 
 def _text(values: pd.Series[Any]) -> list[str]:
@@ -99,7 +99,7 @@ OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAI
 """Flags of a node on which no job is meant to start."""
 NOT_RESPONDING = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
 UNTOUCHABLE = OUT_OF_SERVICE | NOT_RESPONDING | {"COMPLETING", "PLANNED", "RESERVED", "REBOOT", "REBOOT_REQUESTED"}
-"""Flags of a node that is never put to sleep: what ``hands_off`` says in words, read a second time."""
+"""Flags of a node that is never put to sleep: what ``excluded_reason`` says in words, read a second time."""
 WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
 """Reasons of a pending job that a node, and nothing else, could end."""
 
@@ -128,7 +128,7 @@ class ObservedNode:
     state: str
     flags: frozenset[str]
     power: NodePower | None
-    hands_off: str
+    excluded_reason: str
     kept_awake: bool
     weight: float
     features: tuple[str, ...]
@@ -176,7 +176,7 @@ class ObservedNode:
 def observed_nodes(snapshot: Snapshot) -> dict[str, ObservedNode]:
     """Return the nodes by name, in the cluster's order."""
     frame = snapshot.nodes
-    text = {name: _text(frame[name]) for name in ("name", "partitions", "state", "flags", "power", "hands_off")}
+    text = {name: _text(frame[name]) for name in ("name", "partitions", "state", "flags", "power", "excluded_reason")}
     held = (frame["cpus_held"].fillna(0.0) > 0) | (frame["gpus_held"] > 0)
     columns = {
         "name": text["name"],
@@ -185,7 +185,7 @@ def observed_nodes(snapshot: Snapshot) -> dict[str, ObservedNode]:
         "state": text["state"],
         "flags": [frozenset(flag for flag in value.split("+") if flag) for value in text["flags"]],
         "power": [NodePower(value) if value else None for value in text["power"]],
-        "hands_off": text["hands_off"],
+        "excluded_reason": text["excluded_reason"],
         "kept_awake": (frame["kept_awake"] == 1).tolist(),
         "weight": frame["weight"].tolist(),
         "features": [tuple(part for part in value.split(",") if part) for value in _text(frame["features"])],

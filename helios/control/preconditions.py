@@ -49,7 +49,7 @@ class Preconditions:
     controller: str | None = None
     history_read_at: datetime | None = None
     model_trained_at: datetime | None = None
-    model_trouble: str = ""
+    model_problem: str = ""
     clock_skew_s: float | None = None
     released: str = ""
     drift: str = ""
@@ -78,7 +78,7 @@ def suspension_reasons(
         return shared
     reasons = [
         _old_model(conditions, settings, now),
-        conditions.model_trouble and f"the model in charge is not to be trusted: {conditions.model_trouble}",
+        conditions.model_problem and f"the model in charge is not to be trusted: {conditions.model_problem}",
         conditions.drift and f"the predictions have drifted: {conditions.drift}",
         _no_predictions(jobs),
     ]

@@ -84,17 +84,17 @@ def revert_everything(cluster: Cluster, reason: str, *, hidden: bool = False) ->
         for _ in range(ROUNDS):
             answer = cluster.apply([RevertJobs(reason=reason, hidden=hidden)])
             outcomes |= {
-                (outcome.lever, outcome.job_id): outcome for outcome in answer if _says_more(outcome, outcomes)
+                (outcome.setting, outcome.job_id): outcome for outcome in answer if _says_more(outcome, outcomes)
             }
             if not _goes_on(answer):
                 break
         snapshot = cluster.snapshot()
     except HeliosError as error:
-        failure = f"taking everything back was broken off: {error.fact}"
+        failure = f"taking everything back was broken off: {error.message}"
         return ReleaseResult(outcomes=list(outcomes.values()), failure=failure)
     jobs = pending_jobs(snapshot)
     refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
-    left = dict.fromkeys([*carried_values(list(jobs.values())), *((one.lever, one.job_id) for one in refused)])
+    left = dict.fromkeys([*carried_values(list(jobs.values())), *((one.setting, one.job_id) for one in refused)])
     return ReleaseResult(
         outcomes=list(outcomes.values()),
         remaining=list(left),
@@ -109,7 +109,7 @@ def release(
 ) -> CycleReport:
     """Take back everything, verify it by a second look, write it down, and clear the book.
 
-    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``still`` and ``notes`` of the
+    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``suspended`` and ``notes`` of the
     report. Somebody else's changes stay in the book as theirs.
 
     Parameters
@@ -124,7 +124,7 @@ def release(
     return CycleReport(
         taken_at=now if looked is None else looked.taken_at,
         acted=len(minutes.changed),
-        still=(f"released: {reason}", *([everything.failure] if everything.failure else [])),
+        suspended=(f"released: {reason}", *([everything.failure] if everything.failure else [])),
         counts=minutes.sums(),
         decisions=minutes.frame(),
         recorded=recorded,
@@ -154,9 +154,9 @@ def describe_release(everything: ReleaseResult) -> str:
         return f"{Result.FAILED}: {everything.failure}"
     left = jobs_in(everything) or ()
     others = {*everything.hidden, *everything.unproved}
-    still = [job_id for job_id in left if job_id not in others]
+    suspended = [job_id for job_id in left if job_id not in others]
     parts = [
-        f"{len(still)} jobs still carry what Helios set: {_named(still)}" if still else "",
+        f"{len(suspended)} jobs still carry what Helios set: {_named(suspended)}" if suspended else "",
         f"of {len(everything.hidden)} jobs Slurm hides whether they still carry what Helios set: "
         f"{_named(everything.hidden)}. {OF_THE_HIDDEN}"
         if everything.hidden
@@ -182,11 +182,13 @@ def jobs_in(everything: ReleaseResult) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(job_id for _, job_id in everything.remaining))
 
 
-def applied_after(books: AppliedChanges, everything: ReleaseResult) -> AppliedChanges:
+def applied_after(applied: AppliedChanges, everything: ReleaseResult) -> AppliedChanges:
     """Return the book without what was taken back: what remains or could not be looked at stays, and what is theirs."""
     left = everything.remaining
-    stays = set(books.real) if left is None else set(left)
-    return AppliedChanges(real={key: row for key, row in books.real.items() if row.admins or key in stays}, shadow={})
+    stays = set(applied.real) if left is None else set(left)
+    return AppliedChanges(
+        real={key: row for key, row in applied.real.items() if row.overridden or key in stays}, shadow={}
+    )
 
 
 def _written_down(ledger: Ledger, minutes: AuditLog, everything: ReleaseResult, *, now: datetime, holder: str) -> bool:
@@ -195,18 +197,18 @@ def _written_down(ledger: Ledger, minutes: AuditLog, everything: ReleaseResult, 
         if token is None:
             minutes.notes.append("the audit has no line of this: another Helios holds the lease, and may set it again")
             return False
-        books = applied_after(read_applied(ledger.standings()), everything)
-        ledger.record(token=token, decisions=minutes.frame(), standings=books.frame())
+        applied = applied_after(read_applied(ledger.applied_changes()), everything)
+        ledger.record(token=token, decisions=minutes.frame(), applied_changes=applied.frame())
         ledger.release(holder=holder)
     except HeliosError as error:
-        minutes.notes.append(f"the audit failed: {error.fact}")
+        minutes.notes.append(f"the audit failed: {error.message}")
         return False
     return True
 
 
 def _says_more(outcome: Outcome, known: dict[Key, Outcome]) -> bool:
     # A later round finds unchanged what an earlier one has done.
-    return outcome.result is not Result.UNCHANGED or (outcome.lever, outcome.job_id) not in known
+    return outcome.result is not Result.UNCHANGED or (outcome.setting, outcome.job_id) not in known
 
 
 def _goes_on(answer: list[Outcome]) -> bool:
@@ -266,15 +268,15 @@ def all_awake(cluster: NodeCluster, real: NodeBook, reason: str) -> NodeReleaseR
             backs = [NodeReversion(row=row, why=reason) for row in applied_on(snapshot, real)]
             answer = cluster.steer(reverts(backs)) if backs else []
             outcomes |= {
-                (outcome.lever, outcome.node): outcome
+                (outcome.setting, outcome.node): outcome
                 for outcome in answer
-                if outcome.result is not Result.UNCHANGED or (outcome.lever, outcome.node) not in outcomes
+                if outcome.result is not Result.UNCHANGED or (outcome.setting, outcome.node) not in outcomes
             }
             snapshot = cluster.snapshot() if answer else snapshot
             if not {Result.DONE, Result.POSTPONED} <= {outcome.result for outcome in answer}:
                 break
     except HeliosError as error:
-        failure = f"waking the nodes was broken off: {error.fact}"
+        failure = f"waking the nodes was broken off: {error.message}"
         return NodeReleaseResult(outcomes=list(outcomes.values()), failure=failure)
     in_hand = {key: said for key, said in outcomes.items() if _is_in_hand(said)}
     return NodeReleaseResult(
@@ -289,28 +291,28 @@ def applied_on(snapshot: Snapshot, real: NodeBook) -> list[AppliedNodeChange]:
     """Return what of the book is seen to stand on the cluster and is Helios' own."""
     nodes = observed_nodes(snapshot)
     kept = None if snapshot.power is None else snapshot.power.keep_awake
-    return [row for row in real.values() if not row.admins and _stands(row, nodes.get(row.node), kept)]
+    return [row for row in real.values() if not row.overridden and _stands(row, nodes.get(row.node), kept)]
 
 
-def with_undo_records(books: AppliedNodeChanges, undo: Undo, *, at: datetime) -> AppliedNodeChanges:
+def with_undo_records(applied: AppliedNodeChanges, undo: Undo, *, at: datetime) -> AppliedNodeChanges:
     """Return the books with what the undo file names and they do not: nobody's, so that it is taken back."""
-    return AppliedNodeChanges(real={**undo.rows(at=at, service=HELIOS), **books.real}, shadow=books.shadow)
+    return AppliedNodeChanges(real={**undo.rows(at=at, service=HELIOS), **applied.real}, shadow=applied.shadow)
 
 
-def applied_nodes_after(books: AppliedNodeChanges, awakening: NodeReleaseResult) -> AppliedNodeChanges:
+def applied_nodes_after(applied: AppliedNodeChanges, awakening: NodeReleaseResult) -> AppliedNodeChanges:
     """Return what remains; what could not be looked at stays.
 
     What was somebody else's is forgotten: nothing of Helios stands, so that what is read now is the site's own.
     """
     if awakening.snapshot is None or awakening.remaining is None:
-        return AppliedNodeChanges(real=books.real, shadow={})
-    return AppliedNodeChanges(real=still_applied(books.real, awakening.snapshot), shadow={})
+        return AppliedNodeChanges(real=applied.real, shadow={})
+    return AppliedNodeChanges(real=suspended_applied(applied.real, awakening.snapshot), shadow={})
 
 
-def still_applied(real: NodeBook, snapshot: Snapshot) -> NodeBook:
+def suspended_applied(real: NodeBook, snapshot: Snapshot) -> NodeBook:
     """Return what is seen to stand, and what is about nodes that are not seen at all."""
     stands, seen = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
-    return {key: row for key, row in real.items() if key in stands or (row.node not in seen and not row.admins)}
+    return {key: row for key, row in real.items() if key in stands or (row.node not in seen and not row.overridden)}
 
 
 def release_nodes(
@@ -326,7 +328,7 @@ def release_nodes(
 ) -> NodeCycleReport:
     """Wake what Helios put to sleep, give back weights and list, verify it, write it down.
 
-    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``still`` and ``notes`` of the
+    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``suspended`` and ``notes`` of the
     report.
 
     Parameters
@@ -340,29 +342,29 @@ def release_nodes(
         Of the last turn, to watch the wakes; None: it is not known.
     """
     notes: list[str] = []
-    books = _known(ledger, undone, notes, at=now)
-    awakening = NodeReleaseResult(failure=NOT_KNOWN) if books is None else all_awake(cluster, books.real, reason)
+    applied = _known(ledger, undone, notes, at=now)
+    awakening = NodeReleaseResult(failure=NOT_KNOWN) if applied is None else all_awake(cluster, applied.real, reason)
     minutes = node_release_entries(awakening, now=now, reason=reason)
     minutes.notes.extend(notes)
-    left = applied_nodes_after(books or AppliedNodeChanges(real={}, shadow={}), awakening)
+    left = applied_nodes_after(applied or AppliedNodeChanges(real={}, shadow={}), awakening)
     recorded = _nodes_written_down(ledger, minutes, left, now=now, holder=holder)
-    if books is not None:
+    if applied is not None:
         _undo_is(undo, left, minutes)
-    deeds = NodeActivity(memory=memory or NodeControllerState())
-    deeds.take_note(awakening.outcomes, now=now)
+    activity = NodeActivity(memory=memory or NodeControllerState())
+    activity.take_note(awakening.outcomes, now=now)
     return NodeCycleReport(
-        still=(f"released: {reason}", *([awakening.failure] if awakening.failure else [])),
+        suspended=(f"released: {reason}", *([awakening.failure] if awakening.failure else [])),
         counts=minutes.sums(),
         decisions=minutes.frame(),
-        woken=tuple(deeds.woken),
-        weighed=tuple(deeds.weighed),
+        woken=tuple(activity.woken),
+        weighed=tuple(activity.weighed),
         recorded=recorded,
         leads=recorded,
         seen=awakening.snapshot is not None,
         remaining=awakening.names(),
         notes=minutes.told(),
-        protected=deeds.memory.protected,
-        memory=deeds.memory,
+        protected=activity.memory.protected,
+        memory=activity.memory,
         **node_cycle_counts(awakening.snapshot, left, at=now),
     )
 
@@ -382,16 +384,16 @@ def node_release_entries(awakening: NodeReleaseResult, *, now: datetime, reason:
 
 
 def _is_in_hand(said: NodeOutcome) -> bool:
-    return said.lever is NodeSetting.POWER and said.result is Result.REFUSED
+    return said.setting is NodeSetting.POWER and said.result is Result.REFUSED
 
 
 def _stands(row: AppliedNodeChange, node: ObservedNode | None, kept: str | None) -> bool:
-    if row.lever is NodeSetting.KEEP_AWAKE:
+    if row.setting is NodeSetting.KEEP_AWAKE:
         ours = not row.confirmed or (kept is not None and same_list(kept, row.after))
         return kept is not None and ours and not same_list(kept, row.own)
     if node is None:
         return False
-    if row.lever is NodeSetting.POWER:
+    if row.setting is NodeSetting.POWER:
         return node.away and not node.down
     return node.weight != weight_in(row.own) and (not row.confirmed or node.weight == weight_in(row.after))
 
@@ -409,18 +411,18 @@ def _known(
     ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime
 ) -> AppliedNodeChanges | None:
     """Return what stands, as far as it was written down; None: neither the book nor the undo file can be had."""
-    books, file = None, None
+    applied, file = None, None
     try:
-        books = read_applied_nodes(ledger.standings())
+        applied = read_applied_nodes(ledger.applied_changes())
     except HeliosError as error:
-        notes.append(f"the book could not be read, the undo file stands in for it: {error.fact}")
+        notes.append(f"the book could not be read, the undo file stands in for it: {error.message}")
     try:
         file = undone()
     except HeliosError as error:
-        notes.append(f"the undo file could not be read: {error.fact}")
-    if books is None and file is None:
+        notes.append(f"the undo file could not be read: {error.message}")
+    if applied is None and file is None:
         return None
-    return with_undo_records(books or AppliedNodeChanges(real={}, shadow={}), file or Undo(), at=at)
+    return with_undo_records(applied or AppliedNodeChanges(real={}, shadow={}), file or Undo(), at=at)
 
 
 def _nodes_written_down(
@@ -431,16 +433,16 @@ def _nodes_written_down(
         if token is None:
             minutes.notes.append("the audit has no line of this: another Helios holds the lease, and may set it again")
             return False
-        ledger.record(token=token, decisions=minutes.frame(), standings=left.frame())
+        ledger.record(token=token, decisions=minutes.frame(), applied_changes=left.frame())
         ledger.release(holder=holder)
     except HeliosError as error:
-        minutes.notes.append(f"the audit failed: {error.fact}")
+        minutes.notes.append(f"the audit failed: {error.message}")
         return False
     return True
 
 
-def _undo_is(undo: Callable[[Undo], None], books: AppliedNodeChanges, minutes: AuditLog) -> None:
+def _undo_is(undo: Callable[[Undo], None], applied: AppliedNodeChanges, minutes: AuditLog) -> None:
     try:
-        undo(Undo.of(books))
+        undo(Undo.of(applied))
     except HeliosError as error:
-        minutes.notes.append(f"the undo file could not be written: {error.fact}")
+        minutes.notes.append(f"the undo file could not be written: {error.message}")

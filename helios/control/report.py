@@ -55,7 +55,7 @@ class CycleReport:
 
     taken_at: datetime
     acted: int
-    still: tuple[str, ...]
+    suspended: tuple[str, ...]
     counts: Mapping[str, Mapping[Result, int]]
     pending: int = 0
     running: int = 0
@@ -75,7 +75,7 @@ class CycleReport:
         return self.remaining == ()
 
     def counts_json(self) -> str:
-        """Return the counts as ``TURNS`` keeps them."""
+        """Return the counts as ``CYCLES`` keeps them."""
         return json.dumps({service: {str(k): n for k, n in sums.items()} for service, sums in self.counts.items()})
 
 
@@ -144,7 +144,7 @@ class NodeCycleReport:
     slept: tuple[str, ...] = ()
     woken: tuple[str, ...] = ()
     weighed: tuple[str, ...] = ()
-    still: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
     counts: Mapping[str, Mapping[Result, int]] = field(default_factory=dict)
     nodes: Mapping[NodePower, int] = field(default_factory=dict)
     asleep_by_helios: int = 0
@@ -174,7 +174,7 @@ class NodeCycleCounts(TypedDict, total=False):
 
 
 def node_cycle_counts(
-    snapshot: Snapshot | None, books: AppliedNodeChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
+    snapshot: Snapshot | None, applied: AppliedNodeChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
 ) -> NodeCycleCounts:
     """Return the sums of a look.
 
@@ -188,7 +188,7 @@ def node_cycle_counts(
     if snapshot is None:
         return {"taken_at": at}
     nodes = observed_nodes(snapshot)
-    ours = count_asleep_by_helios(nodes, books)
+    ours = count_asleep_by_helios(nodes, applied)
     return {
         "taken_at": snapshot.taken_at,
         "nodes": power_states(nodes),
@@ -203,9 +203,9 @@ def power_states(nodes: Mapping[str, ObservedNode]) -> dict[NodePower, int]:
     return {power: found[power] for power in NodePower}
 
 
-def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], books: AppliedNodeChanges) -> frozenset[str]:
+def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedNodeChanges) -> frozenset[str]:
     """Return the nodes that are asleep, or falling asleep, because Helios asked for it."""
-    ours = (row.node for row in books.ours(NodeSetting.POWER))
+    ours = (row.node for row in applied.ours(NodeSetting.POWER))
     return frozenset(name for name in ours if name in nodes and nodes[name].away)
 
 
@@ -254,17 +254,17 @@ def wanted_awake(proposals: Mapping[str, RequestedNodeChanges], nodes: Mapping[s
     said = next((proposal for proposal in proposals.values() if _speaks_of_power(proposal)), None)
     if said is None:
         return {}
-    lists = [wish for wish in said.wishes if wish.lever is NodeSetting.KEEP_AWAKE]
+    lists = [change for change in said.changes if change.setting is NodeSetting.KEEP_AWAKE]
     if lists:
         awake = {node.name for node in nodes.values() if node.holds} | set(lists[0].names)
     else:
         awake = {node.name for node in nodes.values() if node.power in {NodePower.AWAKE, NodePower.WAKING}}
-        awake |= {wish.node for wish in said.wishes if wish.value == AWAKE}
-        awake -= {wish.node for wish in said.wishes if wish.sleeps}
+        awake |= {change.node for change in said.changes if change.value == AWAKE}
+        awake -= {change.node for change in said.changes if change.sleeps}
     found = Counter(node.pool for node in nodes.values() if node.in_service and node.name in awake)
     return {pool: float(found[pool]) for pool in {node.pool for node in nodes.values()}}
 
 
 def _speaks_of_power(proposal: RequestedNodeChanges) -> bool:
     kinds = {PowerDown.__name__, PowerUp.__name__, "KeepAwake"}
-    return not proposal.fills or any(wish.action in kinds for wish in proposal.wishes)
+    return not proposal.fills or any(change.action in kinds for change in proposal.changes)

@@ -42,11 +42,11 @@ class ControllerState:
 
     asked_at: Mapping[str, datetime] = field(default_factory=dict)
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
-    bench: ServiceSuspension = field(default_factory=ServiceSuspension)
+    suspension: ServiceSuspension = field(default_factory=ServiceSuspension)
     controller: str | None = None
     pending: int | None = None
     nodes: int | None = None
-    still: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
     said: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def is_due(self, service: str, *, every: timedelta, now: datetime) -> bool:
@@ -60,11 +60,11 @@ class ControllerState:
             {
                 "asked_at": {service: at.isoformat() for service, at in self.asked_at.items()},
                 "breaker": self.breaker.to_json(),
-                "bench": self.bench.to_json(),
+                "bench": self.suspension.to_json(),
                 "controller": self.controller,
                 "pending": self.pending,
                 "nodes": self.nodes,
-                "still": list(self.still),
+                "still": list(self.suspended),
                 "said": {service: sorted(digests) for service, digests in self.said.items()},
             }
         )
@@ -83,17 +83,17 @@ class ControllerState:
             return cls(
                 asked_at={service: datetime.fromisoformat(at) for service, at in plain["asked_at"].items()},
                 breaker=CircuitBreaker.from_json(plain["breaker"]),
-                bench=ServiceSuspension.from_json(plain["bench"]),
+                suspension=ServiceSuspension.from_json(plain["bench"]),
                 controller=plain["controller"],
                 pending=plain["pending"],
                 nodes=plain["nodes"],
-                still=tuple(plain["still"]),
+                suspended=tuple(plain["still"]),
                 said={service: frozenset(digests) for service, digests in plain["said"].items()},
             )
         except UNREADABLE as reason:
             raise MemoryDamaged(
                 f"what control remembers of its last turn cannot be read: {reason}",
-                remedy="Helios keeps still. To start without a memory: helios pause, then helios resume.",
+                hint="Helios keeps still. To start without a memory: helios pause, then helios resume.",
             ) from reason
 
 
@@ -104,7 +104,7 @@ def jobs_digest(outcome: Outcome | NodeOutcome) -> str:
 
 def state_digest(outcome: Outcome | NodeOutcome) -> str:
     """Return a short name of a refusal or failure: the same while nothing about it changes."""
-    text = "\0".join((outcome.lever, jobs_digest(outcome), outcome.result, outcome.remark))
+    text = "\0".join((outcome.setting, jobs_digest(outcome), outcome.result, outcome.remark))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -166,7 +166,7 @@ class NodeControllerState:
         Nodes that somebody woke soon after Helios had put them to sleep, and until when Helios leaves them awake.
     """
 
-    turn: ControllerState = field(default_factory=ControllerState)
+    cycle: ControllerState = field(default_factory=ControllerState)
     looked_at: datetime | None = None
     idle: Mapping[str, datetime] = field(default_factory=dict)
     slept: Mapping[str, tuple[datetime, ...]] = field(default_factory=dict)
@@ -220,7 +220,7 @@ class NodeControllerState:
         """Return it as JSON text."""
         return json.dumps(
             {
-                "turn": self.turn.to_json(),
+                "cycle": self.cycle.to_json(),
                 "looked_at": self.looked_at and self.looked_at.isoformat(),
                 "idle": _told(self.idle),
                 "slept": {node: [at.isoformat() for at in times] for node, times in self.slept.items()},
@@ -245,7 +245,7 @@ class NodeControllerState:
             plain = json.loads(text)
             quarantined = [_failure(entry) for entry in plain["quarantined"]]
             return cls(
-                turn=ControllerState.from_json(plain["turn"]),
+                cycle=ControllerState.from_json(plain["cycle"]),
                 looked_at=_moment(plain["looked_at"]),
                 idle=_moments(plain["idle"]),
                 slept={node: tuple(map(datetime.fromisoformat, times)) for node, times in plain["slept"].items()},
@@ -261,7 +261,7 @@ class NodeControllerState:
         except UNREADABLE as reason:
             raise MemoryDamaged(
                 f"what control remembers of the nodes cannot be read: {reason}",
-                remedy="Helios keeps still. To start without a memory: helios pause, then helios resume.",
+                hint="Helios keeps still. To start without a memory: helios pause, then helios resume.",
             ) from reason
 
 

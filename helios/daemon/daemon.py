@@ -73,24 +73,24 @@ class Daemon:
     def __init__(
         self,
         *,
-        chores: DaemonOperations,
+        tasks: DaemonOperations,
         settings: Settings,
         nightly: bool,
         environment: Mapping[str, str],
         times: TaskTimes | None = None,
     ) -> None:
         self._times = times or TaskTimes()
-        self._chores = chores
+        self._tasks = tasks
         self._keeps = not settings.daemon.release_on_stop
         self._listen = settings.daemon.listen
         self._folder = Path(settings.control.state_folder)
         self._notifier = Notifier(environment)
         self._rhythm = rhythm = _rhythm(settings, nightly=nightly, watchdog_s=self._notifier.watchdog_s)
-        self._health = Health(lately_s=rhythm.lately_s(chores=_steady(chores)), times=self._times)
+        self._health = Health(lately_s=rhythm.lately_s(tasks=_steady(tasks)), times=self._times)
         self._metrics = Metrics(times=self._times)
         self._file = HealthFile(self._folder)
         self._clock = TaskScheduler(
-            chores=chores,
+            tasks=tasks,
             rhythm=rhythm,
             beat=self.beat,
             paused=lambda: os.path.lexists(self._folder / PAUSE_FILE),
@@ -115,7 +115,7 @@ class Daemon:
             The address is none that this machine has.
         """
         with ExitStack() as until_started:
-            until_started.enter_context(hold_daemon_lock(self._folder, offices=_offices(self._chores)))
+            until_started.enter_context(hold_daemon_lock(self._folder, domains=_domains(self._tasks)))
             self._serve()
             self._clock.start()
             self._locks = until_started.pop_all()
@@ -170,8 +170,8 @@ class Daemon:
             self._server = Server(self._listen, registry=self._metrics.registry, health=self._health.report)
         except AddressTaken as taken:
             if not self._health.note:
-                _log.error("%s. What to do: %s", taken.fact, taken.remedy)
-            self._health.note = taken.fact
+                _log.error("%s. What to do: %s", taken.message, taken.hint)
+            self._health.note = taken.message
         else:
             self._health.note = ""
 
@@ -195,10 +195,10 @@ class Daemon:
 
     def _release(self, why: str) -> bool:
         try:
-            _log.info("%s", self._chores.release(why))
+            _log.info("%s", self._tasks.release(why))
         except Exception as error:  # the process ends anyway; its last word must be what is left
-            trouble = task_error(error)
-            _log.error("not all is taken back: %s", trouble.line(), exc_info=error if trouble.defect else None)
+            problem = task_error(error)
+            _log.error("not all is taken back: %s", problem.line(), exc_info=error if problem.defect else None)
             return False
         return True
 
@@ -207,15 +207,15 @@ class Daemon:
         night = self._clock.due().get("nightly")
         nightly = f"nightly analysis next at {night:%Y-%m-%d %H:%M %Z}" if night else "no nightly analysis"
         reading = f"a reading every {rhythm.ingest_s:.0f} s" if self._clock.ingest else "no reading"
-        on = " and ".join({"turn": "jobs"}.get(name, name) for name in self._clock.turns)
-        return f"a turn on {on} every {rhythm.turn_s:.0f} s, {reading}, {nightly}"
+        on = " and ".join({"cycle": "jobs"}.get(name, name) for name in self._clock.cycles)
+        return f"a turn on {on} every {rhythm.cycle_s:.0f} s, {reading}, {nightly}"
 
     def _silence_s(self) -> float:
         return self._clock.silent_for_s()
 
 
 def run(
-    chores: DaemonOperations,
+    tasks: DaemonOperations,
     *,
     settings: Settings,
     nightly: bool,
@@ -231,7 +231,7 @@ def run(
     DaemonRuns
         Another daemon has the state folder.
     """
-    daemon = Daemon(chores=chores, settings=settings, nightly=nightly, environment=environment, times=times)
+    daemon = Daemon(tasks=tasks, settings=settings, nightly=nightly, environment=environment, times=times)
     with _signals() as signals:
         daemon.start()
         return daemon.stop(why=_first_end(signals, daemon))
@@ -282,22 +282,22 @@ def _bounded(work: Callable[[], bool], *, within_s: float) -> tuple[bool, bool]:
 def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> Schedule:
     times = settings.daemon
     return Schedule(
-        turn_s=times.turn_s,
+        cycle_s=times.cycle_s,
         ingest_s=times.ingest_s,
         nightly=times.nightly if nightly else None,
         heartbeat_s=10.0 if watchdog_s is None else min(10.0, watchdog_s / 3),
     )
 
 
-def _steady(chores: DaemonOperations) -> list[str]:
+def _steady(tasks: DaemonOperations) -> list[str]:
     """Return which chores this process has of those that must succeed again and again for it to be well."""
-    works = {"turn": chores.turn, "nodes": chores.nodes, "ingest": chores.ingest}
+    works = {"cycle": tasks.cycle, "nodes": tasks.nodes, "ingest": tasks.ingest}
     return [name for name, work in works.items() if work is not None]
 
 
-def _offices(chores: DaemonOperations) -> list[Domain]:
-    works = {Domain.JOBS: chores.turn, Domain.NODES: chores.nodes}
-    return [office for office, work in works.items() if work is not None]
+def _domains(tasks: DaemonOperations) -> list[Domain]:
+    works = {Domain.JOBS: tasks.cycle, Domain.NODES: tasks.nodes}
+    return [domain for domain, work in works.items() if work is not None]
 
 
 def _headline(report: Mapping[str, object]) -> str:
@@ -305,5 +305,5 @@ def _headline(report: Mapping[str, object]) -> str:
     if isinstance(reasons, list) and reasons:
         return "; ".join(reasons)
     said = [str(report["note"])] if report["note"] else []
-    said += [str(turn["line"]) for turn in (report["turn"], report["nodes"]) if isinstance(turn, dict)]
+    said += [str(cycle["line"]) for cycle in (report["cycle"], report["nodes"]) if isinstance(cycle, dict)]
     return "; ".join(said) or "the first turn is to come"

@@ -29,7 +29,7 @@ class HealthFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
-        self._trouble = ""
+        self._problem = ""
         self._one_at_a_time = Lock()
 
     def write(self, report: Callable[[], Mapping[str, Any]]) -> None:
@@ -46,12 +46,12 @@ class HealthFile:
         make_folder(self._path.parent)
         write_private(self._path, text.encode())
 
-    def _say(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
-            _log.error("%s. What to do: check control.state_folder and the room on its disk.", trouble)
-        elif self._trouble and not trouble:
+    def _say(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _log.error("%s. What to do: check control.state_folder and the room on its disk.", problem)
+        elif self._problem and not problem:
             _log.warning("%s is written again", self._path)
-        self._trouble = trouble
+        self._problem = problem
 
 
 # The clocks that the daemon reads: the wall's for people, the monotonic one for lengths of time.
@@ -105,7 +105,7 @@ class TaskHealth:
     at_work: bool = False
     line: str = ""
     failures: int = 0
-    trouble: str = ""
+    problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -116,7 +116,7 @@ class TaskHealth:
             "at_work": self.at_work,
             "line": self.line,
             "failures": self.failures,
-            "trouble": self.trouble,
+            "trouble": self.problem,
         }
 
 
@@ -136,23 +136,23 @@ class Health:
         self._times = times
         self._lock = Lock()
         self._started_at = times.now()
-        self._chores = {name: TaskHealth() for name in lately_s}
-        self._turn: CycleSummary | None = None
+        self._tasks = {name: TaskHealth() for name in lately_s}
+        self._cycle: CycleSummary | None = None
         self._nodes: NodeCycleSummary | None = None
         self._ending = ""
         self.note = ""
         """What a person should know besides, though all is well; empty: nothing."""
 
     @property
-    def last_turn(self) -> CycleSummary | None:
+    def last_cycle(self) -> CycleSummary | None:
         """The last turn that was taken; None: none yet."""
-        return self._turn
+        return self._cycle
 
     @property
     def stands_by(self) -> bool:
         """Whether other processes of Helios write to this cluster, as far as the last turns saw."""
-        turns = [turn for turn in (self._turn, self._nodes) if turn is not None]
-        return bool(turns) and not any(turn.lease_held for turn in turns)
+        cycles = [cycle for cycle in (self._cycle, self._nodes) if cycle is not None]
+        return bool(cycles) and not any(cycle.lease_held for cycle in cycles)
 
     def began(self, name: str, *, at: datetime) -> None:
         """Take note that a chore began."""
@@ -161,20 +161,20 @@ class Health:
     def succeeded(self, name: str, *, at: datetime, line: str) -> None:
         """Take note that a chore ended well; an empty line leaves what it said before."""
         said = {"line": line} if line else {}
-        self._change(name, succeeded_at=at, at_work=False, failures=0, trouble="", **said)
+        self._change(name, succeeded_at=at, at_work=False, failures=0, problem="", **said)
 
-    def failed(self, name: str, *, at: datetime, trouble: str) -> None:
+    def failed(self, name: str, *, at: datetime, problem: str) -> None:
         """Take note that a chore failed."""
         failures = self.of(name).failures + 1
-        self._change(name, failed_at=at, at_work=False, failures=failures, trouble=trouble)
+        self._change(name, failed_at=at, at_work=False, failures=failures, problem=problem)
 
-    def turned(self, turn: CycleSummary) -> None:
+    def turned(self, cycle: CycleSummary) -> None:
         """Take note of a turn."""
-        self._turn = turn
+        self._cycle = cycle
 
-    def turned_nodes(self, turn: NodeCycleSummary) -> None:
+    def turned_nodes(self, cycle: NodeCycleSummary) -> None:
         """Take note of a turn on nodes."""
-        self._nodes = turn
+        self._nodes = cycle
 
     def ending(self, word: str) -> None:
         """Take note that the daemon is ``stopping``, or ``stopped``."""
@@ -183,7 +183,7 @@ class Health:
     def of(self, name: str) -> TaskHealth:
         """Return how one chore fares."""
         with self._lock:
-            return self._chores.get(name, TaskHealth())
+            return self._tasks.get(name, TaskHealth())
 
     def reasons(self) -> list[str]:
         """Say why the daemon is not well; nothing: it is."""
@@ -195,7 +195,7 @@ class Health:
         """Return everything as plain values, as ``/healthz`` and ``health.json`` show it."""
         reasons = self.reasons()
         with self._lock:
-            chores = {name: chore.to_json() for name, chore in sorted(self._chores.items())}
+            tasks = {name: task.to_json() for name, task in sorted(self._tasks.items())}
         return {
             "healthy": not reasons,
             "state": self._state(reasons),
@@ -205,69 +205,69 @@ class Health:
             "pid": os.getpid(),
             "started_at": _text(self._started_at),
             "written_at": _text(self._times.now()),
-            "chores": chores,
-            "turn": None if self._turn is None else _turn(self._turn),
-            "nodes": None if self._nodes is None else _node_turn(self._nodes),
+            "tasks": tasks,
+            "cycle": None if self._cycle is None else _cycle(self._cycle),
+            "nodes": None if self._nodes is None else _node_cycle(self._nodes),
         }
 
     def _state(self, reasons: list[str]) -> str:
         if self._ending:
             return self._ending
         if reasons:
-            return "failing" if any(chore.failures for chore in self._chores.values()) else "waiting"
+            return "failing" if any(task.failures for task in self._tasks.values()) else "waiting"
         if self.stands_by:
             return "standby"
-        still = any(turn is not None and turn.still for turn in (self._turn, self._nodes))
-        return "still" if still else "at work"
+        suspended = any(cycle is not None and cycle.suspended for cycle in (self._cycle, self._nodes))
+        return "still" if suspended else "at work"
 
     def _complaint(self, name: str) -> str:
-        chore = self.of(name)
-        since = chore.succeeded_at or self._started_at
+        task = self.of(name)
+        since = task.succeeded_at or self._started_at
         age_s = (self._times.now() - since).total_seconds()
-        if chore.failures >= FAILURES:
-            return f"{name} failed {chore.failures} times in a row: {chore.trouble}"
-        if chore.succeeded_at is not None and age_s <= self._lately_s[name]:
+        if task.failures >= FAILURES:
+            return f"{name} failed {task.failures} times in a row: {task.problem}"
+        if task.succeeded_at is not None and age_s <= self._lately_s[name]:
             return ""
-        fact = f"{name} has not succeeded for {age_s:.0f} s"
-        if chore.trouble:
-            return f"{fact}: {chore.trouble}"
-        return f"{fact}: at work" if chore.at_work else fact
+        message = f"{name} has not succeeded for {age_s:.0f} s"
+        if task.problem:
+            return f"{message}: {task.problem}"
+        return f"{message}: at work" if task.at_work else message
 
     def _change(self, name: str, **changes: Any) -> None:
         with self._lock:
-            self._chores[name] = replace(self._chores.get(name, TaskHealth()), **changes)
+            self._tasks[name] = replace(self._tasks.get(name, TaskHealth()), **changes)
 
 
-def _turn(turn: CycleSummary) -> dict[str, Any]:
+def _cycle(cycle: CycleSummary) -> dict[str, Any]:
     return {
-        "line": turn.line(),
-        "pending": turn.pending,
-        "running": turn.running,
-        "acted": turn.acted,
-        "still": list(turn.still),
-        "seconds": round(turn.seconds, 3),
-        "predictions": turn.predictions,
-        "history_read_at": _text(turn.history_read_at),
-        "model_trained_at": _text(turn.model_trained_at),
-        "modes": {service: mode.value for service, mode in turn.modes.items()},
-        "breaker": turn.breaker,
-        "lease_held": turn.lease_held,
+        "line": cycle.line(),
+        "pending": cycle.pending,
+        "running": cycle.running,
+        "acted": cycle.acted,
+        "still": list(cycle.suspended),
+        "seconds": round(cycle.seconds, 3),
+        "predictions": cycle.predictions,
+        "history_read_at": _text(cycle.history_read_at),
+        "model_trained_at": _text(cycle.model_trained_at),
+        "modes": {service: mode.value for service, mode in cycle.modes.items()},
+        "breaker": cycle.breaker,
+        "lease_held": cycle.lease_held,
     }
 
 
-def _node_turn(turn: NodeCycleSummary) -> dict[str, Any]:
+def _node_cycle(cycle: NodeCycleSummary) -> dict[str, Any]:
     return {
-        "line": turn.line(),
-        "nodes": dict(turn.nodes),
-        "by_helios": turn.by_helios,
-        "acted": turn.acted,
-        "protected": turn.protected,
-        "quarantined": turn.quarantined,
-        "still": list(turn.still),
-        "seconds": round(turn.seconds, 3),
-        "modes": {service: mode.value for service, mode in turn.modes.items()},
-        "breaker": turn.breaker,
-        "lease_held": turn.lease_held,
+        "line": cycle.line(),
+        "nodes": dict(cycle.nodes),
+        "by_helios": cycle.by_helios,
+        "acted": cycle.acted,
+        "protected": cycle.protected,
+        "quarantined": cycle.quarantined,
+        "still": list(cycle.suspended),
+        "seconds": round(cycle.seconds, 3),
+        "modes": {service: mode.value for service, mode in cycle.modes.items()},
+        "breaker": cycle.breaker,
+        "lease_held": cycle.lease_held,
     }
 
 

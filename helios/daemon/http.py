@@ -47,7 +47,7 @@ def parse_address(listen: str) -> tuple[str, int]:
     if parts is None or int(parts[3]) > 65_535:
         raise ConfigurationInvalid(
             f"daemon.listen is {listen!r}, not HOST:PORT.",
-            remedy="Write 127.0.0.1:9842, [::1]:9842, or an empty text to serve nothing.",
+            hint="Write 127.0.0.1:9842, [::1]:9842, or an empty text to serve nothing.",
         )
     return parts[1] or parts[2], int(parts[3])
 
@@ -137,11 +137,11 @@ def _bound(host: str, port: int, answers: type[BaseHTTPRequestHandler], *, liste
         if error.errno == errno.EADDRINUSE:
             raise AddressTaken(
                 f"another process listens on {listen}: /metrics and /healthz are not served by this daemon",
-                remedy="See who it is: ss -ltnp. Do not believe what it answers; or choose another daemon.listen.",
+                hint="See who it is: ss -ltnp. Do not believe what it answers; or choose another daemon.listen.",
             ) from error
         raise ConfigurationInvalid(
             f"daemon.listen {listen} cannot be bound: {error.strerror or error}.",
-            remedy="Choose another HOST:PORT, or an empty text to serve nothing.",
+            hint="Choose another HOST:PORT, or an empty text to serve nothing.",
         ) from error
 
 

@@ -98,19 +98,19 @@ class TaskError:
         Nothing was tried that waiting would spare: the next run comes at its next time, however often it failed.
     """
 
-    fact: str
-    remedy: str = ""
+    message: str
+    hint: str = ""
     defect: bool = False
     at_once: bool = False
 
     @property
     def kind(self) -> str:
         """What makes it another trouble than the last."""
-        return error_kind(self.fact)
+        return error_kind(self.message)
 
     def line(self) -> str:
         """Return fact and remedy in one line."""
-        parts = [self.fact, self.remedy]
+        parts = [self.message, self.hint]
         return " What to do: ".join(" ".join(part.split()) for part in parts if part)
 
 
@@ -122,20 +122,20 @@ def error_kind(line: str) -> str:
 def task_error(error: Exception) -> TaskError:
     """Say what an error means to the operator."""
     if isinstance(error, HeliosError):
-        return TaskError(fact=error.fact, remedy=error.remedy, at_once=isinstance(error, CycleUnderWay))
+        return TaskError(message=error.message, hint=error.hint, at_once=isinstance(error, CycleUnderWay))
     if isinstance(error, MemoryError):
         return TaskError(
-            fact="Memory ran out; nothing was done.",
-            remedy="Raise MemoryMax of the unit, or lower history.jobs_for_predictions.",
+            message="Memory ran out; nothing was done.",
+            hint="Raise MemoryMax of the unit, or lower history.jobs_for_predictions.",
         )
     if isinstance(error, OSError) and error.errno in FULL:
         return TaskError(
-            fact=f"The disk is full ({error.filename or error.strerror}); nothing was done.",
-            remedy="Make room; Helios goes on by itself.",
+            message=f"The disk is full ({error.filename or error.strerror}); nothing was done.",
+            hint="Make room; Helios goes on by itself.",
         )
     return TaskError(
-        fact=f"{type(error).__name__}: {error}",
-        remedy="Helios did not expect this; report it with the traceback.",
+        message=f"{type(error).__name__}: {error}",
+        hint="Helios did not expect this; report it with the traceback.",
         defect=True,
     )
 
@@ -166,7 +166,7 @@ class Backoff:
     interval_s: float
     rest_s: float = 0.0
     failures: int = 0
-    trouble: TaskError | None = None
+    problem: TaskError | None = None
     not_before_s: float = float("-inf")
     failing_since_s: float = 0.0
 
@@ -174,23 +174,23 @@ class Backoff:
         """Return the pace after a success."""
         return Backoff(interval_s=self.interval_s, rest_s=self.rest_s, not_before_s=began_s + self.rest_s)
 
-    def failed(self, trouble: TaskError, *, began_s: float) -> Backoff:
+    def failed(self, problem: TaskError, *, began_s: float) -> Backoff:
         """Return the pace after another failure."""
         failures = self.failures + 1
         wait_s = min(self.interval_s * 2 ** min(failures - 1, 20), max(MOST_WAIT_S, self.interval_s))
-        wait_s = self.interval_s if trouble.at_once else wait_s
+        wait_s = self.interval_s if problem.at_once else wait_s
         return replace(
             self,
             failures=failures,
-            trouble=trouble,
+            problem=problem,
             # Half an interval early: a tick that comes a moment before its time is not to be lost.
             not_before_s=began_s + wait_s - self.interval_s / 2,
             failing_since_s=self.failing_since_s if self.failures else began_s,
         )
 
-    def is_news(self, trouble: TaskError) -> bool:
-        """Return whether ``trouble`` is another one than the last."""
-        return self.trouble is None or self.trouble.kind != trouble.kind
+    def is_news(self, problem: TaskError) -> bool:
+        """Return whether ``problem`` is another one than the last."""
+        return self.problem is None or self.problem.kind != problem.kind
 
 
 # One chore as the scheduler calls it: it never raises, waits longer the more often it fails, and says so once.
@@ -284,7 +284,7 @@ class Task:
         return True
 
     def _succeed(self, line: str, *, began_s: float) -> None:
-        if self._pace.trouble is not None:
+        if self._pace.problem is not None:
             lasted_min = (began_s - self._pace.failing_since_s) / 60
             self._log.warning("works again, after %d failures in %.0f min", self._pace.failures, lasted_min)
         if line and (self._repeats or error_kind(line) != error_kind(self._said)):
@@ -295,17 +295,17 @@ class Task:
         self._metrics.succeeded(self.name, at=self._times.now())
 
     def _fail(self, error: Exception, *, began_s: float) -> None:
-        trouble = task_error(error)
-        self._say(trouble, error)
-        self._pace = self._pace.failed(trouble, began_s=began_s)
-        self._health.failed(self.name, at=self._times.now(), trouble=trouble.line())
+        problem = task_error(error)
+        self._say(problem, error)
+        self._pace = self._pace.failed(problem, began_s=began_s)
+        self._health.failed(self.name, at=self._times.now(), problem=problem.line())
         self._metrics.failed(self.name)
 
-    def _say(self, trouble: TaskError, error: Exception) -> None:
-        if self._pace.is_news(trouble):
-            self._log.error("%s", trouble.line(), exc_info=error if trouble.defect else None)
+    def _say(self, problem: TaskError, error: Exception) -> None:
+        if self._pace.is_news(problem):
+            self._log.error("%s", problem.line(), exc_info=error if problem.defect else None)
         else:
-            self._log.debug("again: %s", trouble.line())
+            self._log.debug("again: %s", problem.line())
 
 
 # Says when Helios falls still, why, and when it goes on: once each, however often a turn finds it so.
@@ -317,43 +317,43 @@ class StateChangeLog:
     Parameters
     ----------
     chore : str
-        Whose turns: ``turn`` or ``nodes``, as the log has it.
+        Whose turns: ``cycle`` or ``nodes``, as the log has it.
     """
 
-    def __init__(self, chore: str = "turn") -> None:
-        self._log = logging.getLogger(f"helios.daemon.{chore}")
-        self._still: frozenset[str] = frozenset()
+    def __init__(self, task: str = "cycle") -> None:
+        self._log = logging.getLogger(f"helios.daemon.{task}")
+        self._suspended: frozenset[str] = frozenset()
         self._notes: frozenset[str] = frozenset()
         self._held: bool | None = None
 
-    def hear(self, turn: CycleSummary | NodeCycleSummary) -> None:
+    def hear(self, cycle: CycleSummary | NodeCycleSummary) -> None:
         """Take note of a turn."""
-        self._say_lease(turn)
-        if not turn.trouble:  # which is the chore's to say
-            self._say_still(turn)
-        self._say_notes(turn)
+        self._say_lease(cycle)
+        if not cycle.problem:  # which is the chore's to say
+            self._say_suspended(cycle)
+        self._say_notes(cycle)
 
-    def _say_lease(self, turn: CycleSummary | NodeCycleSummary) -> None:
-        if not turn.lease_held and self._held is not False:
+    def _say_lease(self, cycle: CycleSummary | NodeCycleSummary) -> None:
+        if not cycle.lease_held and self._held is not False:
             self._log.warning(
                 "standby: another Helios writes to this cluster; this one takes over when its lease runs out"
             )
-        elif turn.lease_held and self._held is False:
+        elif cycle.lease_held and self._held is False:
             self._log.warning("the lease is ours: no longer standby")
-        self._held = turn.lease_held
+        self._held = cycle.lease_held
 
-    def _say_still(self, turn: CycleSummary | NodeCycleSummary) -> None:
-        before, self._still = self._still, _kinds(turn.still)
-        if not turn.lease_held:
+    def _say_suspended(self, cycle: CycleSummary | NodeCycleSummary) -> None:
+        before, self._suspended = self._suspended, _kinds(cycle.suspended)
+        if not cycle.lease_held:
             return  # said as standby
-        if self._still and self._still != before:
-            self._log.warning("nothing is done: %s", "; ".join(turn.still))
-        elif before and not self._still:
+        if self._suspended and self._suspended != before:
+            self._log.warning("nothing is done: %s", "; ".join(cycle.suspended))
+        elif before and not self._suspended:
             self._log.warning("acts again")
 
-    def _say_notes(self, turn: CycleSummary | NodeCycleSummary) -> None:
-        before, self._notes = self._notes, _kinds(turn.notes)
-        for note in turn.notes:
+    def _say_notes(self, cycle: CycleSummary | NodeCycleSummary) -> None:
+        before, self._notes = self._notes, _kinds(cycle.notes)
+        for note in cycle.notes:
             if error_kind(note) not in before:
                 self._log.warning("%s", note)
 
@@ -393,23 +393,23 @@ class Schedule:
         What local time is; None: the machine's.
     """
 
-    turn_s: float
+    cycle_s: float
     ingest_s: float
     nightly: str | None
     heartbeat_s: float = 10.0
     zone: ZoneInfo | None = None
 
-    def lately_s(self, *, chores: Iterable[str] = ("turn", "ingest")) -> dict[str, float]:
+    def lately_s(self, *, tasks: Iterable[str] = ("cycle", "ingest")) -> dict[str, float]:
         """Return how long ago each chore that the health rests on may have succeeded: three times, and a minute."""
-        every_s = {"turn": self.turn_s, "nodes": self.turn_s, "ingest": self.ingest_s}
-        return {name: 3 * every_s[name] + 60 for name in chores}
+        every_s = {"cycle": self.cycle_s, "nodes": self.cycle_s, "ingest": self.ingest_s}
+        return {name: 3 * every_s[name] + 60 for name in tasks}
 
     def stuck_s(self) -> float:
         """Return after how long without a sign of progress turns are stuck.
 
         A slow turn is none: each call to the cluster is bounded by slurm.timeout_s, and a turn makes several.
         """
-        return max(5 * self.turn_s, 300)
+        return max(5 * self.cycle_s, 300)
 
 
 class TaskScheduler:
@@ -432,7 +432,7 @@ class TaskScheduler:
     def __init__(
         self,
         *,
-        chores: DaemonOperations,
+        tasks: DaemonOperations,
         rhythm: Schedule,
         beat: Callable[[], None],
         paused: Callable[[], bool],
@@ -440,7 +440,7 @@ class TaskScheduler:
         metrics: Metrics,
         times: TaskTimes,
     ) -> None:
-        self._chores = chores
+        self._tasks = tasks
         self._rhythm = rhythm
         self._beat = beat
         self._paused = paused
@@ -451,19 +451,19 @@ class TaskScheduler:
         self._outcomes: frozenset[tuple[str, str]] = frozenset()
         self._bounds: object = None
         self.writing, self._reading, self._nights = ExclusiveSection(), ExclusiveSection(), ExclusiveSection()
-        self.turns = {
-            name: self._chore(name, work, rhythm.turn_s, self.writing) for name, work in self._turns_of(chores)
+        self.cycles = {
+            name: self._task(name, work, rhythm.cycle_s, self.writing) for name, work in self._cycles_of(tasks)
         }
-        self.hook = self._chore("hook", chores.hook, rhythm.ingest_s, self.writing, repeats=False)
-        self.ingest = chores.ingest and self._chore("ingest", chores.ingest, rhythm.ingest_s, self._reading)
-        self.nightly = self._chore("nightly", chores.nightly, DAY_S, self._nights, rest_s=NIGHT_REST_S)
+        self.hook = self._task("hook", tasks.hook, rhythm.ingest_s, self.writing, repeats=False)
+        self.ingest = tasks.ingest and self._task("ingest", tasks.ingest, rhythm.ingest_s, self._reading)
+        self.nightly = self._task("nightly", tasks.nightly, DAY_S, self._nights, rest_s=NIGHT_REST_S)
         self._scheduler = self._scheduler_of()
 
     def start(self) -> None:
         """Begin; the first turn and the first reading at once."""
         now = datetime.now(self._scheduler.timezone)
-        for name, turn in self.turns.items():
-            self._every(self._rhythm.turn_s, turn.tick, name=name, worker="writes", first=now)
+        for name, cycle in self.cycles.items():
+            self._every(self._rhythm.cycle_s, cycle.tick, name=name, worker="writes", first=now)
         if self.ingest is not None:
             self._every(self._rhythm.ingest_s, self.read, name="ingest", worker="reads", first=now)
         self._every(self._rhythm.heartbeat_s, self._beat, name="heartbeat", worker="heart", first=now)
@@ -492,7 +492,7 @@ class TaskScheduler:
 
     def silent_for_s(self) -> float:
         """Return for how long no turn has begun or ended of the kind that has been silent longest, s."""
-        return max((turn.silent_for_s() for turn in self.turns.values()), default=0.0)
+        return max((cycle.silent_for_s() for cycle in self.cycles.values()), default=0.0)
 
     def stop(self) -> None:
         """Call nothing any more; what runs, runs on."""
@@ -514,45 +514,45 @@ class TaskScheduler:
             misfire_grace_time=self._grace_s(self._rhythm.ingest_s),
         )
 
-    def _turns_of(self, chores: DaemonOperations) -> Iterator[tuple[str, Callable[[], str]]]:
-        if (turn := chores.turn) is not None:
-            yield "turn", lambda: self._turn(self._taken(turn))
-        if (nodes := chores.nodes) is not None:
+    def _cycles_of(self, tasks: DaemonOperations) -> Iterator[tuple[str, Callable[[], str]]]:
+        if (cycle := tasks.cycle) is not None:
+            yield "cycle", lambda: self._cycle(self._taken(cycle))
+        if (nodes := tasks.nodes) is not None:
             yield "nodes", lambda: self._nodes(self._taken(nodes))
 
-    def _taken(self, turn: Callable[[], Summary]) -> Summary:
+    def _taken(self, cycle: Callable[[], Summary]) -> Summary:
         """Take a turn; where its lock is another's and Helios is paused by file, take everything back without the lock.
 
         That is as safe as helios pause, which does not wait for ever either: whoever takes a turn sees the file too.
         """
         try:
-            return turn()
+            return cycle()
         except CycleUnderWay as held:
             if not self._paused():
                 raise
-            told = self._chores.release("paused by file, while another process keeps turns away")
-            raise CycleUnderWay(f"{held.fact} Helios is paused: {told}.", remedy=held.remedy) from held
+            told = self._tasks.release("paused by file, while another process keeps turns away")
+            raise CycleUnderWay(f"{held.message} Helios is paused: {told}.", hint=held.hint) from held
 
     def _nodes(self, summary: NodeCycleSummary) -> str:
         self._health.turned_nodes(summary)
         self._metrics.turned_nodes(summary)
         self._stillness_of_nodes.hear(summary)
-        if summary.trouble:
-            raise HeliosError(summary.trouble)
+        if summary.problem:
+            raise HeliosError(summary.problem)
         return summary.line() if summary.acted else ""
 
-    def _turn(self, summary: CycleSummary) -> str:
+    def _cycle(self, summary: CycleSummary) -> str:
         self._health.turned(summary)
         self._metrics.turned(summary)
         self._stillness.hear(summary)
         self._mind_the_hook(summary)
-        if summary.trouble:
-            raise HeliosError(summary.trouble)
+        if summary.problem:
+            raise HeliosError(summary.problem)
         return summary.line() if self._is_worth_a_line(summary) else ""
 
     def _mind_the_hook(self, summary: CycleSummary) -> None:
         """Have the hook's table follow at once when turns fall still or act again, or a mode was set."""
-        before, self._bounds = self._bounds, (dict(summary.modes), bool(summary.still))
+        before, self._bounds = self._bounds, (dict(summary.modes), bool(summary.suspended))
         if before is not None and before != self._bounds:
             self._hook_is_due()
 
@@ -567,9 +567,9 @@ class TaskScheduler:
             for tally in summary.tallies
             if tally.jobs and tally.result is not Result.UNCHANGED
         )
-        return not summary.still and (summary.acted > 0 or self._outcomes != before)
+        return not summary.suspended and (summary.acted > 0 or self._outcomes != before)
 
-    def _chore(
+    def _task(
         self,
         name: str,
         work: Callable[[], str],
@@ -636,13 +636,13 @@ class TaskScheduler:
         return max(math.ceil(interval_s), 1)
 
     def _hear(self, event: JobEvent) -> None:
-        chores = (*self.turns.values(), self.hook, self.ingest, self.nightly)
-        chore = {each.name: each for each in chores if each is not None}.get(event.job_id)
+        tasks = (*self.cycles.values(), self.hook, self.ingest, self.nightly)
+        task = {each.name: each for each in tasks if each is not None}.get(event.job_id)
         if event.code == EVENT_JOB_ERROR:
             _log.error("%s ended in a defect of Helios: %s", event.job_id, event.exception)
-        elif chore is None:
+        elif task is None:
             _log.debug("%s came too late or too early", event.job_id)
         elif event.code == EVENT_JOB_MAX_INSTANCES:
-            chore.say_overlap()
+            task.say_overlap()
         else:
-            chore.say_late()
+            task.say_late()

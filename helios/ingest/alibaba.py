@@ -92,12 +92,12 @@ class Tasks:
         self._rows: list[pd.DataFrame] = []
         self._jobs = pd.DataFrame()
 
-    def add(self, rows: DelimitedRows, verdicts: CheckResults) -> None:
+    def add(self, rows: DelimitedRows, results: CheckResults) -> None:
         """Take note of rows of the task table, and refuse those that make no sense."""
-        verdicts.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
-        instances = np.nan_to_num(_amount(rows, "inst_num", verdicts), nan=1.0)
-        asked = {field: _amount(rows, field, verdicts) * instances for field in ("plan_gpu", "plan_cpu", "plan_mem")}
-        started = _amount(rows, "start_time", verdicts)
+        results.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
+        instances = np.nan_to_num(_amount(rows, "inst_num", results), nan=1.0)
+        asked = {field: _amount(rows, field, results) * instances for field in ("plan_gpu", "plan_cpu", "plan_mem")}
+        started = _amount(rows, "start_time", results)
         frame = pd.DataFrame(
             {
                 "job": hash_names(rows.columns["job_name"]),
@@ -108,7 +108,7 @@ class Tasks:
                 "gpu_type": pd.Series(category(rows.columns["gpu_type"])).astype(object),
             }
         )
-        self._rows.append(frame[verdicts.accepted])
+        self._rows.append(frame[results.accepted])
 
     def close(self) -> None:
         """Add up what there is for each job; call once, after the last :meth:`add`."""
@@ -164,10 +164,10 @@ _NO_TASKS = pd.DataFrame(
 )
 
 
-def _amount(rows: DelimitedRows, field: str, verdicts: CheckResults) -> Floats:
+def _amount(rows: DelimitedRows, field: str, results: CheckResults) -> Floats:
     values, bad = numbers(rows.columns[field])
-    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
-    verdicts.refuse(values < 0, Reason.NEGATIVE_SIZE)
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(values < 0, Reason.NEGATIVE_SIZE)
     return values
 
 
@@ -229,17 +229,17 @@ def _refuse_other_tables(path: Path) -> None:
     if TASKS.fits(start):
         raise FormatUnknown(
             f"{path} is PAI's table of tasks, which does not say who submitted them when.",
-            remedy=f"Give the table of jobs, {JOBS.name}.csv, with this one beside it as {TASKS.name}.csv.",
+            hint=f"Give the table of jobs, {JOBS.name}.csv, with this one beside it as {TASKS.name}.csv.",
         )
     if not JOBS.fits(start):
         raise FormatUnknown(
             f"{path} is not PAI's table of jobs: no line at its start has its six fields.",
-            remedy=f"It is the file {JOBS.name}.csv of github.com/alibaba/clusterdata, cluster-trace-gpu-v2020",
+            hint=f"It is the file {JOBS.name}.csv of github.com/alibaba/clusterdata, cluster-trace-gpu-v2020",
         )
     if _beside(path, TASKS) is None:
         raise FormatUnknown(
             f"{path} is PAI's table of jobs, which does not say how many GPUs they ask for.",
-            remedy=f"Put {TASKS.name}.csv (or .csv.gz) beside it; {GROUP_TAGS.name}.csv too, for names.",
+            hint=f"Put {TASKS.name}.csv (or .csv.gz) beside it; {GROUP_TAGS.name}.csv too, for names.",
         )
 
 
@@ -247,9 +247,9 @@ def _tasks(reading: FileReading) -> Generator[JobRows, None, Tasks]:
     """Add up the task table; what makes no sense in it is yielded as drafts without jobs."""
     tasks = Tasks()
     for rows in _rows_beside(reading, TASKS):
-        verdicts = CheckResults(len(rows))
-        tasks.add(rows, verdicts)
-        yield from _refusals(rows, verdicts, TASKS)
+        results = CheckResults(len(rows))
+        tasks.add(rows, results)
+        yield from _refusals(rows, results, TASKS)
     tasks.close()
     return tasks
 
@@ -269,17 +269,17 @@ def _rows_beside(reading: FileReading, table: Table) -> Iterator[DelimitedRows]:
         yield from read_rows(replace(reading, path=path), table.dialect(head(path)), table.names)
 
 
-def _refusals(rows: DelimitedRows, verdicts: CheckResults, table: Table) -> Iterator[JobRows]:
+def _refusals(rows: DelimitedRows, results: CheckResults, table: Table) -> Iterator[JobRows]:
     """Yield what was refused of a table that holds no jobs, its file named before each line."""
-    if not rows.refused and verdicts.accepted.all():
+    if not rows.refused and results.accepted.all():
         return
     named = f"{table.name}: ".encode()
     nothing = np.full(len(rows), NEVER)
     yield JobRows(
         jobs={"job_id": strings(rows.columns[table.names[0]]), "submitted_at": nothing, "started_at": nothing},
         line=rows.line,
-        verdicts=verdicts,
-        skipped=verdicts.accepted,
+        results=results,
+        skipped=results.accepted,
         refused=[Refused(refused.line, refused.reason, named + refused.text) for refused in rows.refused],
         bytes_read=0,
         texts=lambda places: [named + text for text in rows.texts(places)],
@@ -288,44 +288,44 @@ def _refusals(rows: DelimitedRows, verdicts: CheckResults, table: Table) -> Iter
 
 
 def _draft(rows: DelimitedRows, reading: FileReading, tasks: Tasks, tags: GroupTags) -> JobRows:
-    verdicts = CheckResults(len(rows))
+    results = CheckResults(len(rows))
     asked = tasks.of(rows.columns["job_name"])
-    jobs: dict[str, Any] = {"job_id": strings(rows.columns["job_name"]), "state": _states(rows, verdicts)}
-    jobs["submitted_at"] = _instants(_seconds(rows, "start_time", verdicts), verdicts)
-    jobs["started_at"] = _instants(asked["started_s"].to_numpy(dtype=np.float64), verdicts)
+    jobs: dict[str, Any] = {"job_id": strings(rows.columns["job_name"]), "state": _states(rows, results)}
+    jobs["submitted_at"] = _instants(_seconds(rows, "start_time", results), results)
+    jobs["started_at"] = _instants(asked["started_s"].to_numpy(dtype=np.float64), results)
     if reading.only is None:
-        _read_run(jobs, rows, verdicts)
+        _read_run(jobs, rows, results)
         _read_sizes(jobs, asked, reading)
         jobs["user"] = category(rows.columns["user"])
         jobs["name"] = strings(tags.of(rows.columns["inst_id"]))
         reading.tally[NO_TAG] += int(jobs["name"].isna().sum())
-    return rows.draft(jobs, verdicts)
+    return rows.draft(jobs, results)
 
 
-def _states(rows: DelimitedRows, verdicts: CheckResults) -> pd.Categorical:
+def _states(rows: DelimitedRows, results: CheckResults) -> pd.Categorical:
     texts = known_values(rows.columns["status"])
     words = pc.index_in(texts, value_set=_THEIR_STATES)
     states, bad = job_states(pc.coalesce(_OUR_STATES.take(words), texts))
-    verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+    results.refuse(bad, Reason.UNKNOWN_STATE)
     return states
 
 
-def _seconds(rows: DelimitedRows, field: str, verdicts: CheckResults) -> NDArray[np.float64]:
+def _seconds(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(rows.columns[field])
-    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
     # The trace has 0 where a time is not known, as its authors' own notebook reads it.
     return np.where(values == 0, np.nan, values)
 
 
-def _instants(seconds: NDArray[np.float64], verdicts: CheckResults) -> Instants:
+def _instants(seconds: NDArray[np.float64], results: CheckResults) -> Instants:
     found, bad = instants(seconds)
-    verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+    results.refuse(bad, Reason.UNREADABLE_TIME)
     return found
 
 
-def _read_run(jobs: dict[str, Any], rows: DelimitedRows, verdicts: CheckResults) -> None:
+def _read_run(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults) -> None:
     over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
-    jobs["ended_at"] = np.where(over, _instants(_seconds(rows, "end_time", verdicts), verdicts), NEVER)
+    jobs["ended_at"] = np.where(over, _instants(_seconds(rows, "end_time", results), results), NEVER)
     jobs["run_time_s"] = (jobs["ended_at"] - jobs["started_at"]) / np.timedelta64(1, "s")
 
 

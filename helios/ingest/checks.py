@@ -69,7 +69,7 @@ class CheckResults:
         return [REASONS[code].value for code in self.codes[self.codes >= 0]]
 
 
-def check_jobs(jobs: Mapping[str, Any], verdicts: CheckResults) -> None:
+def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     """Refuse the rows that contradict themselves.
 
     A start before the submission is *not* refused: sites correct clocks, and Slurm moves the submit time
@@ -80,29 +80,29 @@ def check_jobs(jobs: Mapping[str, Any], verdicts: CheckResults) -> None:
     jobs : mapping of column name to array
         Columns of ``JOBS`` as plain arrays; absent columns are not checked.
     """
-    _check_present(jobs, verdicts)
-    _check_sizes(jobs, verdicts)
-    verdicts.refuse(_below(jobs, "run_time_s", 0.0), Reason.NEGATIVE_RUN_TIME)
-    verdicts.refuse(_below(jobs, "time_limit_s", 0.0), Reason.NEGATIVE_TIME_LIMIT)
+    _check_present(jobs, results)
+    _check_sizes(jobs, results)
+    results.refuse(_below(jobs, "run_time_s", 0.0), Reason.NEGATIVE_RUN_TIME)
+    results.refuse(_below(jobs, "time_limit_s", 0.0), Reason.NEGATIVE_TIME_LIMIT)
     for name in ("run_time_s", "time_limit_s"):
         if name in jobs:
-            verdicts.refuse((jobs[name] > LONGEST_S) & np.isfinite(jobs[name]), Reason.DURATION_OUT_OF_RANGE)
-    verdicts.refuse(_earlier(jobs, "ended_at", "started_at"), Reason.END_BEFORE_START)
+            results.refuse((jobs[name] > LONGEST_S) & np.isfinite(jobs[name]), Reason.DURATION_OUT_OF_RANGE)
+    results.refuse(_earlier(jobs, "ended_at", "started_at"), Reason.END_BEFORE_START)
     unstarted = np.isnat(jobs["started_at"]) if "started_at" in jobs else np.array(True)
-    verdicts.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
+    results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
 
 
-def _check_present(jobs: Mapping[str, Any], verdicts: CheckResults) -> None:
-    verdicts.refuse(np.asarray(jobs["job_id"].isna()), Reason.MISSING_JOB_ID)
-    verdicts.refuse(np.isnat(jobs["submitted_at"]), Reason.MISSING_SUBMIT_TIME)
+def _check_present(jobs: Mapping[str, Any], results: CheckResults) -> None:
+    results.refuse(np.asarray(jobs["job_id"].isna()), Reason.MISSING_JOB_ID)
+    results.refuse(np.isnat(jobs["submitted_at"]), Reason.MISSING_SUBMIT_TIME)
 
 
-def _check_sizes(jobs: Mapping[str, Any], verdicts: CheckResults) -> None:
+def _check_sizes(jobs: Mapping[str, Any], results: CheckResults) -> None:
     for name in ("gpus", "cpus", "nodes", "memory_mib"):
-        verdicts.refuse(_below(jobs, name, 0.0), Reason.NEGATIVE_SIZE)
+        results.refuse(_below(jobs, name, 0.0), Reason.NEGATIVE_SIZE)
     for name in ("gpus", "cpus", "nodes"):
         if name in jobs:
-            verdicts.refuse(jobs[name] > LARGEST_SIZE, Reason.SIZE_OUT_OF_RANGE)
+            results.refuse(jobs[name] > LARGEST_SIZE, Reason.SIZE_OUT_OF_RANGE)
 
 
 def _below(jobs: Mapping[str, Any], name: str, least: float) -> Mask:

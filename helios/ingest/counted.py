@@ -100,7 +100,7 @@ def _blocks(reading: FileReading, form: Counted, text: Decoded) -> Iterator[tupl
         parts.append(piece)
         delimiters, size = delimiters + piece.count(_MARK), size + len(piece)
         if size > LONGEST_LINE_BYTES and delimiters < form.delimiters:
-            raise FileUnreadable(f"{reading.path} has a record longer than 64 MiB.", remedy="It is no table of jobs.")
+            raise FileUnreadable(f"{reading.path} has a record longer than 64 MiB.", hint="It is no table of jobs.")
         if delimiters >= enough or size > _LARGEST_BLOCK_BYTES:
             yield b"".join(parts), False
             parts, delimiters, size = [], 0, 0
@@ -146,7 +146,7 @@ class _Records:
         if broken.any():
             raise FileUnreadable(
                 f"{path}: record {first + int(np.argmax(broken)) + 1:,} does not begin where the one before it ends.",
-                remedy="The file was damaged, or files with different delimiters were joined; export it again.",
+                hint="The file was damaged, or files with different delimiters were joined; export it again.",
             )
         whole = min(int(nexts[-1]), len(data)) if len(nexts) else 0
         self.unfinished = data[whole:] if ended else b""

@@ -292,7 +292,7 @@ class DelimitedRows:
     def draft(
         self,
         jobs: dict[str, Any],
-        verdicts: CheckResults,
+        results: CheckResults,
         *,
         skipped: Mask | None = None,
         clusters: frozenset[str] = frozenset(),
@@ -301,7 +301,7 @@ class DelimitedRows:
         return JobRows(
             jobs=jobs,
             line=self.line,
-            verdicts=verdicts,
+            results=results,
             skipped=np.zeros(len(self), dtype=np.bool_) if skipped is None else skipped,
             refused=self.refused,
             bytes_read=self.block.bytes_read,

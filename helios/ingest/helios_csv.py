@@ -125,7 +125,7 @@ def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
         raise FormatUnknown(
             f"{reading.path} is not of the {wording.layout} layout: its first line names no column "
             f"{' and no '.join(missing)}.",
-            remedy=f"Its first line should be: {','.join(wording.fields)}",
+            hint=f"Its first line should be: {','.join(wording.fields)}",
         )
     for rows in read_rows(reading, _dialect(start, names), _columns(reading, wording)):
         reading.tally[REJOINED] += rows.rejoined
@@ -186,51 +186,51 @@ def _columns(reading: FileReading, wording: Wording) -> list[str]:
 
 
 def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRows:
-    verdicts = CheckResults(len(rows))
+    results = CheckResults(len(rows))
     jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
     state, bad = job_states(known_values(_column(rows, "state")))
-    verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+    results.refuse(bad, Reason.UNKNOWN_STATE)
     jobs["state"] = state
-    _read_times(jobs, rows, reading, verdicts)
+    _read_times(jobs, rows, reading, results)
     if reading.only is None:
-        _read_run(jobs, rows, reading, verdicts, wording)
-        _read_sizes(jobs, rows, verdicts, wording)
+        _read_run(jobs, rows, reading, results, wording)
+        _read_sizes(jobs, rows, results, wording)
         for name, field in (("user", "user"), ("partition", "vc")):
             jobs[name] = category(_column(rows, field))
         jobs["name"] = strings(_column(rows, *wording.name))
-    return rows.draft(jobs, verdicts)
+    return rows.draft(jobs, results)
 
 
-def _read_times(jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, verdicts: CheckResults) -> None:
-    submitted = _time(rows, "submit_time", reading, verdicts, None)
-    started = _time(rows, "start_time", reading, verdicts, submitted)
-    waited = _number(rows, "queue", verdicts)
+def _read_times(jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults) -> None:
+    submitted = _time(rows, "submit_time", reading, results, None)
+    started = _time(rows, "start_time", reading, results, submitted)
+    waited = _number(rows, "queue", results)
     jobs["submitted_at"] = submitted
     jobs["started_at"] = np.where(np.isnat(started), submitted + spans(waited), started)
 
 
 def _read_run(
-    jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, verdicts: CheckResults, wording: Wording
+    jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults, wording: Wording
 ) -> None:
     started = jobs["started_at"]
     over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
-    ended = _time(rows, "end_time", reading, verdicts, np.fmax(jobs["submitted_at"], started))
-    duration = _number(rows, "duration" if wording.duration_is_run_time else "", verdicts)
+    ended = _time(rows, "end_time", reading, results, np.fmax(jobs["submitted_at"], started))
+    duration = _number(rows, "duration" if wording.duration_is_run_time else "", results)
     jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
     lasted = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
     # The layout's duration was counted by Slurm; the difference of local times is off where clocks change.
     jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
 
 
-def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, verdicts: CheckResults, wording: Wording) -> None:
+def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults, wording: Wording) -> None:
     for name, field in (("gpus", "gpu_num"), ("cpus", "cpu_num"), ("nodes", "node_num")):
-        jobs[name] = _number(rows, field, verdicts)
+        jobs[name] = _number(rows, field, results)
     jobs["gpus"] = np.nan_to_num(jobs["gpus"])
     limit, bad = durations(_column(rows, "time_limit"), bare_unit_s=1.0)
-    verdicts.refuse(bad, Reason.UNREADABLE_DURATION)
+    results.refuse(bad, Reason.UNREADABLE_DURATION)
     jobs["time_limit_s"] = limit
     if wording.gib_each_node is not None:
-        jobs["memory_mib"] = _number(rows, wording.gib_each_node, verdicts) * MIB_PER_GIB * jobs["nodes"]
+        jobs["memory_mib"] = _number(rows, wording.gib_each_node, results) * MIB_PER_GIB * jobs["nodes"]
 
 
 def _column(rows: DelimitedRows, *names: str) -> pa.Array:
@@ -239,16 +239,16 @@ def _column(rows: DelimitedRows, *names: str) -> pa.Array:
 
 
 def _time(
-    rows: DelimitedRows, field: str, reading: FileReading, verdicts: CheckResults, not_before: Instants | None
+    rows: DelimitedRows, field: str, reading: FileReading, results: CheckResults, not_before: Instants | None
 ) -> Instants:
     values, bad = reading.clock.read(_column(rows, field), not_before=not_before)
-    verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+    results.refuse(bad, Reason.UNREADABLE_TIME)
     return values
 
 
-def _number(rows: DelimitedRows, field: str, verdicts: CheckResults) -> NDArray[np.float64]:
+def _number(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(_column(rows, field))
-    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
     return values
 
 

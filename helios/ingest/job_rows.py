@@ -86,7 +86,7 @@ class JobRows:
 
     jobs: dict[str, Any]
     line: NDArray[np.int64]
-    verdicts: CheckResults
+    results: CheckResults
     skipped: Mask
     refused: list[Refused]
     bytes_read: int
@@ -96,7 +96,7 @@ class JobRows:
 
     def finished(self, notes: tuple[str, ...] = ()) -> Batch:
         """Return the accepted rows as jobs and the others, with the refused lines, as rejects."""
-        keep = np.flatnonzero(self.verdicts.accepted & ~self.skipped)
+        keep = np.flatnonzero(self.results.accepted & ~self.skipped)
         return Batch(jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.bytes_read, notes=notes)
 
     def _jobs(self, keep: NDArray[np.int64]) -> pd.DataFrame:
@@ -105,10 +105,10 @@ class JobRows:
         return JOBS.conform(frame)
 
     def _rejects(self) -> pd.DataFrame:
-        self.verdicts.codes[self.skipped] = -1
-        rows = np.flatnonzero(~self.verdicts.accepted)
+        self.results.codes[self.skipped] = -1
+        rows = np.flatnonzero(~self.results.accepted)
         found = [
-            *zip(self.line[rows].tolist(), self.verdicts.reasons(), self.texts(rows), strict=True),
+            *zip(self.line[rows].tolist(), self.results.reasons(), self.texts(rows), strict=True),
             *((refused.line, refused.reason.value, refused.text) for refused in self.refused),
         ]
         found.sort()

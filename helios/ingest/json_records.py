@@ -203,7 +203,7 @@ def _parsed(objects: Iterator[Any], path: Path) -> Iterator[Any]:
     except (ijson.JSONError, ValueError) as reason:
         said = str(reason).partition("\n")[0].strip()
         raise FileUnreadable(
-            f"{path} is no JSON behind job {read:,}: {said}.", remedy="It was cut or damaged; export or copy it again."
+            f"{path} is no JSON behind job {read:,}: {said}.", hint="It was cut or damaged; export or copy it again."
         ) from reason
 
 

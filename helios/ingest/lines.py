@@ -156,11 +156,9 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 def _unreadable(path: Path, reason: Exception) -> FileUnreadable:
     if isinstance(reason, OSError) and reason.strerror:
-        return FileUnreadable(
-            f"{path} cannot be read: {reason.strerror}.", remedy="Check the path and its permissions."
-        )
+        return FileUnreadable(f"{path} cannot be read: {reason.strerror}.", hint="Check the path and its permissions.")
     return FileUnreadable(
-        f"{path} cannot be decompressed to its end: {reason}.", remedy="It was cut or damaged; export or copy it again."
+        f"{path} cannot be decompressed to its end: {reason}.", hint="It was cut or damaged; export or copy it again."
     )
 
 
@@ -170,7 +168,7 @@ def _refuse_other_compressions(path: Path, raw: IO[bytes]) -> None:
     raw.seek(0)
     for magic, name in _UNREAD_COMPRESSIONS.items():
         if start.startswith(magic):
-            raise FormatUnknown(f"{path} is compressed with {name}.", remedy="Decompress it, or compress it with gzip.")
+            raise FormatUnknown(f"{path} is compressed with {name}.", hint="Decompress it, or compress it with gzip.")
 
 
 def _chunks(path: Path, plain: IO[bytes]) -> Iterator[bytes]:
@@ -180,7 +178,7 @@ def _chunks(path: Path, plain: IO[bytes]) -> Iterator[bytes]:
         last = chunk[-1:]
         since_newline = 0 if b"\n" in chunk else since_newline + len(chunk)
         if since_newline > LONGEST_LINE_BYTES:
-            raise FileUnreadable(f"{path} has a line longer than 64 MiB.", remedy="It is no table of jobs.")
+            raise FileUnreadable(f"{path} has a line longer than 64 MiB.", hint="It is no table of jobs.")
         yield chunk
     if last != b"\n":
         yield b"\n"

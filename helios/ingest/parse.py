@@ -219,7 +219,7 @@ class TimeParser:
             ZoneInfo(zone)
         except (KeyError, ValueError, OSError) as reason:
             raise UsageError(
-                f"There is no time zone {zone!r}.", remedy="Name one of the IANA database, as Europe/Berlin or UTC."
+                f"There is no time zone {zone!r}.", hint="Name one of the IANA database, as Europe/Berlin or UTC."
             ) from reason
         self.zone = zone
         self.ambiguous = 0

@@ -63,7 +63,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     if not fits(head(reading.path)):
         raise FormatUnknown(
             f"{reading.path} is not Philly's: no list of jobs with jobid, submitted_time and attempts at its start.",
-            remedy="It is the file cluster_job_log of trace-data.tar.gz, github.com/msr-fiddle/philly-traces",
+            hint="It is the file cluster_job_log of trace-data.tar.gz, github.com/msr-fiddle/philly-traces",
         )
     for rows in read_records(reading, "item", partial(parse_runs, tally=reading.tally), FIELDS):
         yield _draft(rows, reading)
@@ -112,26 +112,26 @@ def _state(status: Any, last: Fields) -> str | None:
 
 
 def _draft(rows: DelimitedRows, reading: FileReading) -> JobRows:
-    verdicts = CheckResults(len(rows))
+    results = CheckResults(len(rows))
     states, bad = job_states(known_values(rows.columns["state"]))
-    verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+    results.refuse(bad, Reason.UNKNOWN_STATE)
     jobs = {
         "job_id": strings(rows.columns["job_id"]),
         "state": states,
-        **_times(rows, reading, verdicts),
-        "gpus": _number(rows.columns["gpus"], verdicts),
-        "nodes": _number(rows.columns["nodes"], verdicts),
+        **_times(rows, reading, results),
+        "gpus": _number(rows.columns["gpus"], results),
+        "nodes": _number(rows.columns["nodes"], results),
         "user": category(rows.columns["user"]),
         "partition": category(rows.columns["vc"]),
         "node_list": category(rows.columns["node_list"]),
     }
-    return rows.draft(jobs, verdicts)
+    return rows.draft(jobs, results)
 
 
-def _times(rows: DelimitedRows, reading: FileReading, verdicts: CheckResults) -> dict[str, Any]:
+def _times(rows: DelimitedRows, reading: FileReading, results: CheckResults) -> dict[str, Any]:
     def read(name: str, not_before: Instants | None) -> Instants:
         found, bad = reading.clock.read(rows.columns[name], not_before=not_before)
-        verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+        results.refuse(bad, Reason.UNREADABLE_TIME)
         return found
 
     submitted = read("submitted", None)
@@ -147,7 +147,7 @@ def _times(rows: DelimitedRows, reading: FileReading, verdicts: CheckResults) ->
     }
 
 
-def _number(texts: pa.Array, verdicts: CheckResults) -> NDArray[np.float64]:
+def _number(texts: pa.Array, results: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(texts)
-    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
     return values

@@ -65,7 +65,7 @@ def read_start(path: Path) -> bytes:
     """
     start = head(path)
     if not start.strip():
-        raise NothingUnderstood(f"{path} is empty.", remedy="Check the export that wrote it.")
+        raise NothingUnderstood(f"{path} is empty.", hint="Check the export that wrote it.")
     return start
 
 
@@ -82,11 +82,11 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
             return name
     if start[_TAR_MAGIC_AT:].startswith(b"ustar"):
         raise FormatUnknown(
-            f"{path} is a tar archive of files.", remedy=f"Unpack it (tar -xf {path.name}) and load the file inside."
+            f"{path} is a tar archive of files.", hint=f"Unpack it (tar -xf {path.name}) and load the file inside."
         )
     raise FormatUnknown(
         f"The format of {path} is not recognised from its content.",
-        remedy=f"Helios reads {', '.join(LAYOUTS)}; say which it is with --format, or export it anew.",
+        hint=f"Helios reads {', '.join(LAYOUTS)}; say which it is with --format, or export it anew.",
     )
 
 
@@ -211,7 +211,7 @@ class TraceFile:
         )
 
     def _batch(self, draft: JobRows, reading: FileReading) -> Batch:
-        check_jobs(draft.jobs, draft.verdicts)
+        check_jobs(draft.jobs, draft.results)
         self._runs.apply(draft)
         reading.tally[STARTED_EARLY] += int(np.sum(draft.jobs["started_at"] < draft.jobs["submitted_at"]))
         return draft.finished()
@@ -233,9 +233,9 @@ class TraceFile:
 
     def _nothing_understood(self, reasons: Counter[str]) -> NothingUnderstood:
         if not reasons:
-            return NothingUnderstood(f"{self.path} holds no jobs.", remedy="Check the export that wrote it.")
+            return NothingUnderstood(f"{self.path} holds no jobs.", hint="Check the export that wrote it.")
         named = "; ".join(f"{reason} ({count:,} rows)" for reason, count in reasons.most_common(_FIRST_REASONS))
         return NothingUnderstood(
             f"Not one row of {self.path} was understood as {self.format}: {named}.",
-            remedy=f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",
+            hint=f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",
         )

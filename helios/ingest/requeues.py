@@ -42,7 +42,7 @@ class Runs:
                 "pending": np.asarray(pending) & np.isnat(start),
             }
         )
-        self._seen.append(frame[~draft.skipped & draft.verdicts.accepted & ~np.asarray(draft.jobs["job_id"].isna())])
+        self._seen.append(frame[~draft.skipped & draft.results.accepted & ~np.asarray(draft.jobs["job_id"].isna())])
 
     def judge(self) -> None:
         """Give the runs of each job their numbers; call once, after the last :meth:`add`."""
@@ -58,7 +58,7 @@ class Runs:
             place = np.minimum(np.searchsorted(lines, draft.line), len(lines) - 1)
             found = lines[place] == draft.line
             restart[found] = self._repeated["restart"].to_numpy()[place[found]]
-            _refuse(draft.verdicts, found, self._repeated["verdict"].to_numpy()[place])
+            _refuse(draft.results, found, self._repeated["verdict"].to_numpy()[place])
         draft.jobs["restart"] = restart
 
 
@@ -83,9 +83,9 @@ def _superseded(rows: pd.DataFrame) -> pd.Index[Any]:
     return rows.index[again | (rows["pending"] & (rows["line"] < last))]
 
 
-def _refuse(verdicts: CheckResults, found: NDArray[np.bool_], codes: NDArray[np.int8]) -> None:
+def _refuse(results: CheckResults, found: NDArray[np.bool_], codes: NDArray[np.int8]) -> None:
     for reason in (Reason.DUPLICATE_ROW, Reason.SUPERSEDED):
-        verdicts.refuse(found & (codes == REASONS.index(reason)), reason)
+        results.refuse(found & (codes == REASONS.index(reason)), reason)
 
 
 def _hashed(ids: pd.Series[Any]) -> NDArray[np.uint64]:

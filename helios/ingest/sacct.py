@@ -174,7 +174,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     if dialect is None:
         raise FormatUnknown(
             f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
-            remedy="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
+            hint="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
         )
     wanted = fields_wanted(reading)
     if isinstance(dialect, Counted):
@@ -264,7 +264,7 @@ def _counted(names: tuple[str, ...], delimiter: str, header: bytes) -> Counted:
     if not closes and names[0] in _FREE_TEXT:
         raise FormatUnknown(
             f"Its first column, {names[0]}, can hold line breaks, and no delimiter closes a row.",
-            remedy="Export it with --parsable in place of --parsable2, or with JobIDRaw first.",
+            hint="Export it with --parsable in place of --parsable2, or with JobIDRaw first.",
         )
     return Counted(
         names=_distinct(names[:-1] if closes else names), delimiter=delimiter.encode(), closes=closes, header=header
@@ -300,7 +300,7 @@ class _Translation:
     def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
         self.rows = rows
         self.reading = reading
-        self.verdicts = CheckResults(len(rows))
+        self.results = CheckResults(len(rows))
         self.jobs: dict[str, Any] = {}
 
     def draft(self) -> JobRows:
@@ -313,15 +313,15 @@ class _Translation:
             self._read_labels()
             self.reading.tally[STEPS] += int(skipped.sum())
         clusters = frozenset(_distinct_known(self.rows.column("cluster", "clustername")))
-        return self.rows.draft(self.jobs, self.verdicts, skipped=skipped, clusters=clusters)
+        return self.rows.draft(self.jobs, self.results, skipped=skipped, clusters=clusters)
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
         assert raw is not None and shown is not None  # because the dialect demands one of them
         parts = job_ids(shown)
-        self.verdicts.refuse(parts.is_unreadable, Reason.UNREADABLE_JOB_ID)
+        self.results.refuse(parts.is_unreadable, Reason.UNREADABLE_JOB_ID)
         if raw is not shown:
-            self.verdicts.refuse(job_ids(raw).is_unreadable, Reason.UNREADABLE_JOB_ID)
+            self.results.refuse(job_ids(raw).is_unreadable, Reason.UNREADABLE_JOB_ID)
         self.jobs["job_id"] = strings(pc.coalesce(raw, shown))
         for name in ("array_job_id", "array_task_id", "het_job_id"):
             self.jobs[name] = strings(getattr(parts, name))
@@ -332,7 +332,7 @@ class _Translation:
         texts = self.rows.column(*SOURCES["state"])
         if texts is not None:
             self.jobs["state"], bad = job_states(texts)
-            self.verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+            self.results.refuse(bad, Reason.UNKNOWN_STATE)
 
     def _read_times(self) -> None:
         before: Instants | None = None
@@ -341,14 +341,14 @@ class _Translation:
             if texts is None or not self.reading.wants(name):
                 continue
             self.jobs[name], bad = self.reading.clock.read(texts, not_before=before)
-            self.verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+            self.results.refuse(bad, Reason.UNREADABLE_TIME)
             before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
 
     def _read_durations(self) -> None:
         limit = self._durations(("timelimit", 60.0), ("timelimitraw", 60.0))
         self.jobs["time_limit_s"] = limit
         elapsed = self._durations(("elapsedraw", 1.0), ("elapsed", 1.0))
-        self.verdicts.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
+        self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
         self._complete_runs(elapsed)
 
     def _durations(self, *fields: tuple[str, float]) -> NDArray[np.float64]:
@@ -356,7 +356,7 @@ class _Translation:
             texts = self.rows.column(name)
             if texts is not None:
                 values, bad = durations(texts, bare_unit_s=unit_s)
-                self.verdicts.refuse(bad, Reason.UNREADABLE_DURATION)
+                self.results.refuse(bad, Reason.UNREADABLE_DURATION)
                 return values
         return np.full(len(self.rows), np.nan)
 
@@ -406,7 +406,7 @@ class _Translation:
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
         texts = self.rows.column(*fields)
         found = tres_lists(self._nothing() if texts is None else texts)
-        self.verdicts.refuse(found.unreadable, Reason.UNREADABLE_TRES)
+        self.results.refuse(found.unreadable, Reason.UNREADABLE_TRES)
         return found
 
     def _nothing(self) -> pa.Array:
@@ -417,7 +417,7 @@ class _Translation:
         if texts is None:
             return np.full(len(self.rows), np.nan)
         values, bad = numbers(texts)
-        self.verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+        self.results.refuse(bad, Reason.UNREADABLE_NUMBER)
         return values
 
     def _first(self, *choices: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -439,7 +439,7 @@ class _Translation:
     def _memory(self) -> NDArray[np.float64]:
         texts = self.rows.column("reqmem")
         found = memories(self._nothing() if texts is None else texts)
-        self.verdicts.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
+        self.results.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
         mib, each_cpu, each_node = (found.floats(name) for name in ("mib", "each_cpu", "each_node"))
         return np.select(
             [each_cpu > 0, each_node > 0], [mib * self.jobs["cpus"], mib * self.jobs["nodes"]], default=mib

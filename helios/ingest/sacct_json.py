@@ -59,7 +59,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     if not fits(start):
         raise FormatUnknown(
             f"{reading.path} is not what sacct --json prints: no object with jobs and their times at its start.",
-            remedy="Export it with: sacct --allusers --json --starttime=... (squeue and scontrol print another JSON).",
+            hint="Export it with: sacct --allusers --json --starttime=... (squeue and scontrol print another JSON).",
         )
 
     def records_of(job: Mapping[str, Any]) -> list[Fields]:

@@ -150,7 +150,7 @@ def profile_named(name: str) -> ClusterProfile:
         There is none of that name.
     """
     if name not in PROFILES:
-        raise UsageError(f"There is no cluster profile {name!r}.", remedy=f"Choose one of {', '.join(PROFILES)}.")
+        raise UsageError(f"There is no cluster profile {name!r}.", hint=f"Choose one of {', '.join(PROFILES)}.")
     return PROFILES[name]
 
 

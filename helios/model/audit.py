@@ -54,9 +54,9 @@ DECISIONS = FrameKind(
 )
 
 APPLIED_CHANGES = FrameKind(
-    name="standings",
+    name="applied_changes",
     columns=columns(
-        ("lever", "category", "A Lever: what of the job stands changed"),
+        ("setting", "category", "A Lever: what of the job stands changed"),
         ("job_id", "str", "The job, as in QUEUE"),
         ("submitted_at", TIME, "Its submission: ids are used again"),
         ("service", "category", "Who asked for it"),
@@ -64,14 +64,14 @@ APPLIED_CHANGES = FrameKind(
         ("value", "float64", "Urgency, or soft limit in s, as asked for"),
         ("after", "str", "What was read back, in the mechanism's words"),
         ("written_at", TIME, "When it was read back"),
-        ("admins", "int32", "1: somebody else changed it since; it is theirs, Helios keeps off"),
+        ("overridden", "int32", "1: somebody else changed it since; it is theirs, Helios keeps off"),
     ),
 )
 
 APPLIED_NODE_CHANGES = FrameKind(
     name="node standings",
     columns=columns(
-        ("lever", "category", "A NodeLever: what of the node stands changed"),
+        ("setting", "category", "A NodeLever: what of the node stands changed"),
         ("node", "str", "The node; of the keep-awake list, which is the cluster's, empty text"),
         ("service", "category", "Who asked for it"),
         ("mode", "category", "A Mode; shadow: only would stand"),
@@ -79,7 +79,7 @@ APPLIED_NODE_CHANGES = FrameKind(
         ("own", "str", "What the site itself had there before Helios, and will have again: a weight, a list"),
         ("after", "str", "What was read back, in the mechanism's words; missing: not yet"),
         ("written_at", TIME, "When it was written"),
-        ("admins", "int32", "1: somebody else changed it since; it is theirs, Helios keeps off"),
+        ("overridden", "int32", "1: somebody else changed it since; it is theirs, Helios keeps off"),
     ),
 )
 
@@ -112,7 +112,7 @@ MODES = FrameKind(
 )
 
 CYCLES = FrameKind(
-    name="turns",
+    name="cycles",
     columns=columns(
         ("taken_at", TIME, "When the cluster was looked at"),
         ("seconds", "float64", "How long the turn took, s"),

@@ -75,6 +75,4 @@ def _reach(text: str) -> int:
 
 def _invalid(text: str, why: str) -> HostlistInvalid:
     shown = text if len(text) <= 60 else f"{text[:57]}..."
-    return HostlistInvalid(
-        f"{shown!r} is not a list of nodes: {why}", remedy="Write it as Slurm does: gpu[01-04],login1"
-    )
+    return HostlistInvalid(f"{shown!r} is not a list of nodes: {why}", hint="Write it as Slurm does: gpu[01-04],login1")

@@ -48,7 +48,7 @@ QUEUE = FrameKind(
         ("priority", "float64", "The cluster's own priority now; 0: held; NaN: unknown"),
         ("urgency", "float64", "What Helios has set, -1 to 1; 0: nothing, or it cannot be read"),
         ("soft_limit_s", "float64", "Soft limit that Helios has set, s; NaN: none"),
-        ("hands_off", "category", "Why Helios must leave it alone, for a person; missing: it may act"),
+        ("excluded_reason", "category", "Why Helios must leave it alone, for a person; missing: it may act"),
         ("p10_s", "float64", "Predicted run time that 10 % of such jobs stay below, s; NaN: no prediction"),
         ("p50_s", "float64", "Predicted median run time, s"),
         ("p90_s", "float64", "Predicted run time that 90 % of such jobs stay below, s"),

@@ -67,7 +67,7 @@ class DaskTrainer:
     longest_s: float = 3600.0
 
     def __call__(
-        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
+        self, training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
     ) -> tuple[str, ...]:
         """Return LightGBM's text of one ensemble for each of ``quantiles``.
 
@@ -81,9 +81,9 @@ class DaskTrainer:
             A worker or the scheduler was lost, LightGBM failed there, or ``longest_s`` have passed.
         """
         with _connected(self.address, self.connect_s) as client:
-            workers = _workers(client, self.address, len(lesson.residual))
+            workers = _workers(client, self.address, len(training_set.residual))
             with _told(client, progress, len(quantiles) * len(workers)) as topic:
-                rows = _dealt(client, workers, lesson)
+                rows = _dealt(client, workers, training_set)
                 return tuple(self._grown(client, workers, rows, topic, _parameters(each, seed)) for each in quantiles)
 
     def _grown(
@@ -98,7 +98,7 @@ class DaskTrainer:
             if waited_s >= self.longest_s:
                 raise TrainingBroken(
                     f"The workers of {self.address} had not grown the trees after {self.longest_s:,.0f} s.",
-                    remedy="See in Dask's dashboard what they do; restart them, since they do not stop by themselves.",
+                    hint="See in Dask's dashboard what they do; restart them, since they do not stop by themselves.",
                 )
         if (reason := growing.exception()) is not None:
             _explain(reason, client, workers, self.address)
@@ -122,7 +122,7 @@ def _connected(address: str, connect_s: float) -> Iterator[Client]:
     if any(find_spec(name) is None for name in NEEDED):
         raise DaskUnavailable(
             "Dask is not installed here, and training on other machines needs it.",
-            remedy="pip install 'helios-slurm[dask]', or train here.",
+            hint="pip install 'helios-slurm[dask]', or train here.",
         )
     _quiet()
     with connected(address, connect_s=connect_s, instead="train here.", default=True) as client:
@@ -142,13 +142,13 @@ def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
     if not there:
         raise DaskUnavailable(
             f"The Dask scheduler at {address} has no workers.",
-            remedy=f"Start some, on each machine: dask worker {address}",
+            hint=f"Start some, on each machine: dask worker {address}",
         )
-    refuse_other_releases(client, address, COMPARED, remedy=SAME_RELEASES)
+    refuse_other_releases(client, address, COMPARED, hint=SAME_RELEASES)
     return tuple(sorted(there)[: max(1, n_rows // FEWEST_ROWS)])
 
 
-def _dealt(client: Client, workers: Sequence[str], lesson: TrainingSet) -> dict[str, Any]:
+def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) -> dict[str, Any]:
     """Send each worker its rows, dealt in turn like cards, and return what ``fit`` takes.
 
     In blocks by time each worker would know one era only; LightGBM takes the bins of a feature from one worker's rows,
@@ -160,11 +160,11 @@ def _dealt(client: Client, workers: Sequence[str], lesson: TrainingSet) -> dict[
             client, workers, [np.ascontiguousarray(column[n :: len(workers)]) for n in range(len(workers))]
         )
 
-    weighted = {} if lesson.weight is None else {"sample_weight": dealt(lesson.weight)}
+    weighted = {} if training_set.weight is None else {"sample_weight": dealt(training_set.weight)}
     return weighted | {
-        "X": dealt(lesson.features),
-        "y": dealt(lesson.residual),
-        "feature_name": list(lesson.names),
+        "X": dealt(training_set.features),
+        "y": dealt(training_set.residual),
+        "feature_name": list(training_set.names),
     }
 
 
@@ -232,7 +232,7 @@ def _count(client: Client, address: str) -> dict[str, int]:
     except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
         raise TrainingBroken(
             f"The Dask scheduler at {address} went away: {reason}",
-            remedy="Start it again and train again, or train here. Nothing was written.",
+            hint="Start it again and train again, or train here. Nothing was written.",
         ) from reason
     return counted
 
@@ -243,7 +243,7 @@ def _refuse_if_lost(client: Client, workers: Sequence[str], address: str) -> Non
     if lost:
         raise TrainingBroken(
             f"{len(lost)} of {len(workers)} Dask workers were lost during the training: {', '.join(lost)}.",
-            remedy=f"{_RESTART} Nothing was written. Out of memory is the usual cause: the worker's log says.",
+            hint=f"{_RESTART} Nothing was written. Out of memory is the usual cause: the worker's log says.",
         )
 
 
@@ -255,5 +255,5 @@ def _explain(reason: BaseException, client: Client, workers: Sequence[str], addr
         wait([never], timeout=LOOK_S)
     raise TrainingBroken(
         f"LightGBM failed on the workers of {address}: {reason}",
-        remedy="Workers must reach each other on every port: LightGBM picks free ones. Try again, or train here.",
+        hint="Workers must reach each other on every port: LightGBM picks free ones. Try again, or train here.",
     ) from reason

@@ -85,27 +85,27 @@ class Trainer(Protocol):
     """Grows trees."""
 
     def __call__(
-        self, lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
+        self, training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
     ) -> tuple[str, ...]:
         """Return LightGBM's text of one ensemble for each of ``quantiles``."""
         ...
 
 
 def train_locally(
-    lesson: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
+    training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
 ) -> tuple[str, ...]:
     """Be a :class:`Trainer` on this machine, one thread for each quantile; the same seed gives the same trees."""
-    learn = _learner(lesson, len(quantiles), seed, progress)
+    learn = _trainer(training_set, len(quantiles), seed, progress)
     with ThreadPoolExecutor(len(quantiles)) as side_by_side:
         return tuple(side_by_side.map(learn, quantiles))
 
 
-def _learner(lesson: TrainingSet, n_ensembles: int, seed: int, progress: Progress) -> Callable[[float], str]:
+def _trainer(training_set: TrainingSet, n_ensembles: int, seed: int, progress: Progress) -> Callable[[float], str]:
     binned = lightgbm.Dataset(
-        lesson.features,
-        lesson.residual,
-        weight=lesson.weight,
-        feature_name=list(lesson.names),
+        training_set.features,
+        training_set.residual,
+        weight=training_set.weight,
+        feature_name=list(training_set.names),
         params=PARAMETERS,
         free_raw_data=True,
     ).construct()
@@ -261,7 +261,7 @@ def train(
     seed: int = 0,
     progress: Progress = no_progress,
     timezone: str = "UTC",
-    learner: Trainer = train_locally,
+    trainer: Trainer = train_locally,
 ) -> DurationModel:
     """Learn run times from the jobs of ``cluster`` that ended before ``until`` (all, if None).
 
@@ -280,7 +280,7 @@ def train(
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
     return train_on(
-        table, features_at_start(table), cluster=cluster, until=until, seed=seed, progress=progress, learner=learner
+        table, features_at_start(table), cluster=cluster, until=until, seed=seed, progress=progress, trainer=trainer
     )
 
 
@@ -292,7 +292,7 @@ def train_on(
     until: datetime | None,
     seed: int,
     progress: Progress = no_progress,
-    learner: Trainer = train_locally,
+    trainer: Trainer = train_locally,
 ) -> DurationModel:
     """Do as :func:`train` does, with what was known of each job at hand."""
     until_s = NEVER_S if until is None else int(np.ceil(until.timestamp()))
@@ -315,7 +315,7 @@ def train_on(
             trained_until=stopped,
             seed=seed,
             progress=_stretch(progress, *share),
-            learner=learner,
+            trainer=trainer,
         )
 
     until = until or datetime.fromtimestamp(int(table.ended_s[ended].max()) + 1, UTC)
@@ -404,7 +404,7 @@ def _calibration(
 
 
 def _stretch(progress: Progress, first: float, last: float) -> Progress:
-    return lambda stage, done: progress(stage, first + (last - first) * done)
+    return lambda setup, done: progress(setup, first + (last - first) * done)
 
 
 def refuse_too_few(ended: int, until: datetime | None) -> None:
@@ -414,7 +414,7 @@ def refuse_too_few(ended: int, until: datetime | None) -> None:
     before = "" if until is None else f" ended before {until:%Y-%m-%d %H:%M} and"
     raise NotEnoughHistory(
         f"{ended:,} jobs{before} have a known run time; to train a model takes at least {FEWEST_JOBS:,}.",
-        remedy="Load a longer history, or choose a later moment. Without a model, predictions come from shrinkage.",
+        hint="Load a longer history, or choose a later moment. Without a model, predictions come from shrinkage.",
     )
 
 
@@ -431,7 +431,7 @@ def fit(
     again: FeaturesAtStart | None = None,
     most: int = MOST_JOBS,
     progress: Progress = no_progress,
-    learner: Trainer = train_locally,
+    trainer: Trainer = train_locally,
 ) -> DurationModel:
     """Learn from the rows ``ended`` (ordered by end) of the other arrays: of bursts some, and the last ``MOST_JOBS``.
 
@@ -452,17 +452,17 @@ def fit(
         from_first = place[again.waited[second]]
         known = np.concatenate((known, again.at_start[second]))
         target = np.append(target, target[from_first])
-    lesson = TrainingSet(features=known, residual=target - known[:, _ANCHOR], names=FEATURES)
-    texts = _opinions(lesson, seed=seed, progress=progress, learner=learner)
+    training_set = TrainingSet(features=known, residual=target - known[:, _ANCHOR], names=FEATURES)
+    texts = _opinions(training_set, seed=seed, progress=progress, trainer=trainer)
     return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
 
 
-def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, learner: Trainer) -> tuple[str, ...]:
+def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, trainer: Trainer) -> tuple[str, ...]:
     """Return three ensembles of the difference from the anchor and one of the level."""
     level = replace(difference, residual=difference.residual + difference.features[:, _ANCHOR])
     return (
-        *learner(difference, quantiles=QUANTILES, seed=seed, progress=_stretch(progress, 0.0, 0.75)),
-        *learner(level, quantiles=(0.5,), seed=seed, progress=_stretch(progress, 0.75, 1.0)),
+        *trainer(difference, quantiles=QUANTILES, seed=seed, progress=_stretch(progress, 0.0, 0.75)),
+        *trainer(level, quantiles=(0.5,), seed=seed, progress=_stretch(progress, 0.75, 1.0)),
     )
 
 

@@ -123,7 +123,7 @@ def evaluate(
         Too few jobs ended before the moment, or none with a known run time was submitted after it.
     """
     if refit_every is not None and refit_every <= timedelta(0):
-        raise UsageError("The trees cannot be grown anew every 0 s.", remedy="Write 7d, or leave --refit-every out.")
+        raise UsageError("The trees cannot be grown anew every 0 s.", hint="Write 7d, or leave --refit-every out.")
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
     first_test, split_s = _split(table, train_until, test_fraction)
@@ -159,7 +159,7 @@ def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> 
     if (moment is None) == (fraction is None):
         raise UsageError("Say either a moment to train until or a fraction of the jobs to test on.")
     if table.n == 0:
-        raise NotEnoughHistory("There are no jobs.", remedy="Load a trace first: helios trace load FILE.")
+        raise NotEnoughHistory("There are no jobs.", hint="Load a trace first: helios trace load FILE.")
     if moment is not None:
         split_s = int(np.ceil(moment.timestamp()))
         return int(np.searchsorted(table.submitted_s, split_s)), split_s
@@ -177,7 +177,7 @@ def _tested(table: JobTable, first_test: int, moment: datetime, *, gpu_only: boo
         kind = "GPU job" if gpu_only else "job"
         raise NotEnoughHistory(
             f"No {kind} with a known run time was submitted at or after {moment:%Y-%m-%d %H:%M}.",
-            remedy="Choose an earlier moment, or a larger fraction to test on.",
+            hint="Choose an earlier moment, or a larger fraction to test on.",
         )
     return np.flatnonzero(eligible)
 

@@ -157,13 +157,13 @@ class RecentInGroup:
 
 def recent_in_group(table: JobTable, basis: str) -> RecentInGroup | None:
     """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``); None: none had ended."""
-    return _precedent(table, group_columns(table), basis)
+    return _recent(table, group_columns(table), basis)
 
 
 def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
     """Return the narrowest of ``BASES`` in which a job had ended by the last job's submission, and its last jobs."""
     groups = group_columns(table)
-    found = ((basis, _precedent(table, groups, basis)) for basis in BASES)
+    found = ((basis, _recent(table, groups, basis)) for basis in BASES)
     return next(((basis, there) for basis, there in found if there), (BASES[-1], None))
 
 
@@ -183,7 +183,7 @@ def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
     return tuple(chosen)
 
 
-def _precedent(table: JobTable, groups: NDArray[np.int32], basis: str) -> RecentInGroup | None:
+def _recent(table: JobTable, groups: NDArray[np.int32], basis: str) -> RecentInGroup | None:
     group = groups[:, LEVELS.index(LEVEL_OF[basis])]
     ended = _ended_before_the_last(table)
     alike = ended[(group[ended] == group[-1]) & (group[-1] >= 0)]
@@ -325,7 +325,7 @@ class Explained:
     steps: tuple[Contribution, ...]
     corrections: dict[str, float]
     features: dict[str, float]
-    precedent: RecentInGroup | None
+    recent: RecentInGroup | None
     resembling: tuple[SimilarJob, ...]
 
 
@@ -361,7 +361,7 @@ def explain_last(
         steps=_steps(history, events, row[0]),
         corrections=_corrections(model, row, np.log1p(quantiles[1])),
         features={name: float(value) for name, value in zip(FEATURES, row[0], strict=True)},
-        precedent=recent_in_group(table, basis),
+        recent=recent_in_group(table, basis),
         resembling=similar_jobs(table, most=alike),
     )
 

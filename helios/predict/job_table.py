@@ -153,7 +153,7 @@ class JobTable:
         submitted_s = _seconds(jobs["submitted_at"])
         if (np.diff(submitted_s) < 0).any():
             raise FrameInvalid(
-                "the jobs are not in submission order", remedy="Order them with helios.model.in_submission_order."
+                "the jobs are not in submission order", hint="Order them with helios.model.in_submission_order."
             )
         local = jobs["submitted_at"].dt.tz_convert(timezone).dt
         return cls(

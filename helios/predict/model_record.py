@@ -169,7 +169,7 @@ def from_record(record: ModelRecord) -> DurationModel:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
         raise ModelUnreadable(
             f"Model {record.model_id} cannot be read: {reason}",
-            remedy="Train it anew: helios model train. Until then, put another in charge: helios model rollback.",
+            hint="Train it anew: helios model train. Until then, put another in charge: helios model rollback.",
         ) from reason
 
 
@@ -187,7 +187,7 @@ def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
     except (KeyError, TypeError, ValueError, AttributeError) as reason:
         raise ModelUnreadable(
             f"What a model says of its training cannot be read: {reason!r}",
-            remedy="Train it anew: helios model train.",
+            hint="Train it anew: helios model train.",
         ) from reason
 
 

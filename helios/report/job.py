@@ -38,7 +38,7 @@ REASONS = {
     "JobArrayTaskLimit": "as many tasks of its array run as it allows itself",
 }
 # What became of a wish, by helios.actions.Result.
-DEEDS = {
+ACTIVITY = {
     "done": "set {after}",
     "would": "would have set {after}",
     "refused": "asked for {after} and was refused",
@@ -111,7 +111,7 @@ class JobExplanation:
     rank: int = 0
     rank_without: int = 0
     queued: int = 0
-    hands_off: str = ""
+    excluded_reason: str = ""
     stands: tuple[str, ...] = ()
     would_stand: tuple[str, ...] = ()
     decisions: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -127,7 +127,7 @@ class JobExplanation:
 
     def lines(self) -> list[str]:
         """Return the answer as sentences."""
-        told = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place(), *self._deeds()]
+        told = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place(), *self._activity()]
         return [line for line in (*told, *self.remarks) if line]
 
     def _headline(self) -> str:
@@ -167,11 +167,11 @@ class JobExplanation:
             lines.append(f"Slurm plans its start for {self.planned_start_at:%Y-%m-%d %H:%M} UTC; plans change.")
         return lines
 
-    def _deeds(self) -> list[str]:
-        lines = [f"Helios leaves it alone: {self.hands_off}."] if self.hands_off else []
+    def _activity(self) -> list[str]:
+        lines = [f"Helios leaves it alone: {self.excluded_reason}."] if self.excluded_reason else []
         if self.stands:
             lines.append(f"Helios has set {', '.join(self.stands)}.")
-        elif self.rank and not self.hands_off:
+        elif self.rank and not self.excluded_reason:
             lines.append("Helios has set nothing on it.")
         if self.would_stand:
             lines.append(f"In shadow it would have set {', '.join(self.would_stand)}.")
@@ -205,7 +205,7 @@ def places(
 def _decided(line: dict[Hashable, Any]) -> str:
     """Tell one line of the audit: when, who, what came of it, and why."""
     result = str(line["outcome"]).partition(":")[0]
-    deed = UNDONE if line["action"] == "Restore" else DEEDS.get(result, "{result} {after}")
+    deed = UNDONE if line["action"] == "Restore" else ACTIVITY.get(result, "{result} {after}")
     told = deed.format(result=result, after=line["after"] or "its place").strip()
     who = f"{line['service']} ({line['mode']})" if line["mode"] in set(Mode) else str(line["service"])
     return f"Last decision, {pd.Timestamp(line['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {told}: {line['reason']}"

@@ -191,7 +191,7 @@ class WaitExplanation:
     planned_by: str
     rank: int
     queued: int
-    stretches: tuple[WaitInterval, ...]
+    intervals: tuple[WaitInterval, ...]
     holders: tuple[Holder, ...]
     overtaken: Overtaken
     shorter: ShorterLimit | None
@@ -206,7 +206,7 @@ class WaitExplanation:
 
     def of(self, cause: Cause) -> list[WaitInterval]:
         """Return the stretches in which that held it."""
-        return [stretch for stretch in self.stretches if stretch.cause is cause]
+        return [interval for interval in self.intervals if interval.cause is cause]
 
     def to_json(self) -> dict[str, Any]:
         """Return the same as plain values."""
@@ -228,7 +228,7 @@ class WaitExplanation:
             "rank": self.rank,
             "queued": self.queued,
             "wait_s_by_cause": {cause.value: total_s(self.of(cause)) for cause in Cause},
-            "stretches": [stretch.to_json() for stretch in self.stretches],
+            "intervals": [interval.to_json() for interval in self.intervals],
             "held_by": [
                 {
                     "job_id": holder.job.job_id,
@@ -252,9 +252,9 @@ class WaitExplanation:
         }
 
 
-def total_s(stretches: Sequence[WaitInterval]) -> int:
+def total_s(intervals: Sequence[WaitInterval]) -> int:
     """Return how long stretches are together, s."""
-    return sum(stretch.length_s for stretch in stretches)
+    return sum(interval.length_s for interval in intervals)
 
 
 def describe_size(gpus: int, unit: str) -> str:
@@ -287,7 +287,7 @@ def story_lines(story: WaitExplanation) -> list[str]:
 def story_screen(story: WaitExplanation) -> RenderableType:
     """Return the story for a terminal: sentences, and the stretches of the wait one by one where there are several."""
     parts: list[RenderableType] = [escape(line) for line in story_lines(story)]
-    if len(story.stretches) > 1:
+    if len(story.intervals) > 1:
         parts += ["", _table(story)]
     return Group(*parts)
 
@@ -319,9 +319,9 @@ def _causes(story: WaitExplanation) -> list[str]:
 
 
 def _behind(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    fitted_s = sum(stretch.fitted_s for stretch in found)
+    fitted_s = sum(interval.fitted_s for interval in found)
     idle = f"; for {duration_in_words(fitted_s)} it would have fitted, but nothing may pass" if fitted_s else ""
-    scattered_s = sum(stretch.scattered_s for stretch in found)
+    scattered_s = sum(interval.scattered_s for interval in found)
     pieces = f", for {duration_in_words(scattered_s)} enough for who came first, but in pieces" if scattered_s else ""
     return f"on priority{_blockers(story, found, 'behind')}; {_free(story, found)}{pieces}{idle}"
 
@@ -338,7 +338,7 @@ def _in_pieces(story: WaitExplanation, found: list[WaitInterval]) -> str:
 
 
 def _reserved(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    known = {stretch.reserved_at for stretch in found if stretch.reserved_at is not None}
+    known = {interval.reserved_at for interval in found if interval.reserved_at is not None}
     by = f", expected to start by {min(known):%Y-%m-%d %H:%M} UTC" if len(known) == len(found) == 1 else ""
     return f"it would have fitted, but backfill kept the place{_blockers(story, found, 'for')}{by}"
 
@@ -346,9 +346,9 @@ def _reserved(story: WaitExplanation, found: list[WaitInterval]) -> str:
 def _blockers(story: WaitExplanation, found: list[WaitInterval], how: str) -> str:
     """Name the jobs that were first, those that were so longest, and count the rest."""
     lasted: dict[Blocker, int] = {}
-    for stretch in found:
-        if stretch.blocker is not None:
-            lasted[stretch.blocker] = lasted.get(stretch.blocker, 0) + stretch.length_s
+    for interval in found:
+        if interval.blocker is not None:
+            lasted[interval.blocker] = lasted.get(interval.blocker, 0) + interval.length_s
     ranked = sorted(lasted, key=lambda job: -lasted[job])
     if len(ranked) == 1:
         return f" {how} {ranked[0].named(story.unit)}"
@@ -368,7 +368,7 @@ def _free(story: WaitExplanation, found: list[WaitInterval]) -> str:
 
 def _span(found: list[WaitInterval], what: str) -> str:
     """Write the fewest and the most, as ``4 to 12``."""
-    pairs = [getattr(stretch, what) for stretch in found]
+    pairs = [getattr(interval, what) for interval in found]
     least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
@@ -451,7 +451,7 @@ def _recorded(story: WaitExplanation) -> list[str]:
 
 def _table(story: WaitExplanation) -> Table:
     """Return the wait phase by phase, a phase being stretches in a row with one cause; the longest ones."""
-    phases = [list(phase) for _, phase in groupby(story.stretches, key=lambda stretch: stretch.cause)]
+    phases = [list(phase) for _, phase in groupby(story.intervals, key=lambda interval: interval.cause)]
     kept = sorted(phases, key=lambda phase: -total_s(phase))[:ROWS]
     table = Table(box=None, pad_edge=False)
     table.add_column("From (UTC)")
@@ -472,17 +472,17 @@ def _table(story: WaitExplanation) -> Table:
 def _held(story: WaitExplanation, phase: list[WaitInterval]) -> str:
     cause, last = phase[0].cause, phase[-1]
     if cause is Cause.PRIORITY:
-        return f"priority: {_in_turn(story, phase)} first"
+        return f"priority: {_in_cycle(story, phase)} first"
     if cause is Cause.RESERVED:
         by = f", expected by {last.reserved_at:%m-%d %H:%M}" if last.reserved_at is not None else ""
-        return f"backfill: it fits, but could delay {_in_turn(story, phase)}{by}"
+        return f"backfill: it fits, but could delay {_in_cycle(story, phase)}{by}"
     if cause is Cause.PIECES:
         return f"resources: next in line; the largest job that fits is {_span(phase, 'room')}"
     return "resources: next in line"
 
 
-def _in_turn(story: WaitExplanation, phase: list[WaitInterval]) -> str:
-    jobs = list(dict.fromkeys(stretch.blocker for stretch in phase if stretch.blocker is not None))
+def _in_cycle(story: WaitExplanation, phase: list[WaitInterval]) -> str:
+    jobs = list(dict.fromkeys(interval.blocker for interval in phase if interval.blocker is not None))
     if len(jobs) == 1:
         return jobs[0].named(story.unit)
     return f"{len(jobs):,} jobs in turn, {jobs[0].named(story.unit)} to {jobs[-1].named(story.unit)}"

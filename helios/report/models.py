@@ -15,7 +15,7 @@ from helios.metrics.queue import QueueSummary
 from helios.report.tables import WIDE
 from helios.units import best_unit, change, duration, percent
 
-IN_CHARGE = "*"
+PROMOTED = "*"
 NAMES = {"model": "new model", "in charge": "model in charge", "user_last": "user's last ended job"}
 SHOWN_FEATURES = 10
 TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
@@ -47,27 +47,27 @@ def models_table(
     for name in ("Learned until", "First job", "Trained at") if wide else ():
         table.add_column(name, justify="right")
     for model in models:
-        table.add_row(*_of_model(model, wide=wide), style="bold" if model["in_charge"] else None)
+        table.add_row(*_of_model(model, wide=wide), style="bold" if model["promoted"] else None)
     return Group(table, "", *_below(models, decisions, drift))
 
 
-def comparison_table(contest: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
+def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
     """Compare predictors on the same jobs; the challenger's differences from each, with what chance explains."""
     table = _table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90", right_from=1)
-    challenger = contest["challenger"]
-    for name in (challenger, *contest["against"]):
+    challenger = comparison["challenger"]
+    for name in (challenger, *comparison["against"]):
         style = "bold" if name == challenger else None
-        table.add_row(escape(_named(name)), *_score(contest["scores"][name]), style=style)
+        table.add_row(escape(_named(name)), *_score(comparison["scores"][name]), style=style)
     beside = _table(f"{escape(_named(challenger))} against", "Rank better by", "Error less by", right_from=1)
-    for name, against in contest["against"].items():
+    for name, against in comparison["against"].items():
         beside.add_row(escape(_named(name)), _signed(against["rank"], 1), _signed(against["error"], -1))
-    caption = f"On {contest['jobs']:,} jobs that no model here had learned from, of {_many(contest)}."
+    caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_many(comparison)}."
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
         "inside the interval as it was learned, before it is calibrated. In brackets: what chance allows (90 %, "
-        f"drawing whole {contest['drawn']} anew).[/]"
+        f"drawing whole {comparison['drawn']} anew).[/]"
     )
-    sentences = [escape(_sentence(contest, name)) for name in contest["against"]]
+    sentences = [escape(_sentence(comparison, name)) for name in comparison["against"]]
     return Group(caption, "", table, "", beside, "", *sentences, *(escape(note) for note in notes), "", legend)
 
 
@@ -79,7 +79,7 @@ def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
     else:
         did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
         first = f"{model_id} {did}: {outcome['why']}."
-    if outcome["in_charge"] == model_id and step is None:
+    if outcome["promoted"] == model_id and step is None:
         first = f"{model_id}: {outcome['why']}."
     return [first, *_who(outcome)]
 
@@ -101,7 +101,7 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
     scores = model["scores"].get("scores", {}) if model["scores"] else {}
     mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
     cells = [
-        IN_CHARGE if model["in_charge"] else "",
+        PROMOTED if model["promoted"] else "",
         model["model_id"],
         f"{model['jobs']:,}",
         _figure(mine.get("spearman")),
@@ -115,8 +115,8 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
 
 
 def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None) -> list[str]:
-    chosen = [model["model_id"] for model in models if model["in_charge"]]
-    said = [f"{IN_CHARGE} in charge: {chosen[0]}." if chosen else "No model is in charge: shrinkage predicts."]
+    chosen = [model["model_id"] for model in models if model["promoted"]]
+    said = [f"{PROMOTED} in charge: {chosen[0]}." if chosen else "No model is in charge: shrinkage predicts."]
     if decisions:
         last = decisions[-1]
         at = _minute(last["promoted_at"])
@@ -135,20 +135,20 @@ def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str,
 
 
 def _who(outcome: Mapping[str, Any]) -> list[str]:
-    in_charge, model_id, before = outcome["in_charge"], outcome["model_id"], outcome["previous"]
+    promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
     if not outcome["written"]:
         return [f"In charge, as before: {before}."]
-    if in_charge == model_id:
-        return [f"In charge: {in_charge}" + (f", before it {before}." if before != in_charge else ".")]
-    if in_charge == "shrinkage":
+    if promoted == model_id:
+        return [f"In charge: {promoted}" + (f", before it {before}." if before != promoted else ".")]
+    if promoted == "shrinkage":
         said = "In charge: shrinkage, which needs no training."
         return [said, f"Put it in charge all the same: helios model promote {model_id}"]
-    judge = f"Judge both: helios model compare {in_charge} {model_id}"
-    return [f"In charge: {in_charge}.", judge, f"Switch: helios model promote {model_id}"]
+    judge = f"Judge both: helios model compare {promoted} {model_id}"
+    return [f"In charge: {promoted}.", judge, f"Switch: helios model promote {model_id}"]
 
 
-def _sentence(contest: Mapping[str, Any], name: str) -> str:
-    challenger, against = _named(contest["challenger"]), contest["against"][name]
+def _sentence(comparison: Mapping[str, Any], name: str) -> str:
+    challenger, against = _named(comparison["challenger"]), comparison["against"][name]
     if against["is_chance"]:
         return f"Against {_named(name)}: no difference beyond chance."
     worse, better = against["worse_in"], against["better_in"]
@@ -156,9 +156,9 @@ def _sentence(contest: Mapping[str, Any], name: str) -> str:
     return f"Against {_named(name)}: {challenger} is {', '.join(parts)}."
 
 
-def _many(contest: Mapping[str, Any]) -> str:
-    groups = contest["drawn"] if contest["clusters"] != 1 else contest["drawn"].removesuffix("s")
-    return f"{contest['clusters']:,} {groups}"
+def _many(comparison: Mapping[str, Any]) -> str:
+    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
+    return f"{comparison['clusters']:,} {groups}"
 
 
 def _of_drift(drift: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ class NodeStatus:
 
     taken_at: datetime
     pools: pd.DataFrame
-    standings: pd.DataFrame
+    applied_changes: pd.DataFrame
     protected: str
     quarantined: Mapping[str, str]
     cannot: str
@@ -51,7 +51,7 @@ class NodeStatus:
 
     def __post_init__(self) -> None:
         NODE_TALLIES.check(self.pools)
-        APPLIED_NODE_CHANGES.check(self.standings)
+        APPLIED_NODE_CHANGES.check(self.applied_changes)
 
     def parts(self) -> Iterator[Table | str]:
         """Yield what to show, for a person."""
@@ -65,9 +65,9 @@ class NodeStatus:
             name = escape(node)
             yield f"{name} is left alone, it failed to wake: {escape(what)}. Once mended: helios power clear {name}"
         yield self._pools()
-        if len(self.standings):
+        if len(self.applied_changes):
             yield ""
-            yield self._standings()
+            yield self._applied_changes()
         else:
             yield "Nothing of Helios stands on any node."
 
@@ -80,7 +80,7 @@ class NodeStatus:
             "protected": self.protected,
             "quarantined": dict(self.quarantined),
             "pools": _records(self.pools.drop(columns=["taken_at", "wanted"])),
-            "standings": _records(self.standings),
+            "applied_changes": _records(self.applied_changes),
         }
 
     def _pools(self) -> Table:
@@ -93,7 +93,7 @@ class NodeStatus:
             table.add_row(escape(str(row["pool"])), *(f"{int(n):,}" for n in (*counts, row["by_helios"])))
         return table
 
-    def _standings(self) -> Table:
+    def _applied_changes(self) -> Table:
         names = ("Nodes", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
         table = Table(*names, box=None, pad_edge=False)
         rows = list(self._alike())
@@ -108,8 +108,8 @@ class NodeStatus:
     def _alike(self) -> Iterator[tuple[list[str], tuple[str, ...], datetime]]:
         """Yield the nodes of which the same stands, what that is, and since when it stands on the first of them."""
         found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
-        for row in self.standings.to_dict("records"):
-            theirs = "; changed by somebody else, left alone" if row["admins"] else ""
+        for row in self.applied_changes.to_dict("records"):
+            theirs = "; changed by somebody else, left alone" if row["overridden"] else ""
             stands = f"{row['lever']}: {row['value']}{theirs}"
             cells = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
             found.setdefault(cells, []).append((_text(row["node"]), row["written_at"]))
@@ -138,7 +138,7 @@ class NodeExplanation:
 
     def parts(self, *, width: int = WIDE) -> Iterator[Table | str]:
         """Yield what to show, for a person; on a narrow terminal each decision takes two lines."""
-        yield from (escape(fact) for fact in self.facts)
+        yield from (escape(message) for message in self.facts)
         if not len(self.decisions):
             yield "Helios has decided nothing about it in the last 30 days."
             return

@@ -377,21 +377,21 @@ def answer_lines(told: Explanation) -> list[str]:
         lines.append(_truth(told))
     if told.remaining_s is not None:
         lines.append(_remaining(told.elapsed_s, told.remaining_s))
-    return [*lines, rests_on(told.explained.basis, told.explained.precedent, user=told.user, account=told.account)]
+    return [*lines, rests_on(told.explained.basis, told.explained.recent, user=told.user, account=told.account)]
 
 
-def rests_on(basis: str, precedent: RecentInGroup | None, *, user: str, account: str) -> str:
+def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: str) -> str:
     """Return the sentence that says whose past jobs a prediction rests on, and how long the last of them took."""
-    if precedent is None:
+    if recent is None:
         return "No job had ended by then, so no past job stands behind it."
     whose = BASIS_WORDS.get(basis, basis).format(
         user=_short(user) or "this user", account=_short(account), others="others" if user else "anyone"
     )
-    ended = "1 ended job" if precedent.jobs == 1 else f"{precedent.jobs:,} ended jobs"
-    shortest, longest = duration_in_words(precedent.shortest_s), duration_in_words(precedent.longest_s)
+    ended = "1 ended job" if recent.jobs == 1 else f"{recent.jobs:,} ended jobs"
+    shortest, longest = duration_in_words(recent.shortest_s), duration_in_words(recent.longest_s)
     took = f"took {shortest}" if shortest == longest else f"took {shortest} to {longest}"
-    they = "it" if precedent.jobs == 1 else "they"
-    last = they if precedent.jobs == precedent.last else f"the last {precedent.last}"
+    they = "it" if recent.jobs == 1 else "they"
+    last = they if recent.jobs == recent.last else f"the last {recent.last}"
     return f"It rests on {ended} {whose}: {last} {took}."
 
 

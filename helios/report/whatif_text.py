@@ -132,10 +132,10 @@ def _no_difference(act: str, told: WaitComparison | None, sure: Differences) -> 
     if told is None or told.found.low is None or told.found.high is None or not told.is_noticed:
         return [f"{none}{f': {told.instead}' if told is not None and told.is_noticed else ''}."]
     between_ = f"{signed(told.found.low)}..{signed(told.found.high)}"
-    remedy = "a longer window" if sure.repeats else "a longer window, or with --repeat 20,"
+    hint = "a longer window" if sure.repeats else "a longer window, or with --repeat 20,"
     return [
         f"{none} that chance does not explain: {told.instead}, 95 % interval {between_}.",
-        f"Replay {remedy} before relying on it.",
+        f"Replay {hint} before relying on it.",
     ]
 
 

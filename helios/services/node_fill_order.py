@@ -50,14 +50,14 @@ class NodeFillOrderOptions:
     idle_s: float = 3_600.0
 
     def __post_init__(self) -> None:
-        for holds, fact in (
+        for holds, message in (
             (self.every_s > 0, "every_s must be positive"),
             (3 <= self.tiers <= 16, "tiers must lie between 3 and 16"),
             (0 < self.soon_s < np.inf, "soon_s must be positive and finite"),
             (0 < self.idle_s < np.inf, "idle_s must be positive and finite"),
         ):
             if not holds:
-                raise ValueError(fact)
+                raise ValueError(message)
 
 
 class NodeFillOrder:
@@ -69,7 +69,7 @@ class NodeFillOrder:
     its last job nears its end, or when its power changes. A node that is down or must be left alone is not named.
     """
 
-    office = Domain.NODES
+    domain = Domain.NODES
 
     Options = NodeFillOrderOptions
 
@@ -135,7 +135,7 @@ class NodeFillOrder:
 
 def _named(nodes: pd.DataFrame) -> Iterator[Any]:
     """Yield the nodes that are up and may be touched."""
-    yield from nodes[nodes["power"].notna() & nodes["hands_off"].isna()].itertuples(index=False)
+    yield from nodes[nodes["power"].notna() & nodes["excluded_reason"].isna()].itertuples(index=False)
 
 
 def _left_s(snapshot: Snapshot) -> dict[str, float]:

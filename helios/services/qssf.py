@@ -31,12 +31,12 @@ Rows = NDArray[np.int64]
 
 def reorders(
     snapshot: Snapshot,
-    wishes: ChangeRequests,
+    changes: ChangeRequests,
     *,
     why: Callable[[Rows], list[str]],
     reason: Callable[[Rows], str],
 ) -> list[Reorder]:
-    """Return an order for each partition in which ``wishes`` names a job, by the names of the partitions.
+    """Return an order for each partition in which ``changes`` names a job, by the names of the partitions.
 
     Jobs of equal urgency stand by submission, then id. A job without a partition is nobody's.
 
@@ -54,18 +54,18 @@ def reorders(
     ValueError
         An urgency is not between -1 and 1.
     """
-    if (np.abs(wishes.urgency) > 1).any():
+    if (np.abs(changes.urgency) > 1).any():
         raise ValueError("a wish has an urgency that is not between -1 and 1")
     return [
         Ranking(
             partition=partition,
             snapshot=snapshot,
             rows=rows,
-            urgency=wishes.urgency[rows],
-            order=partial(_places, snapshot, rows, wishes.urgency, why),
+            urgency=changes.urgency[rows],
+            order=partial(_places, snapshot, rows, changes.urgency, why),
             reason=partial(reason, rows),
         )
-        for partition, rows in _by_partition(snapshot, (~np.isnan(wishes.urgency)).nonzero()[0])
+        for partition, rows in _by_partition(snapshot, (~np.isnan(changes.urgency)).nonzero()[0])
     ]
 
 
@@ -235,15 +235,15 @@ class Qssf:
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition that has jobs which may be named."""
-        wishes = self.wishes(snapshot.pending_values, snapshot.taken_at)
+        changes = self.changes(snapshot.pending_values, snapshot.taken_at)
         return reorders(
             snapshot,
-            wishes,
-            why=lambda rows: self._reasons(snapshot, wishes.urgency, rows),
-            reason=lambda rows: _summary(wishes.urgency[rows]),
+            changes,
+            why=lambda rows: self._reasons(snapshot, changes.urgency, rows),
+            reason=lambda rows: _summary(changes.urgency[rows]),
         )
 
-    def wishes(self, jobs: Columns, at: datetime) -> ChangeRequests:
+    def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         """Return the urgency of each of ``jobs``; see :class:`helios.ports.JobwiseService`."""
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
         p50_s, now = jobs("p50_s"), jobs("urgency")
@@ -262,8 +262,8 @@ class Qssf:
         early = waited_us < 0  # also where nobody knows when: NaT is the least number there is, and wraps round
         if early.any():
             urgency[early], until_us[early] = np.nan, eligible_us[early] - 1
-        hands_off = jobs("hands_off")
-        urgency[np.equal(hands_off, hands_off)] = np.nan  # missing is NaN, which is not itself
+        excluded_reason = jobs("excluded_reason")
+        urgency[np.equal(excluded_reason, excluded_reason)] = np.nan  # missing is NaN, which is not itself
         return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
@@ -398,6 +398,6 @@ def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float, favours: bool
     )
 
 
-def _require(holds: bool, fact: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise ValueError(fact)
+        raise ValueError(message)

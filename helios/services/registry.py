@@ -70,8 +70,8 @@ class InstalledService:
     package: str
     summary: str = ""
     options: tuple[ServiceOption, ...] = ()
-    office: Domain = Domain.JOBS
-    needs_proof: str = ""
+    domain: Domain = Domain.JOBS
+    requires_gain: str = ""
     broken: str = ""
 
 
@@ -113,7 +113,7 @@ def find(name: str) -> type[Any]:
     if name not in entries:
         raise ServiceUnknown(
             f"No service {name!r} is installed.",
-            remedy=f"Installed are: {', '.join(sorted(entries)) or 'none'}. Is the package that brings it installed?",
+            hint=f"Installed are: {', '.join(sorted(entries)) or 'none'}. Is the package that brings it installed?",
         )
     return _loaded(name, entries[name])
 
@@ -130,14 +130,14 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
     allowed = f"Options of {name}: {'; '.join(map(str, list_options(service_class))) or 'none'}."
     unknown = sorted(set(options) - {option.name for option in list_options(service_class)})
     if unknown:
-        raise ServiceInvalid(f"Service {name} has no option {', '.join(map(repr, unknown))}.", remedy=allowed)
+        raise ServiceInvalid(f"Service {name} has no option {', '.join(map(repr, unknown))}.", hint=allowed)
     try:
         # As JSON, strictly: a list may become a tuple and text an enum, but text never a number.
         return TypeAdapter(declared).validate_json(to_json(dict(options), inf_nan_mode="constants"), strict=True)
     except ValidationError as reason:
-        raise ServiceInvalid(f"Service {name}: {_what_is_wrong(reason)}.", remedy=allowed) from reason
+        raise ServiceInvalid(f"Service {name}: {_what_is_wrong(reason)}.", hint=allowed) from reason
     except PydanticSerializationError as reason:
-        raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", remedy=allowed) from reason
+        raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", hint=allowed) from reason
 
 
 def make_service(service_class: type[Any], options: Any, *, name: str) -> Service:
@@ -156,7 +156,7 @@ def make_service(service_class: type[Any], options: Any, *, name: str) -> Servic
     if not isinstance(every, timedelta) or every <= timedelta(0):
         raise ServiceInvalid(
             f"Service {name} has every = {every!r}.",
-            remedy="Set self.every in __init__ to a positive datetime.timedelta: the time between two decisions.",
+            hint="Set self.every in __init__ to a positive datetime.timedelta: the time between two decisions.",
         )
     checked: Service = service
     return checked
@@ -164,7 +164,7 @@ def make_service(service_class: type[Any], options: Any, *, name: str) -> Servic
 
 def domain_of(service: object) -> Domain:
     """Return what a service, or a class of services, acts on: jobs, unless it says otherwise."""
-    return Domain(getattr(service, "office", Domain.JOBS))
+    return Domain(getattr(service, "domain", Domain.JOBS))
 
 
 def find_flaws(service_class: Any) -> list[str]:
@@ -174,9 +174,9 @@ def find_flaws(service_class: Any) -> list[str]:
     flaws = []
     if not callable(getattr(service_class, "decide", None)):
         flaws.append("it has no method decide(self, snapshot); add one that returns actions")
-    office = getattr(service_class, "office", Domain.JOBS)
-    if office not in set(Domain):
-        flaws.append(f"its office is {office!r}; let it be Office.JOBS or Office.NODES of helios.ports")
+    domain = getattr(service_class, "domain", Domain.JOBS)
+    if domain not in set(Domain):
+        flaws.append(f"its office is {domain!r}; let it be Office.JOBS or Office.NODES of helios.ports")
     options = getattr(service_class, "Options", None)
     if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
         flaws.append("it has no dataclass Options; nest one: @dataclass(frozen=True, kw_only=True) class Options")
@@ -223,7 +223,7 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
     if len(entries) > 1:
         raise ServiceInvalid(
             f"Several packages offer a service {name}: {', '.join(map(_package, entries))}.",
-            remedy="Uninstall all but one of them.",
+            hint="Uninstall all but one of them.",
         )
     (entry,) = entries
     try:
@@ -231,7 +231,7 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
     except (Exception, SystemExit) as reason:  # because a service is anybody's code
         raise ServiceInvalid(
             f"Service {name} ({entry.value}) cannot be loaded: {type(reason).__name__}: {reason}.",
-            remedy=f"Repair or uninstall {_package(entry) or 'the package that brings it'}.",
+            hint=f"Repair or uninstall {_package(entry) or 'the package that brings it'}.",
         ) from reason
     flaws = find_flaws(service_class)
     if flaws:
@@ -249,8 +249,8 @@ def _described(name: str, entries: list[EntryPoint]) -> InstalledService:
         bare,
         summary=(inspect.getdoc(service_class) or "").partition("\n")[0],
         options=list_options(service_class),
-        office=domain_of(service_class),
-        needs_proof=getattr(service_class, "needs_proof", ""),
+        domain=domain_of(service_class),
+        requires_gain=getattr(service_class, "requires_gain", ""),
     )
 
 

@@ -48,14 +48,14 @@ class SoftLimitsOptions:
     fallbacks: tuple[str, ...] = ("shrinkage",)
 
     def __post_init__(self) -> None:
-        for holds, fact in (
+        for holds, message in (
             (self.every_s > 0, "every_s must be positive"),
             (1 <= self.margin < np.inf, "margin must be finite and at least 1: the bound is an upper one"),
             (0 < self.least_s < np.inf, "least_s must be positive and finite"),
             (self.worth_s >= 0, "worth_s must not be negative"),
         ):
             if not holds:
-                raise ValueError(fact)
+                raise ValueError(message)
 
 
 class SoftLimits:
@@ -75,7 +75,7 @@ class SoftLimits:
         itself knows nothing of that gate.
     """
 
-    needs_proof = "soft_limits"
+    requires_gain = "soft_limits"
 
     Options = SoftLimitsOptions
 
@@ -98,7 +98,7 @@ class SoftLimits:
 
     def _may_be_given_one(self, jobs: pd.DataFrame) -> NDArray[np.bool_]:
         believed = jobs["source"].notna() & ~jobs["source"].astype("str").str.startswith(self.options.fallbacks)
-        free = jobs["hands_off"].isna() & jobs["user_soft_limit_s"].isna()
+        free = jobs["excluded_reason"].isna() & jobs["user_soft_limit_s"].isna()
         return (believed & free).to_numpy(dtype=np.bool_)
 
 

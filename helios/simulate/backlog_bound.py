@@ -79,7 +79,7 @@ class Backlog:
         if min(self.least_s, self.share, self.known_s) < 0 or self.every_s < 1:
             raise UsageError(
                 "A bound by the backlog takes times and a share that are not negative, and every_s of at least 1.",
-                remedy="Look at least_s, share, known_s and every_s.",
+                hint="Look at least_s, share, known_s and every_s.",
             )
 
     def patience_s(self, longest_s: float) -> int:
@@ -94,7 +94,7 @@ class BacklogBound:
         self._state, self._backlog, self._scores, self._carry = state, backlog, scores, carry
         self._due_s = int(state.jobs["submitted_s"][0]) + backlog.every_s if len(state.jobs) else NEVER
         self._first_waiting = self._told = 0
-        self._reckoning = BacklogEstimator(
+        self._estimator = BacklogEstimator(
             partition=state.jobs["partition"],
             gpus=state.jobs["gpus"],
             capacity=state.partitions["nodes"] * state.partitions["gpus_per_node"],
@@ -115,7 +115,7 @@ class BacklogBound:
         waiting = self._waiting(arrived)
         running = self._state.ends[: int(self._state.clock["running"][0])]
         ended = self._ended_since()
-        longest_s = self._reckoning.look(
+        longest_s = self._estimator.look(
             arrived=arrived,
             ended=(ended, jobs["ends_s"][ended] - jobs["resumed_s"][ended]),
             waiting=(waiting, self._scores.expected_s[waiting]),

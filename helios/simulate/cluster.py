@@ -67,7 +67,7 @@ from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 _RESULTS = {DONE: Result.DONE, UNCHANGED: Result.UNCHANGED, REFUSED: Result.REFUSED, GONE: Result.GONE}
 
 
-def urgency_steps(resolution: int | None) -> int:
+def urgency_steps(tolerance: int | None) -> int:
     """Return the steps between 0 and 1 that a SiteFactor of this bound has; 0: urgencies are not rounded.
 
     Raises
@@ -75,10 +75,10 @@ def urgency_steps(resolution: int | None) -> int:
     Misuse
         It leaves no step.
     """
-    steps = 0 if resolution is None else ownership.steps(resolution)
-    if resolution is not None and steps < 1:
+    steps = 0 if tolerance is None else ownership.steps(tolerance)
+    if tolerance is not None and steps < 1:
         raise UsageError(
-            f"a resolution of {resolution} leaves no step", remedy=f"Use at least {ownership.STEP + ownership.MARK}."
+            f"a resolution of {tolerance} leaves no step", hint=f"Use at least {ownership.STEP + ownership.MARK}."
         )
     return steps
 
@@ -119,7 +119,7 @@ class JobActions:
         state.pending["estimate_s"] = self._estimates_s
         self._position = {job_id: position for position, job_id in enumerate(job_ids)}
         self._orders = Orders(urgency=marks.urgency, bar=np.zeros(len(job_ids), dtype=np.uint8))
-        self._orders.bar[list(marks.hands_off)] |= BARRED
+        self._orders.bar[list(marks.excluded_reason)] |= BARRED
         # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
         self._started_s: Jobs = state.jobs["started_s"]
         self._n_arrived: Jobs = state.clock["arrived"]
@@ -131,13 +131,13 @@ class JobActions:
         self._requeue(changed)
         return outcomes
 
-    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
         *_, counts = order(self._state, self._orders, jobs, urgency, steps=self._marks.steps)
         return {_RESULTS[code]: n for code, n in enumerate(counts[:UNNAMED]) if n}
 
     def hold(self, job_id: str, *, why: str = "held") -> None:
-        """Hold a pending job: it does not start, and is ``hands_off``.
+        """Hold a pending job: it does not start, and is ``excluded_reason``.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class JobActions:
             raise UsageError(f"job {job_id} is not pending, or held already")
         withdraw(self._state, np.array([job]))
         self._marks.held.add(job)
-        self._marks.hands_off[job] = why
+        self._marks.excluded_reason[job] = why
         self._orders.bar[job] = BARRED | HELD
 
     def release(self, job_id: str) -> None:
@@ -163,7 +163,7 @@ class JobActions:
         job = self._pending_position(job_id)
         if job is None or job not in self._marks.held:
             raise UsageError(f"job {job_id} is not held")
-        del self._marks.hands_off[job]
+        del self._marks.excluded_reason[job]
         self._marks.held.remove(job)
         self._orders.bar[job] = 0
         self._admit(np.array([job]))
@@ -171,25 +171,25 @@ class JobActions:
     # What comes of an action.
 
     def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
-        wishes = setting_changes(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)
+        changes = setting_changes(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)
         if isinstance(action, Reorder):
-            yield from self._reordered([*wishes])
+            yield from self._reordered([*changes])
         else:
-            yield from (self._written(wish, changed) for wish in wishes)
+            yield from (self._written(change, changed) for change in changes)
 
-    def _reordered(self, wishes: Sequence[SettingChange[float]]) -> Iterator[Outcome]:
-        jobs = np.array([self._position.get(wish.job_id, NOBODY) for wish in wishes], dtype=np.int64)
-        wished = np.array([wish.wanted for wish in wishes], dtype=np.float64)
+    def _reordered(self, changes: Sequence[SettingChange[float]]) -> Iterator[Outcome]:
+        jobs = np.array([self._position.get(change.job_id, NOBODY) for change in changes], dtype=np.int64)
+        wished = np.array([change.wanted for change in changes], dtype=np.float64)
         results, before, _ = order(self._state, self._orders, jobs, wished, steps=self._marks.steps)
-        for wish, job, code, was in zip(wishes, jobs.tolist(), results.tolist(), before.tolist(), strict=True):
-            yield self._told(wish, job, code, was)
+        for change, job, code, was in zip(changes, jobs.tolist(), results.tolist(), before.tolist(), strict=True):
+            yield self._told(change, job, code, was)
 
-    def _told(self, wish: SettingChange[float], job: int, code: int, was: float) -> Outcome:
+    def _told(self, change: SettingChange[float], job: int, code: int, was: float) -> Outcome:
         if code == GONE:
-            return wish.outcome(Result.GONE, remark=NOT_PENDING)
+            return change.outcome(Result.GONE, remark=NOT_PENDING)
         if code == REFUSED:
-            return wish.outcome(Result.REFUSED, before=was, remark=self._marks.hands_off[job])
-        return wish.outcome(_RESULTS[code], before=was, after=float(self._marks.urgency[job]))
+            return change.outcome(Result.REFUSED, before=was, remark=self._marks.excluded_reason[job])
+        return change.outcome(_RESULTS[code], before=was, after=float(self._marks.urgency[job]))
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that an order names by position, and their urgencies."""
@@ -201,21 +201,21 @@ class JobActions:
         jobs = np.array([self._position.get(place.job_id, NOBODY) for place in places], dtype=np.int64)
         return jobs, np.array([place.urgency for place in places], dtype=np.float64)
 
-    def _written(self, wish: SettingChange[float], changed: set[int]) -> Outcome:
-        job = self._pending_position(wish.job_id)
+    def _written(self, change: SettingChange[float], changed: set[int]) -> Outcome:
+        job = self._pending_position(change.job_id)
         if job is None:
-            return wish.outcome(Result.GONE, remark=NOT_PENDING)
-        if not wish.takes_back and wish.wanted >= self._limit_s[job]:
-            return wish.outcome(Result.REFUSED, remark=TOO_LONG)
-        values = self._values(wish.lever)
+            return change.outcome(Result.GONE, remark=NOT_PENDING)
+        if not change.takes_back and change.wanted >= self._limit_s[job]:
+            return change.outcome(Result.REFUSED, remark=TOO_LONG)
+        values = self._values(change.setting)
         before = float(values[job])
-        if _alike(before, wish.wanted):
-            return wish.outcome(Result.UNCHANGED, before=before, after=before)
-        if job in self._marks.hands_off and not wish.takes_back:
-            return wish.outcome(Result.REFUSED, before=before, remark=self._marks.hands_off[job])
-        values[job] = wish.wanted
+        if _alike(before, change.wanted):
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        if job in self._marks.excluded_reason and not change.takes_back:
+            return change.outcome(Result.REFUSED, before=before, remark=self._marks.excluded_reason[job])
+        values[job] = change.wanted
         changed.add(job)
-        return wish.outcome(Result.DONE, before=before, after=wish.wanted)
+        return change.outcome(Result.DONE, before=before, after=change.wanted)
 
     def _requeue(self, changed: set[int]) -> None:
         queued = np.array(sorted(changed - self._marks.held), dtype=np.int64)
@@ -233,14 +233,14 @@ class JobActions:
 
     # What is asked of the tables.
 
-    def _values(self, lever: JobSetting) -> NDArray[np.float64]:
-        return self._marks.urgency if lever is JobSetting.ORDER else self._marks.soft_limit_s
+    def _values(self, setting: JobSetting) -> NDArray[np.float64]:
+        return self._marks.urgency if setting is JobSetting.ORDER else self._marks.soft_limit_s
 
     def _pending_ids(self) -> list[str]:
         return [self._job_ids[job] for job in self._pending()]
 
-    def _is_set(self, lever: JobSetting, job_id: str) -> bool:
-        return not _alike(self._values(lever)[self._position[job_id]], _nothing(lever))
+    def _is_set(self, setting: JobSetting, job_id: str) -> bool:
+        return not _alike(self._values(setting)[self._position[job_id]], _nothing(setting))
 
     def _pending_position(self, job_id: str) -> int | None:
         job = self._position.get(job_id)
@@ -249,8 +249,8 @@ class JobActions:
         )
 
 
-def _nothing(lever: JobSetting) -> float:
-    return 0.0 if lever is JobSetting.ORDER else math.nan
+def _nothing(setting: JobSetting) -> float:
+    return 0.0 if setting is JobSetting.ORDER else math.nan
 
 
 def _alike(value: float, other: float) -> bool:
@@ -258,8 +258,8 @@ def _alike(value: float, other: float) -> bool:
 
 
 @lru_cache(maxsize=4_096)
-def _worded(lever: JobSetting, value: float) -> str:
-    if lever is JobSetting.ORDER:
+def _worded(setting: JobSetting, value: float) -> str:
+    if setting is JobSetting.ORDER:
         return f"urgency {value:.4g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"
 
@@ -285,7 +285,7 @@ class SimCluster:
         As for :func:`helios.simulate.replay`.
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload: names, users and limits for the snapshot. A component of a
-        heterogeneous job is ``hands_off``.
+        heterogeneous job is ``excluded_reason``.
     estimates_s : int64 array of shape (n_jobs,)
         Run time that EASY plans with where no soft limit is set, s: the users' limits.
     backfill : Backfill
@@ -321,7 +321,7 @@ class SimCluster:
         estimates_s: NDArray[np.int64],
         backfill: Backfill = Backfill.EASY,
         name: str = "replay",
-        resolution: int | None = 10_000,
+        tolerance: int | None = 10_000,
         resource: str = "gpus",
         placement: Placement = Placement.PACKED,
         seed: int = 0,
@@ -348,8 +348,10 @@ class SimCluster:
         self._marks = JobMarks(
             urgency=np.zeros(len(jobs)),
             soft_limit_s=np.full(len(jobs), np.nan),
-            steps=urgency_steps(resolution),
-            hands_off={int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())},
+            steps=urgency_steps(tolerance),
+            excluded_reason={
+                int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())
+            },
             held=set(),
         )
         self._jobs = JobActions(
@@ -468,7 +470,7 @@ class SimCluster:
             self.now_s,
             cluster=self.name,
             pending=self._view.pending(self._queue(), self._marks, predictions),
-            scene=self._sight.now(self._frames),
+            context=self._sight.now(self._frames),
             power=self._door.settings,
         )
 
@@ -501,9 +503,9 @@ class SimCluster:
         """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
         return self._jobs.ranked(reorder)
 
-    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
-        return self._jobs.wish(jobs, urgency)
+        return self._jobs.change(jobs, urgency)
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         """Act on nodes, and say what became of each that an action names; see :class:`helios.ports.NodeCluster`."""
@@ -538,12 +540,12 @@ class SimCluster:
         """
         self._leave()
         number = self._door.number(node)
-        self._door.hands_off.pop(number, None)
+        self._door.excluded_reason.pop(number, None)
         if why is not None:
-            self._door.hands_off[number] = why
+            self._door.excluded_reason[number] = why
 
     def hold(self, job_id: str, *, why: str = "held") -> None:
-        """Hold a pending job: it does not start, and is ``hands_off``.
+        """Hold a pending job: it does not start, and is ``excluded_reason``.
 
         Raises
         ------

@@ -59,9 +59,7 @@ class Sleep:
 
     def __post_init__(self) -> None:
         if min(self.boot_s, self.shutdown_s, 1 if self.idle_timer_s is None else self.idle_timer_s) < 1:
-            raise UsageError(
-                "a time to wake, to fall asleep or to be idle is not positive", remedy="Use whole seconds."
-            )
+            raise UsageError("a time to wake, to fall asleep or to be idle is not positive", hint="Use whole seconds.")
 
 
 class NodeActions:
@@ -81,7 +79,7 @@ class NodeActions:
         self._size = np.repeat(state.partitions["gpus_per_node"], state.partitions["nodes"])
         self._site_weight = np.full(len(names), SITE_WEIGHT, dtype=np.int64)
         self._tier = np.zeros(len(names), dtype=np.int64)
-        self.hands_off: dict[int, str] = {}
+        self.excluded_reason: dict[int, str] = {}
         self._site_keeps = self._keeps = _listed(sleep.keep_awake if sleep else ())
         if sleep is not None:
             self._begin(sleep)
@@ -123,14 +121,12 @@ class NodeActions:
             There is none of that name.
         """
         if name not in self._number:
-            raise UsageError(
-                f"there is no node {name!r}", remedy=f"The nodes are {self._names[0]} to {self._names[-1]}."
-            )
+            raise UsageError(f"there is no node {name!r}", hint=f"The nodes are {self._names[0]} to {self._names[-1]}.")
         return self._number[name]
 
     def columns(self) -> Callable[[], dict[str, Any]]:
         """Return what makes the columns of ``NODE_STATES`` that change, as of now."""
-        nodes, weight, hands_off = self._state.nodes.copy(), self.weight, dict(self.hands_off)
+        nodes, weight, excluded_reason = self._state.nodes.copy(), self.weight, dict(self.excluded_reason)
 
         def made() -> dict[str, Any]:
             idle_since_s = np.where((nodes["free"] == self._size) & (nodes["idle_since_s"] != NEVER), 1, 0)
@@ -138,7 +134,7 @@ class NodeActions:
             return {
                 "power": pd.Categorical([POWERS[power].value for power in nodes["power"].tolist()]),
                 "flags": pd.Categorical([FLAGS.get(power) for power in nodes["power"].tolist()]),
-                "hands_off": pd.Categorical([hands_off.get(node) for node in range(len(nodes))]),
+                "excluded_reason": pd.Categorical([excluded_reason.get(node) for node in range(len(nodes))]),
                 "kept_awake": nodes["kept"].astype(np.int32),
                 "weight": weight.astype(np.float64),
                 "idle_since": times.where(idle_since_s == 1).astype("datetime64[us, UTC]"),
@@ -175,8 +171,8 @@ class NodeActions:
             return outcome(Result.UNCHANGED, after=self._state_of(name))
         if self.sleep is None:
             return outcome(Result.REFUSED, remark="nodes do not sleep here")
-        if node in self.hands_off:
-            return outcome(Result.REFUSED, remark=self.hands_off[node])
+        if node in self.excluded_reason:
+            return outcome(Result.REFUSED, remark=self.excluded_reason[node])
         if power == WAKING or free < self._size[node]:
             return outcome(Result.REFUSED, remark="it is not idle")
         put_to_sleep(self._state, np.array([node]), now=now)
@@ -232,10 +228,10 @@ class NodeActions:
         yield from self._weighed(list(wanted), before, fill)
 
     def _restored(self, restore: RevertNodes, now: int) -> Iterator[NodeOutcome]:
-        if restore.lever is NodeSetting.POWER:
+        if restore.setting is NodeSetting.POWER:
             for name, _ in restore.own:
                 yield self._woken(name, restore, now)
-        elif restore.lever is NodeSetting.KEEP_AWAKE:
+        elif restore.setting is NodeSetting.KEEP_AWAKE:
             for _, listed in restore.own:
                 yield self._kept(_listed(_names(listed)), restore)
         else:
@@ -263,13 +259,13 @@ class NodeActions:
 class _Outcome:
     """An outcome of which only the result is open."""
 
-    def __init__(self, action: NodeAction, lever: NodeSetting, node: str, *, before: str = "") -> None:
-        self._action, self._lever, self._node, self._before = action, lever, node, before
+    def __init__(self, action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> None:
+        self._action, self._setting, self._node, self._before = action, setting, node, before
 
     def __call__(self, result: Result, *, after: str = "", remark: str = "") -> NodeOutcome:
         return NodeOutcome(
             action=type(self._action).__name__,
-            lever=self._lever,
+            setting=self._setting,
             node=self._node,
             result=result,
             reason=self._action.reason,

@@ -23,7 +23,7 @@ NOTE = np.dtype(
     [
         ("at_s", np.int64),
         ("head", np.int64),  # the first job in the order
-        ("rival", np.int64),  # the first that asks for no more GPUs than the watched job; often that job itself
+        ("incumbent", np.int64),  # the first that asks for no more GPUs than the watched job; often that job itself
         ("free", np.int64),  # GPUs
         ("room", np.int64),  # GPUs of the largest job that could be placed
         (
@@ -47,7 +47,7 @@ def _note(state: EngineState, job: int, row: Any, now: int) -> None:
     row.at_s, row.shadow_s, row.extra = now, NEVER, 0
     row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
     row.head = first_up_to(state, partition, -1)
-    row.rival = first_up_to(state, partition, its.gpus)
+    row.incumbent = first_up_to(state, partition, its.gpus)
     if row.head != job and its.gpus <= row.room:
         _note_reservation(state, row, now)
 

@@ -52,7 +52,7 @@ class NodeHolding:
             ``step_s`` is not positive.
         """
         if step_s < 1:
-            raise UsageError(f"a step of {step_s} s", remedy="Use a positive number of seconds, as 600.")
+            raise UsageError(f"a step of {step_s} s", hint="Use a positive number of seconds, as 600.")
         start_s = self.since_s // step_s * step_s
         grid = np.arange(start_s, max(self.until_s, start_s + 1), step_s)
         most, mean = np.zeros((2, self.n_partitions, len(grid)))

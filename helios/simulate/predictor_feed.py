@@ -82,7 +82,7 @@ class JobKeys:
         if np.isnan(keys).any():
             raise UsageError(
                 "the queue order goes by run time, and some jobs have none",
-                remedy="Give run_time_s for every job, or a predictor.",
+                hint="Give run_time_s for every job, or a predictor.",
             )
         return keys * self.weight[these]
 

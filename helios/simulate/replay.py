@@ -116,7 +116,7 @@ class Replay:
             Nobody counted.
         """
         if self.holding is None:
-            raise UsageError("no nodes were counted in this replay", remedy="Replay with count_nodes=True.")
+            raise UsageError("no nodes were counted in this replay", hint="Replay with count_nodes=True.")
         return self.holding.in_steps(step_s)
 
 
@@ -186,7 +186,7 @@ def replay(
     """
     refuse_misfits(workload, shape)
     _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
-    _refuse_idle_wishes(preemptive, predictor, predict_again_s, guard)
+    _refuse_idle_changes(preemptive, predictor, predict_again_s, guard)
     _refuse_idle_reservation(backfill, reservation)
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
@@ -232,34 +232,34 @@ def _refuse_contradictions(
     plan_quantile: float | None,
 ) -> None:
     if plan_quantile not in WEIGHTS:
-        raise UsageError(f"plan_quantile is {plan_quantile}", remedy="Use 0.1, 0.5 or 0.9, or None for the expected.")
+        raise UsageError(f"plan_quantile is {plan_quantile}", hint="Use 0.1, 0.5 or 0.9, or None for the expected.")
     if preemptive and backfill in RESERVING:
         raise UsageError(
             f"SRTF preempts instead of reserving, so backfill {backfill} has no meaning for it.",
-            remedy="Use backfill none or skip with SRTF.",
+            hint="Use backfill none or skip with SRTF.",
         )
     if preemptive and predictor is not None:
-        raise UsageError("SRTF knows the true run times; a predictor has no part in it.", remedy="Leave it out.")
+        raise UsageError("SRTF knows the true run times; a predictor has no part in it.", hint="Leave it out.")
     if backfill in RESERVING and estimate_s is None and predictor is None:
-        raise UsageError(f"backfill {backfill} needs estimates to plan with.", remedy="Give estimate_s or a predictor.")
+        raise UsageError(f"backfill {backfill} needs estimates to plan with.", hint="Give estimate_s or a predictor.")
     if estimate_s is not None and (estimate_s < 0).any():
         raise UsageError(f"{int((estimate_s < 0).sum()):,} estimates are negative.")
 
 
-def _refuse_idle_wishes(
+def _refuse_idle_changes(
     preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, guard: WaitBound | Backlog | None
 ) -> None:
     if preemptive and guard is not None:
         raise UsageError(
             "SRTF goes by remaining run time and by nothing else; a bound on waiting has no part in it.",
-            remedy="Leave the guard out.",
+            hint="Leave the guard out.",
         )
     if predict_again_s is None:
         return
     if predictor is None or predict_again_s < 1:
         raise UsageError(
             "To predict again while jobs wait takes a predictor and a time between two questions, s.",
-            remedy="Give a predictor and predict_again_s of at least 1, or leave predict_again_s out.",
+            hint="Give a predictor and predict_again_s of at least 1, or leave predict_again_s out.",
         )
 
 
@@ -267,7 +267,7 @@ def _refuse_idle_reservation(backfill: Backfill, reservation: Reservation | None
     if reservation is not None and backfill is not Backfill.NODES:
         raise UsageError(
             f"Backfill {backfill} reserves no nodes, so that there is nothing to keep more or less strictly.",
-            remedy="Use backfill nodes, or leave the reservation out.",
+            hint="Use backfill nodes, or leave the reservation out.",
         )
 
 
@@ -293,7 +293,7 @@ def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.flo
     if not np.array_equal(keys, true) or (run_time_s is not None and not np.array_equal(run_time_s, true)):
         raise UsageError(
             "SRTF goes by remaining true run time and by nothing else.",
-            remedy="Use the order shortest_job_first, and leave run_time_s out or give the true ones.",
+            hint="Use the order shortest_job_first, and leave run_time_s out or give the true ones.",
         )
     return true
 

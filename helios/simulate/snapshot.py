@@ -103,7 +103,7 @@ class PendingRows:
     urgency: NDArray[np.float64]
     soft_limit_s: NDArray[np.float64]
     steps: int
-    hands_off: list[str | None] | None
+    excluded_reason: list[str | None] | None
     held: NDArray[np.bool_] | None
     quantiles_s: NDArray[np.float64] | None
     source: NDArray[np.int16] | None
@@ -140,7 +140,7 @@ _OWN: dict[str, Callable[[PendingRows], Any]] = {
     "urgency": lambda rows: rows.urgency,
     "soft_limit_s": lambda rows: rows.soft_limit_s,
     "priority": lambda rows: rows.priority,
-    "hands_off": lambda rows: None if rows.hands_off is None else pd.Categorical(rows.hands_off),
+    "excluded_reason": lambda rows: None if rows.excluded_reason is None else pd.Categorical(rows.excluded_reason),
     "p10_s": _quantile(0),
     "p50_s": _quantile(1),
     "p90_s": _quantile(2),
@@ -180,7 +180,7 @@ class JobMarks:
     urgency: NDArray[np.float64]
     soft_limit_s: NDArray[np.float64]
     steps: int
-    hands_off: dict[int, str]
+    excluded_reason: dict[int, str]
     held: set[int]
 
 
@@ -225,7 +225,9 @@ class SnapshotBuilder:
             urgency=marks.urgency.take(jobs),
             soft_limit_s=marks.soft_limit_s.take(jobs),
             steps=marks.steps,
-            hands_off=[marks.hands_off.get(job) for job in jobs.tolist()] if marks.hands_off else None,
+            excluded_reason=[marks.excluded_reason.get(job) for job in jobs.tolist()]
+            if marks.excluded_reason
+            else None,
             held=np.array([job in marks.held for job in jobs.tolist()], dtype=bool) if marks.held else None,
             quantiles_s=None if predictions is None else predictions.quantiles_s.take(jobs, axis=0),
             source=None if predictions is None else predictions.source.take(jobs),
@@ -372,17 +374,17 @@ class CachedSnapshot:
 
     def now(self, read: Callable[[], Frames]) -> QueueColumns:
         """Return the scene of now, of which ``read`` gives what makes the frames."""
-        scene = self._seen()
-        if scene is None:
-            scene = QueueColumns(read)
-            self._seen = weakref.ref(scene)
-        return scene
+        context = self._seen()
+        if context is None:
+            context = QueueColumns(read)
+            self._seen = weakref.ref(context)
+        return context
 
     def leave(self) -> None:
         """Let whoever still holds a snapshot keep what it shows; to be called before time goes on."""
-        scene = self._seen()
-        if scene is not None:
-            scene.kept()
+        context = self._seen()
+        if context is not None:
+            context.kept()
         self._seen = _nothing
 
 
@@ -404,12 +406,12 @@ class LazySnapshot(Snapshot):
         *,
         cluster: str,
         pending: PendingRows,
-        scene: QueueColumns,
+        context: QueueColumns,
         power: PowerSettings | None = None,
     ) -> LazySnapshot:
         """Return what is to be seen ``now_s``."""
         seen = cls.__new__(cls)
-        frames = {"pending": pending.frame, "running": scene.running, "nodes": scene.nodes}
+        frames = {"pending": pending.frame, "running": context.running, "nodes": context.nodes}
         plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
         own = {"longest_backlog_s": pending.longest_backlog_s, "_pending": pending, "_frames": frames}
         for name, value in (plain | own).items():

@@ -83,6 +83,6 @@ class SteppableReplay(Protocol):
         """Return the jobs that an order names by position, NOBODY (-1) where there is none, and their urgencies."""
         ...
 
-    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
         ...

@@ -136,7 +136,7 @@ def _window(start: datetime, end: datetime) -> tuple[str, str]:
         longest = f"{LONGEST_WINDOW.days} days"
         raise UsageError(
             f"The window from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} is empty or longer than {longest}.",
-            remedy="Read the history in shorter windows: [history] window_s.",
+            hint="Read the history in shorter windows: [history] window_s.",
         )
     begins, ends = (moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") for moment in (start, end))
     return begins, ends

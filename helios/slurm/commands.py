@@ -127,7 +127,7 @@ class CommandsBackend(Backend):
             try:
                 return self.shell.run("squeue", "--array-unique", *words)
             except AnswerNotUnderstood as reason:
-                if "array-unique" not in reason.fact:
+                if "array-unique" not in reason.message:
                     raise
                 self._tells_tasks = False
         return self.shell.run("squeue", *words)
@@ -182,7 +182,7 @@ class CommandsBackend(Backend):
         try:
             return self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape"))
         except ClusterUnavailable as reason:
-            return CommandResult(output=b"", complaint=reason.fact, status=1)
+            return CommandResult(output=b"", complaint=reason.message, status=1)
 
     def _cron_jobs(self) -> frozenset[str]:
         if self._scrontab is None:
@@ -208,7 +208,7 @@ def cron_jobs(shown: str) -> frozenset[str]:
 def _records(printed: bytes, end: str) -> list[list[str]]:
     records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
     if records.pop():
-        raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", remedy="Run: squeue --version")
+        raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", hint="Run: squeue --version")
     return [_fields(record) for record in records]
 
 
@@ -402,7 +402,7 @@ class Sprio:
         if "priority/multifactor" in answer.complaint or "priority type" in answer.complaint.lower():
             raise ClusterRefused(
                 "This cluster does not order its jobs by priority factors: PriorityType is not priority/multifactor.",
-                remedy="Set PriorityType=priority/multifactor in slurm.conf; Helios can order jobs only with it.",
+                hint="Set PriorityType=priority/multifactor in slurm.conf; Helios can order jobs only with it.",
             )
         if answer.status != 0:
             raise failure("sprio", answer.complaint)

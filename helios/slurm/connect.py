@@ -64,7 +64,7 @@ def open_cluster(
         way.backend,
         name=Accounting(shell=way.shell).cluster_name(),
         site_factor_most=settings.site_factor_most,
-        writes_per_turn=settings.writes_per_turn,
+        writes_per_cycle=settings.writes_per_cycle,
         sprio=Sprio(shell=way.shell),
         undo=undo,
         clock=clock,
@@ -95,14 +95,14 @@ def open_nodes(
     ConfigurationInvalid
         ``racks`` makes no sense.
     """
-    desk_racks = feature_racks(racks)
+    operations_racks = feature_racks(racks)
     way = connect(settings, environment=environment)
     return SlurmNodes(
         way.backend,
-        PowerConfigReader(shell=way.shell, racks=desk_racks),
+        PowerConfigReader(shell=way.shell, racks=operations_racks),
         name=Accounting(shell=way.shell).cluster_name(),
         site_factor_most=settings.site_factor_most,
-        writes_per_turn=settings.writes_per_turn,
+        writes_per_cycle=settings.writes_per_cycle,
         clock=clock,
         notes=way.notes,
     )
@@ -124,7 +124,7 @@ def connect(settings: SlurmSettings, *, environment: Mapping[str, str] | None = 
     except HeliosError as reason:
         if settings.backend == "pyslurm":
             raise
-        note = f"through Slurm's commands, because pyslurm cannot be used: {reason.fact}"
+        note = f"through Slurm's commands, because pyslurm cannot be used: {reason.message}"
         return Connection(backend=commands, shell=commands.shell, notes=(note,))
 
 

@@ -185,7 +185,7 @@ def publish(path: Path, text: str) -> None:
     except OSError as reason:
         raise HookTableInvalid(
             f"the hook's table cannot be published at {path}: {reason}",
-            remedy=f"Let the user that Helios runs as write to {path.parent}.",
+            hint=f"Let the user that Helios runs as write to {path.parent}.",
         ) from reason
 
 
@@ -207,7 +207,7 @@ def retract(path: Path) -> bool:
     except OSError as reason:
         raise HookTableInvalid(
             f"the hook's table at {path} cannot be removed: {reason}",
-            remedy=f"Remove it by hand, or create {path.parent / 'PAUSED'}.",
+            hint=f"Remove it by hand, or create {path.parent / 'PAUSED'}.",
         ) from reason
     return True
 
@@ -224,7 +224,7 @@ def read_table(path: Path, now: datetime) -> HookTable:
     if now >= table.expires_at or now < table.published_at - SKEW:
         raise HookTableInvalid(
             f"the hook's table {path} is good from {table.published_at} to {table.expires_at}, not at {now}",
-            remedy="See that the daemon runs and that the clocks agree.",
+            hint="See that the daemon runs and that the clocks agree.",
         )
     return table
 
@@ -241,11 +241,11 @@ class PublishedTables:
 
     spans: Mapping[_What, _Span] = field(default_factory=dict)
 
-    def has(self, lever: JobSetting, job: RawJob, value: int) -> bool:
+    def has(self, setting: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether the hook was told to write ``value`` to such a job when ``job`` was submitted."""
         if not self.spans or not value:
             return False
-        word, limit = ("site_factor", _ANY) if lever is JobSetting.ORDER else ("time_min", _limit(job))
+        word, limit = ("site_factor", _ANY) if setting is JobSetting.ORDER else ("time_min", _limit(job))
         user, partition = _quoted(job["user"] or ""), _quoted(job["partition"] or "")
         found = (self.spans.get((word, who, partition, limit, str(value))) for who in (user, _ANY))
         return any(span is not None and _within(job["submitted"], span) for span in found)
@@ -336,25 +336,25 @@ def _content(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1024).decode("ascii")
     except (OSError, UnicodeDecodeError) as reason:
-        raise HookTableInvalid(f"the hook's table {path} cannot be read: {reason}", remedy=_ANEW) from reason
+        raise HookTableInvalid(f"the hook's table {path} cannot be read: {reason}", hint=_ANEW) from reason
 
 
 def _parsed(text: str, path: Path) -> HookTable:
     header, _, rest = text.partition("\n")
     facts = _HEADER.fullmatch(header)
     if facts is None:
-        raise HookTableInvalid(f"the hook's table {path} has no header of the format {FORMAT}", remedy=_ANEW)
+        raise HookTableInvalid(f"the hook's table {path} has no header of the format {FORMAT}", hint=_ANEW)
     generation, published, expires, count, size = map(int, facts[1].split(" "))
     body = rest[:size]
     if len(body) != size or rest[size:] != _last_line(generation, count):
-        raise HookTableInvalid(f"the hook's table {path} is cut short, or goes on after its end", remedy=_ANEW)
+        raise HookTableInvalid(f"the hook's table {path} is cut short, or goes on after its end", hint=_ANEW)
     if _sum_of_all(facts[1], body) != int(facts[2]):
-        raise HookTableInvalid(f"the hook's table {path} has a wrong checksum", remedy=_ANEW)
+        raise HookTableInvalid(f"the hook's table {path} has a wrong checksum", hint=_ANEW)
     if max(published, expires) > _LAST_S:
-        raise HookTableInvalid(f"the hook's table {path} is from a time that no clock has", remedy=_ANEW)
+        raise HookTableInvalid(f"the hook's table {path} is from a time that no clock has", hint=_ANEW)
     rows = [_row(line, path) for line in body.split("\n")[:-1]]
     if len(rows) != count:
-        raise HookTableInvalid(f"the hook's table {path} has {len(rows)} rows, not {count}", remedy=_ANEW)
+        raise HookTableInvalid(f"the hook's table {path} has {len(rows)} rows, not {count}", hint=_ANEW)
     return HookTable(
         generation=generation,
         published_at=datetime.fromtimestamp(published, UTC),
@@ -381,7 +381,7 @@ def _row(line: str, path: Path) -> HookRow:
         )
     except ValueError as reason:
         raise HookTableInvalid(
-            f"the hook's table {path} has a row {line!r} that is not understood: {reason}", remedy=_ANEW
+            f"the hook's table {path} has a row {line!r} that is not understood: {reason}", hint=_ANEW
         ) from reason
 
 

@@ -61,19 +61,19 @@ class QueueReading:
     undo: JobsUndo
     soft_limits: bool = False
 
-    def value(self, lever: JobSetting, job_id: str) -> int | None:
+    def value(self, setting: JobSetting, job_id: str) -> int | None:
         """Return a pending job's SiteFactor, or its TimeMin in minutes (0: none); None: it cannot be read now."""
-        if lever is JobSetting.SOFT_LIMIT:
+        if setting is JobSetting.SOFT_LIMIT:
             return translate.minutes(self.jobs[job_id]["time_min_s"])
         factor = self.factors.get(job_id)
         return None if factor is None or factor.direct else factor.value
 
-    def is_ours(self, lever: JobSetting, job_id: str) -> bool:
+    def is_ours(self, setting: JobSetting, job_id: str) -> bool:
         """Return whether what stands on a pending job is proved to be Helios': its mark, and a record of it."""
-        value, job = self.value(lever, job_id), self.jobs[job_id]
+        value, job = self.value(setting, job_id), self.jobs[job_id]
         if value is None:
             return False
-        if lever is JobSetting.ORDER:
+        if setting is JobSetting.ORDER:
             return translate.is_our_site_factor(value, job, self.undo)
         return translate.is_our_time_min(job, self.undo, release=self.release)
 
@@ -83,21 +83,21 @@ class QueueReading:
             self.undo.last(JobSetting.ORDER, self.jobs[job_id]) if self.value(JobSetting.ORDER, job_id) is None else 0
         )
 
-    def suspect(self, lever: JobSetting, job_id: str) -> str:
+    def suspect(self, setting: JobSetting, job_id: str) -> str:
         """Return why a value that bears the mark is left as it is; empty: it bears none, or is proved."""
-        value = self.value(lever, job_id)
-        if not value or self.is_ours(lever, job_id):
+        value = self.value(setting, job_id)
+        if not value or self.is_ours(setting, job_id):
             return ""
         # Without the flag Helios writes no TimeMin: there it is a user's.
-        is_order = lever is JobSetting.ORDER
+        is_order = setting is JobSetting.ORDER
         bears = (
             ownership.has_helios_mark(value) if is_order else self.soft_limits and ownership.has_helios_time_min(value)
         )
         return translate.unproved(self.undo) if bears else ""
 
-    def hands_off(self, job_id: str) -> str:
+    def excluded_reason(self, job_id: str) -> str:
         """Return why a pending job must be left alone; empty: it need not."""
-        return translate.hands_off(self.jobs[job_id], self.factors.get(job_id), self.undo)
+        return translate.excluded_reason(self.jobs[job_id], self.factors.get(job_id), self.undo)
 
 
 def read_queue(
@@ -135,49 +135,49 @@ def to_updates(actions: Sequence[JobAction], look: QueueReading, *, most: int) -
     """
     terms = slurm_value_mapping(site_factor=partial(ownership.site_factor, most=most))
     return [
-        wish
+        change
         for action in actions
-        for wish in setting_changes(
-            action, terms, pending=lambda: look.jobs, is_set=lambda lever, job_id: _concerns(lever, look, job_id)
+        for change in setting_changes(
+            action, terms, pending=lambda: look.jobs, is_set=lambda setting, job_id: _concerns(setting, look, job_id)
         )
     ]
 
 
-def judge_update(wish: SettingChange[int], look: QueueReading) -> Outcome | None:
+def judge_update(change: SettingChange[int], look: QueueReading) -> Outcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
-    if wish.job_id not in look.jobs:
-        return wish.outcome(Result.GONE, remark=GONE)
-    return judge_change(wish, _ground(wish, look))
+    if change.job_id not in look.jobs:
+        return change.outcome(Result.GONE, remark=GONE)
+    return judge_change(change, _ground(change, look))
 
 
-def size(wish: SettingChange[int], look: QueueReading, *, most: int) -> float:
+def size(change: SettingChange[int], look: QueueReading, *, most: int) -> float:
     """Return how much a wish that is to be written changes: what is taken back first, then 2 to 0."""
-    before = look.value(wish.lever, wish.job_id) or 0
-    if wish.takes_back:
+    before = look.value(change.setting, change.job_id) or 0
+    if change.takes_back:
         return 3.0 if before else 2.5
-    if wish.lever is JobSetting.ORDER:
-        return abs(wish.wanted - before) / most
-    limit = translate.minutes(look.jobs[wish.job_id]["time_limit_s"])
-    return abs(wish.wanted - (before or limit)) / max(limit, wish.wanted)
+    if change.setting is JobSetting.ORDER:
+        return abs(change.wanted - before) / most
+    limit = translate.minutes(look.jobs[change.job_id]["time_limit_s"])
+    return abs(change.wanted - (before or limit)) / max(limit, change.wanted)
 
 
-def _ground(wish: SettingChange[int], look: QueueReading) -> ChangeContext:
+def _ground(change: SettingChange[int], look: QueueReading) -> ChangeContext:
     return ChangeContext(
-        before=look.value(wish.lever, wish.job_id),
-        is_set=look.is_ours(wish.lever, wish.job_id),
-        hands_off=look.hands_off(wish.job_id),
+        before=look.value(change.setting, change.job_id),
+        is_set=look.is_ours(change.setting, change.job_id),
+        excluded_reason=look.excluded_reason(change.job_id),
         soft_limits=look.soft_limits,
-        time_limit=translate.minutes(look.jobs[wish.job_id]["time_limit_s"]),
-        hidden=look.hidden(wish.job_id) if wish.lever is JobSetting.ORDER else 0,
-        suspect=look.suspect(wish.lever, wish.job_id),
+        time_limit=translate.minutes(look.jobs[change.job_id]["time_limit_s"]),
+        hidden=look.hidden(change.job_id) if change.setting is JobSetting.ORDER else 0,
+        suspect=look.suspect(change.setting, change.job_id),
     )
 
 
-def _concerns(lever: JobSetting, look: QueueReading, job_id: str) -> bool:
+def _concerns(setting: JobSetting, look: QueueReading, job_id: str) -> bool:
     """Return whether a restore of everything has something to do, or to say, about a lever of a pending job."""
-    if look.is_ours(lever, job_id) or look.suspect(lever, job_id):
+    if look.is_ours(setting, job_id) or look.suspect(setting, job_id):
         return True
-    return lever is JobSetting.ORDER and look.hidden(job_id) != 0
+    return setting is JobSetting.ORDER and look.hidden(job_id) != 0
 
 
 SPENT = "the writes of this turn are spent"
@@ -219,7 +219,7 @@ class SlurmCluster:
         *,
         name: str,
         site_factor_most: int,
-        writes_per_turn: int,
+        writes_per_cycle: int,
         sprio: Callable[[], Mapping[str, SiteFactor]],
         undo: JobsUndo | None = None,
         clock: Callable[[], datetime] = now,
@@ -229,7 +229,7 @@ class SlurmCluster:
         self.name = name
         self.notes = tuple(notes)
         self._most = site_factor_most
-        self._writes_per_turn = writes_per_turn
+        self._writes_per_cycle = writes_per_cycle
         self._sprio = sprio
         self._clock = clock
         self._undo = undo or JobsUndo()
@@ -272,30 +272,30 @@ class SlurmCluster:
         if not actions:
             return []
         look = self._look()
-        wishes = to_updates(actions, look, most=self._most)
-        outcomes = {at: said for at, wish in enumerate(wishes) if (said := judge_update(wish, look)) is not None}
-        open_wishes = [at for at in range(len(wishes)) if at not in outcomes]
-        chosen = self._chosen({at: wishes[at] for at in open_wishes}, look)
-        outcomes |= {at: _left_out(wishes[at], look, why) for at, why in chosen.left_out.items()}
+        changes = to_updates(actions, look, most=self._most)
+        outcomes = {at: said for at, change in enumerate(changes) if (said := judge_update(change, look)) is not None}
+        open_changes = [at for at in range(len(changes)) if at not in outcomes]
+        chosen = self._chosen({at: changes[at] for at in open_changes}, look)
+        outcomes |= {at: _left_out(changes[at], look, why) for at, why in chosen.left_out.items()}
         self._undo.add(_meant(chosen.writes.values(), look), queue=self._queue)
         written, others = self._written(chosen.writes, look)
         outcomes |= written
-        return [*(outcomes[at] for at in range(len(wishes))), *others]
+        return [*(outcomes[at] for at in range(len(changes))), *others]
 
-    def know(self, standings: pd.DataFrame, *, keep: bool) -> None:
-        """Take the database's book (``STANDINGS``) as a record too, of another Helios that led as well.
+    def know(self, applied_changes: pd.DataFrame, *, keep: bool) -> None:
+        """Take the database's book (``APPLIED_CHANGES``) as a record too, of another Helios that led as well.
 
         Parameters
         ----------
         keep : bool
             Whether to write into the undo file what only the book has, for the script that has no database.
         """
-        real = standings[(standings["mode"] != Mode.SHADOW) & ~standings["admins"].astype(bool)]
+        real = applied_changes[(applied_changes["mode"] != Mode.SHADOW) & ~applied_changes["overridden"].astype(bool)]
         submitted_s = real["submitted_at"].astype("int64") // 1_000_000
         entries = [
-            self._of_the_book(JobSetting(lever), str(job_id), int(submitted), float(value))
-            for lever, job_id, submitted, value in zip(
-                real["lever"], real["job_id"], submitted_s, real["value"], strict=True
+            self._of_the_applied_now(JobSetting(setting), str(job_id), int(submitted), float(value))
+            for setting, job_id, submitted, value in zip(
+                real["setting"], real["job_id"], submitted_s, real["value"], strict=True
             )
         ]
         self._undo.refresh()
@@ -304,12 +304,12 @@ class SlurmCluster:
             with suppress(UndoNotWritten):  # the book knows them still
                 self._undo.add(entry for entry in entries if entry.value and not self._undo.names(entry))
 
-    def _of_the_book(self, lever: JobSetting, job_id: str, submitted: int, value: float) -> Written:
-        is_order = lever is JobSetting.ORDER
+    def _of_the_applied_now(self, setting: JobSetting, job_id: str, submitted: int, value: float) -> Written:
+        is_order = setting is JobSetting.ORDER
         worth = (
             ownership.site_factor(value, most=self._most) if is_order else ownership.time_min(timedelta(seconds=value))
         )
-        return Written(lever=lever, job_id=job_id, submitted=submitted, value=worth)
+        return Written(setting=setting, job_id=job_id, submitted=submitted, value=worth)
 
     def close(self) -> None:
         """Let go of the way in."""
@@ -331,38 +331,38 @@ class SlurmCluster:
             self._undo.add(_found(look), queue=self._queue)
         return look
 
-    def _chosen(self, wishes: Mapping[int, SettingChange[int]], look: QueueReading) -> _Choice:
+    def _chosen(self, changes: Mapping[int, SettingChange[int]], look: QueueReading) -> _Choice:
         """Choose what is written now: of each lever of a job the last wish, within the budget of jobs."""
-        last = {(wish.lever, wish.job_id): at for at, wish in wishes.items()}
-        left_out = {at: OVERRULED for at, wish in wishes.items() if last[wish.lever, wish.job_id] != at}
+        last = {(change.setting, change.job_id): at for at, change in changes.items()}
+        left_out = {at: OVERRULED for at, change in changes.items() if last[change.setting, change.job_id] != at}
         sizes: dict[str, float] = {}
         for at in last.values():
-            job_id = wishes[at].job_id
-            sizes[job_id] = max(sizes.get(job_id, 0.0), size(wishes[at], look, most=self._most))
-        first = set(sorted(sizes, key=lambda job_id: -sizes[job_id])[: self._writes_per_turn])
-        late = {at: SPENT for at in last.values() if wishes[at].job_id not in first}
-        writes = {at: wishes[at] for at in last.values() if at not in late}
+            job_id = changes[at].job_id
+            sizes[job_id] = max(sizes.get(job_id, 0.0), size(changes[at], look, most=self._most))
+        first = set(sorted(sizes, key=lambda job_id: -sizes[job_id])[: self._writes_per_cycle])
+        late = {at: SPENT for at in last.values() if changes[at].job_id not in first}
+        writes = {at: changes[at] for at in last.values() if at not in late}
         return _Choice(writes=writes, left_out=left_out | late)
 
     def _written(
-        self, wishes: Mapping[int, SettingChange[int]], look: QueueReading
+        self, changes: Mapping[int, SettingChange[int]], look: QueueReading
     ) -> tuple[dict[int, Outcome], list[Outcome]]:
         """Write and read back; return what became of each wish, and of jobs that changed without one."""
-        if not wishes:
+        if not changes:
             return {}, []
-        answers = self._answers(list(wishes.values()), look)
+        answers = self._answers(list(changes.values()), look)
         try:
             after = self._seen_after(look)
         except HeliosError as reason:
-            return {at: _unread(wish, look, reason) for at, wish in wishes.items()}, []
-        outcomes = {at: outcome_after(wish, look, after, answers[wish.job_id]) for at, wish in wishes.items()}
+            return {at: _unread(change, look, reason) for at, change in changes.items()}, []
+        outcomes = {at: outcome_after(change, look, after, answers[change.job_id]) for at, change in changes.items()}
         with suppress(UndoNotWritten):
-            self._undo.add(_gone(wishes.values(), after))
-        return outcomes, list(_changed_unasked(wishes.values(), look, after))
+            self._undo.add(_gone(changes.values(), after))
+        return outcomes, list(_changed_unasked(changes.values(), look, after))
 
-    def _answers(self, wishes: Sequence[SettingChange[int]], look: QueueReading) -> dict[str, str]:
+    def _answers(self, changes: Sequence[SettingChange[int]], look: QueueReading) -> dict[str, str]:
         """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
-        updates = _to_updates(wishes, look)
+        updates = _to_updates(changes, look)
         arrays = [update for update in updates if look.jobs[update.job_id]["tasks"] > 1]
         others = [update for update in updates if look.jobs[update.job_id]["tasks"] <= 1]
         said: list[str] = []
@@ -377,7 +377,7 @@ class SlurmCluster:
             if first:
                 raise
             # Something was written before: that must be read back and told.
-            return [reason.fact] * len(updates)
+            return [reason.message] * len(updates)
 
     def _seen_after(self, look: QueueReading) -> QueueReading:
         jobs = {job["job_id"]: job for job in self.backend.queue() if job["state"] == "PENDING"}
@@ -397,85 +397,85 @@ class _Choice:
     left_out: Mapping[int, str]
 
 
-def outcome_after(wish: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
+def outcome_after(change: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
     """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
-    was = before.value(wish.lever, wish.job_id)
-    if wish.job_id not in after.jobs:
-        return wish.outcome(Result.GONE, before=was, remark=GONE)
-    seen = after.value(wish.lever, wish.job_id)
-    if seen == wish.wanted:
-        return wish.outcome(Result.DONE, before=was, after=seen)
+    was = before.value(change.setting, change.job_id)
+    if change.job_id not in after.jobs:
+        return change.outcome(Result.GONE, before=was, remark=GONE)
+    seen = after.value(change.setting, change.job_id)
+    if seen == change.wanted:
+        return change.outcome(Result.DONE, before=was, after=seen)
     if answer:
-        return wish.outcome(Result.FAILED, before=was, after=seen, remark=answer)
+        return change.outcome(Result.FAILED, before=was, after=seen, remark=answer)
     if seen is not None:
-        return wish.outcome(
+        return change.outcome(
             Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands"
         )
-    if wish.takes_back:
-        own, now = before.jobs[wish.job_id]["priority"], after.jobs[wish.job_id]["priority"]
-        wrote = wish.terms.words(wish.lever, before.hidden(wish.job_id))
-        said = wish.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
+    if change.takes_back:
+        own, now = before.jobs[change.job_id]["priority"], after.jobs[change.job_id]["priority"]
+        wrote = change.terms.words(change.setting, before.hidden(change.job_id))
+        said = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
         return replace(said, before=f"priority {own}", after=f"priority {now}")
     # It was written: said otherwise, nobody would remember that it is to be taken back.
-    return wish.outcome(Result.DONE, before=was, remark=UNSEEN)
+    return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _meant(wishes: Iterable[SettingChange[int]], look: QueueReading) -> list[Written]:
+def _meant(changes: Iterable[SettingChange[int]], look: QueueReading) -> list[Written]:
     """Return what is about to be written and would have to be taken back."""
-    return [_entry(wish.lever, look.jobs[wish.job_id], wish.wanted) for wish in wishes if wish.wanted]
+    return [_entry(change.setting, look.jobs[change.job_id], change.wanted) for change in changes if change.wanted]
 
 
-def _gone(wishes: Iterable[SettingChange[int]], after: QueueReading) -> list[Written]:
+def _gone(changes: Iterable[SettingChange[int]], after: QueueReading) -> list[Written]:
     """Return what was taken back and is seen to be gone, or was written away where nobody sees it."""
     return [
-        _entry(wish.lever, after.jobs[wish.job_id], 0)
-        for wish in wishes
-        if wish.takes_back and wish.job_id in after.jobs and not after.value(wish.lever, wish.job_id)
+        _entry(change.setting, after.jobs[change.job_id], 0)
+        for change in changes
+        if change.takes_back and change.job_id in after.jobs and not after.value(change.setting, change.job_id)
     ]
 
 
 def _found(look: QueueReading) -> Iterator[Written]:
     """Return what stands and only another record proves, and what Helios wrote and something else replaced."""
     for job_id, job in look.jobs.items():
-        for lever in JobSetting:
-            value, last = look.value(lever, job_id), look.undo.last(lever, job)
+        for setting in JobSetting:
+            value, last = look.value(setting, job_id), look.undo.last(setting, job)
             if not value and not last:
                 continue
-            if value == last and look.undo.has(lever, job, last):
+            if value == last and look.undo.has(setting, job, last):
                 continue
-            if value and look.is_ours(lever, job_id):
-                if not look.undo.has(lever, job, value):
-                    yield _entry(lever, job, value)
+            if value and look.is_ours(setting, job_id):
+                if not look.undo.has(setting, job, value):
+                    yield _entry(setting, job, value)
             elif last and value is not None:
-                yield _entry(lever, job, 0)
-            elif last and not look.undo.has(lever, job, last):
-                yield _entry(lever, job, last)
+                yield _entry(setting, job, 0)
+            elif last and not look.undo.has(setting, job, last):
+                yield _entry(setting, job, last)
 
 
-def _entry(lever: JobSetting, job: RawJob, value: int) -> Written:
-    return Written(lever=lever, job_id=job["job_id"], submitted=job["submitted"], value=value)
+def _entry(setting: JobSetting, job: RawJob, value: int) -> Written:
+    return Written(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
 
 
 def _changed_unasked(
-    wishes: Iterable[SettingChange[int]], before: QueueReading, after: QueueReading
+    changes: Iterable[SettingChange[int]], before: QueueReading, after: QueueReading
 ) -> Iterator[Outcome]:
     """Return tasks that left an array which was written, and that read otherwise since: nobody had asked for it."""
-    asked = {(wish.lever, wish.job_id): wish for wish in wishes}
+    asked = {(change.setting, change.job_id): change for change in changes}
     for job_id, job in before.jobs.items():
-        for lever in JobSetting:
-            wish = asked.get((lever, job["array_job_id"] or ""))
-            if wish is None or (lever, job_id) in asked or job_id not in after.jobs:
+        for setting in JobSetting:
+            change = asked.get((setting, job["array_job_id"] or ""))
+            if change is None or (setting, job_id) in asked or job_id not in after.jobs:
                 continue
-            was, now = before.value(lever, job_id), after.value(lever, job_id)
+            was, now = before.value(setting, job_id), after.value(setting, job_id)
             if was is not None and now is not None and was != now:
-                own = replace(wish, job_id=job_id)
+                own = replace(change, job_id=job_id)
                 yield own.outcome(Result.MISMATCH, before=was, after=now, remark=UNASKED)
 
 
-def _to_updates(wishes: Sequence[SettingChange[int]], look: QueueReading) -> list[JobUpdate]:
+def _to_updates(changes: Sequence[SettingChange[int]], look: QueueReading) -> list[JobUpdate]:
     by_job: dict[str, dict[JobSetting, int]] = {}
-    for wish in wishes:
-        by_job.setdefault(wish.job_id, {})[wish.lever] = wish.wanted
+    for change in changes:
+        by_job.setdefault(change.job_id, {})[change.setting] = change.wanted
     return [
         JobUpdate(
             job_id=job_id,
@@ -493,13 +493,13 @@ def _tasks_of(job: RawJob) -> str:
     return (job["array_tasks"] or "").partition("%")[0] if is_master else ""
 
 
-def _left_out(wish: SettingChange[int], look: QueueReading, why: str) -> Outcome:
+def _left_out(change: SettingChange[int], look: QueueReading, why: str) -> Outcome:
     result = Result.POSTPONED if why == SPENT else Result.REFUSED
-    return wish.outcome(result, before=look.value(wish.lever, wish.job_id), remark=why)
+    return change.outcome(result, before=look.value(change.setting, change.job_id), remark=why)
 
 
-def _unread(wish: SettingChange[int], look: QueueReading, reason: HeliosError) -> Outcome:
-    before = look.value(wish.lever, wish.job_id)
-    return wish.outcome(
-        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.fact}"
+def _unread(change: SettingChange[int], look: QueueReading, reason: HeliosError) -> Outcome:
+    before = look.value(change.setting, change.job_id)
+    return change.outcome(
+        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.message}"
     )

@@ -33,7 +33,7 @@ from helios.slurm.power import (
     KEEP_AWAKE_SINCE,
     PowerConfig,
     PowerConfigReader,
-    hands_off,
+    excluded_reason,
     in_hand,
     is_idle,
     join_exceptions,
@@ -124,13 +124,13 @@ class NodeReading:
         kept = kept_awake(nodes, powering.surroundings.exclusions)
         return cls(nodes={node["name"]: node for node in nodes}, powering=powering, warm=kept)
 
-    def said(self, lever: NodeSetting, node: str) -> str:
+    def said(self, setting: NodeSetting, node: str) -> str:
         """Return what stands on a lever of a node, in Slurm's words; empty: it cannot be read."""
-        if lever is NodeSetting.KEEP_AWAKE:
+        if setting is NodeSetting.KEEP_AWAKE:
             return f"SuspendExcNodes {self.powering.settings.keep_awake or '(null)'}"
         if node not in self.nodes:
             return ""
-        if lever is NodeSetting.WEIGHT:
+        if setting is NodeSetting.WEIGHT:
             return f"Weight {self.nodes[node]['weight']}"
         return "+".join(filter(None, (self.nodes[node]["state"], self.nodes[node]["flags"])))
 
@@ -148,7 +148,7 @@ class PlannedNodeUpdate:
     """
 
     action: str
-    lever: NodeSetting
+    setting: NodeSetting
     node: str
     reason: str
     wanted: str
@@ -162,7 +162,7 @@ class PlannedNodeUpdate:
     @property
     def change(self) -> NodeUpdate:
         """The change that fulfils it; of the keep-awake list there is none."""
-        if self.lever is NodeSetting.WEIGHT:
+        if self.setting is NodeSetting.WEIGHT:
             return NodeUpdate(node=self.node, weight=_weight(self.wanted))
         return NodeUpdate(node=self.node, state=self.wanted)
 
@@ -170,7 +170,7 @@ class PlannedNodeUpdate:
         """Return ``result`` as the outcome of this wish."""
         return NodeOutcome(
             action=self.action,
-            lever=self.lever,
+            setting=self.setting,
             node=self.node,
             result=result,
             reason=self.reason,
@@ -188,45 +188,47 @@ def to_node_updates(actions: Sequence[NodeAction], look: NodeReading) -> list[Pl
     TypeError
         There is no such action on nodes.
     """
-    return [wish for action in actions for wish in _of(action, look)]
+    return [change for action in actions for change in _of(action, look)]
 
 
-def judge_node_update(wish: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
+def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
     """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
-    if wish.lever is not NodeSetting.KEEP_AWAKE and wish.node not in look.nodes:
-        return wish.outcome(Result.GONE, remark=NO_NODE)
-    before = look.said(wish.lever, wish.node)
-    if is_in_state(wish, look):
-        return wish.outcome(Result.UNCHANGED, before=before, after=before)
-    result, why = _VERDICTS[wish.lever](wish, look)
-    return wish.outcome(result, before=before, remark=why) if why else None
+    if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in look.nodes:
+        return change.outcome(Result.GONE, remark=NO_NODE)
+    before = look.said(change.setting, change.node)
+    if is_in_state(change, look):
+        return change.outcome(Result.UNCHANGED, before=before, after=before)
+    result, why = _RESULTS[change.setting](change, look)
+    return change.outcome(result, before=before, remark=why) if why else None
 
 
-def is_in_state(wish: PlannedNodeUpdate, look: NodeReading) -> bool:
+def is_in_state(change: PlannedNodeUpdate, look: NodeReading) -> bool:
     """Return whether what is wanted is so, or on its way; of a node that exists."""
-    if wish.lever is NodeSetting.KEEP_AWAKE:
-        return same_list(look.powering.settings.keep_awake, wish.wanted)
-    node = look.nodes[wish.node]
-    if wish.lever is NodeSetting.WEIGHT:
-        return node["weight"] == _weight(wish.wanted)
-    return power(node) in (_ON_THE_WAY_DOWN if wish.wanted == DOWN else _ON_THE_WAY_UP)
+    if change.setting is NodeSetting.KEEP_AWAKE:
+        return same_list(look.powering.settings.keep_awake, change.wanted)
+    node = look.nodes[change.node]
+    if change.setting is NodeSetting.WEIGHT:
+        return node["weight"] == _weight(change.wanted)
+    return power(node) in (_ON_THE_WAY_DOWN if change.wanted == DOWN else _ON_THE_WAY_UP)
 
 
-def node_outcome_after(wish: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
+def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
     """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
-    was, seen = before.said(wish.lever, wish.node), after.said(wish.lever, wish.node)
+    was, seen = before.said(change.setting, change.node), after.said(change.setting, change.node)
     if not seen:
-        return wish.outcome(Result.GONE, before=was, remark=NO_NODE)
-    if is_in_state(wish, after):
-        return wish.outcome(Result.DONE, before=was, after=seen, remark=_landed(wish, after))
+        return change.outcome(Result.GONE, before=was, remark=NO_NODE)
+    if is_in_state(change, after):
+        return change.outcome(Result.DONE, before=was, after=seen, remark=_landed(change, after))
     if answer:
-        return wish.outcome(Result.FAILED, before=was, after=seen, remark=answer)
-    return wish.outcome(Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands")
+        return change.outcome(Result.FAILED, before=was, after=seen, remark=answer)
+    return change.outcome(
+        Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands"
+    )
 
 
-def _landed(wish: PlannedNodeUpdate, after: NodeReading) -> str:
+def _landed(change: PlannedNodeUpdate, after: NodeReading) -> str:
     """Return what to say of a job that came before the sleep did: it is in no danger, Slurm waits for its end."""
-    return TAKEN if wish.wanted == DOWN and not is_idle(after.nodes[wish.node]) else ""
+    return TAKEN if change.wanted == DOWN and not is_idle(after.nodes[change.node]) else ""
 
 
 def _of(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
@@ -234,7 +236,7 @@ def _of(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
     if isinstance(action, PowerDown | PowerUp):
         state = DOWN if isinstance(action, PowerDown) else UP
         yield PlannedNodeUpdate(
-            action=name, lever=NodeSetting.POWER, node=action.node, reason=action.reason, wanted=state
+            action=name, setting=NodeSetting.POWER, node=action.node, reason=action.reason, wanted=state
         )
     elif isinstance(action, KeepAwake):
         yield _kept(action, look)
@@ -242,12 +244,12 @@ def _of(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
         for node, weight in _weights(action, look).items():
             wanted = "" if weight is None else str(weight)
             yield PlannedNodeUpdate(
-                action=name, lever=NodeSetting.WEIGHT, node=node, reason=action.reason, wanted=wanted
+                action=name, setting=NodeSetting.WEIGHT, node=node, reason=action.reason, wanted=wanted
             )
     elif isinstance(action, RevertNodes):
         for node, own in action.own:
-            wanted = UP if action.lever is NodeSetting.POWER else own
-            yield PlannedNodeUpdate(action=name, lever=action.lever, node=node, reason=action.reason, wanted=wanted)
+            wanted = UP if action.setting is NodeSetting.POWER else own
+            yield PlannedNodeUpdate(action=name, setting=action.setting, node=node, reason=action.reason, wanted=wanted)
     else:
         raise TypeError(f"{name} is no action on nodes; there are {', '.join(_NAMES)}")
 
@@ -261,7 +263,7 @@ def _kept(action: KeepAwake, look: NodeReading) -> PlannedNodeUpdate:
     missing = [node for node in action.nodes if node not in look.nodes]
     return PlannedNodeUpdate(
         action=type(action).__name__,
-        lever=NodeSetting.KEEP_AWAKE,
+        setting=NodeSetting.KEEP_AWAKE,
         node="",
         reason=action.reason,
         wanted=join_exceptions(own, known),
@@ -278,9 +280,9 @@ def _weights(action: FillFirst, look: NodeReading) -> dict[str, int | None]:
     return dict.fromkeys(node for tier in action.tiers for node in tier) | weights_by_tier(own, tiers)
 
 
-def _of_power(wish: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
-    node = look.nodes[wish.node]
-    if wish.wanted == DOWN:
+def _of_power(change: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
+    node = look.nodes[change.node]
+    if change.wanted == DOWN:
         return Result.REFUSED, _why_awake(node, look)
     if power(node) is NodePower.FALLING_ASLEEP:
         return Result.POSTPONED, FALLING
@@ -289,7 +291,7 @@ def _of_power(wish: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
 
 def _why_awake(node: RawNode, look: NodeReading) -> str:
     """Return why a node must not be put to sleep now; empty: it may be."""
-    if why := look.powering.settings.why_not or hands_off(node, look.powering.surroundings.exclusions):
+    if why := look.powering.settings.why_not or excluded_reason(node, look.powering.surroundings.exclusions):
         return why
     if power(node) is NodePower.WAKING:
         return "it is waking"
@@ -298,21 +300,21 @@ def _why_awake(node: RawNode, look: NodeReading) -> str:
     return "SuspendExcNodes keeps it awake" if node["name"] in look.warm else ""
 
 
-def _of_the_list(wish: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
+def _of_the_list(change: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
     if look.powering.release < KEEP_AWAKE_SINCE:
         return Result.REFUSED, TOO_OLD
-    if why := "" if wish.takes_back else look.powering.settings.why_not:
+    if why := "" if change.takes_back else look.powering.settings.why_not:
         return Result.REFUSED, why
     try:
-        keep_awake_list(wish.wanted)
+        keep_awake_list(change.wanted)
     except HostlistInvalid as reason:
-        return Result.REFUSED, reason.fact
+        return Result.REFUSED, reason.message
     return Result.REFUSED, ""
 
 
-def _of_weight(wish: PlannedNodeUpdate, _: NodeReading) -> tuple[Result, str]:
-    readable = _weight(wish.wanted) is not None
-    return Result.REFUSED, "" if readable else f"{wish.wanted!r} is no weight"
+def _of_weight(change: PlannedNodeUpdate, _: NodeReading) -> tuple[Result, str]:
+    readable = _weight(change.wanted) is not None
+    return Result.REFUSED, "" if readable else f"{change.wanted!r} is no weight"
 
 
 def _weight(text: str) -> int | None:
@@ -320,7 +322,7 @@ def _weight(text: str) -> int | None:
     return parse.whole(text) if text.isascii() and text.isdigit() else None
 
 
-_VERDICTS: Mapping[NodeSetting, Callable[[PlannedNodeUpdate, NodeReading], tuple[Result, str]]] = {
+_RESULTS: Mapping[NodeSetting, Callable[[PlannedNodeUpdate, NodeReading], tuple[Result, str]]] = {
     NodeSetting.POWER: _of_power,
     NodeSetting.KEEP_AWAKE: _of_the_list,
     NodeSetting.WEIGHT: _of_weight,
@@ -352,20 +354,20 @@ class SlurmNodes:
     def __init__(
         self,
         backend: Backend,
-        desk: PowerConfigReader,
+        operations: PowerConfigReader,
         *,
         name: str,
         site_factor_most: int,
-        writes_per_turn: int,
+        writes_per_cycle: int,
         clock: Callable[[], datetime] = now,
         notes: Sequence[str] = (),
     ) -> None:
         self.backend = backend
-        self.desk = desk
+        self.operations = operations
         self.name = name
         self.notes = tuple(notes)
         self._most = site_factor_most
-        self._writes_per_turn = writes_per_turn
+        self._writes_per_cycle = writes_per_cycle
         self._clock = clock
 
     def snapshot(self) -> Snapshot:
@@ -377,7 +379,7 @@ class SlurmNodes:
             It cannot be reached, or did not answer in time.
         """
         taken_at = self._clock()
-        powering, jobs = self.desk(), self.backend.queue()
+        powering, jobs = self.operations(), self.backend.queue()
         return Snapshot(
             taken_at=taken_at,
             cluster=self.name,
@@ -397,28 +399,34 @@ class SlurmNodes:
         """
         if not actions:
             return []
-        look = NodeReading.of(nodes=self.backend.nodes(), powering=self.desk())
-        wishes = to_node_updates(actions, look)
-        outcomes = {at: said for at, wish in enumerate(wishes) if (said := judge_node_update(wish, look)) is not None}
-        outcomes |= _left_out(wishes, outcomes, look, self._writes_per_turn)
-        open_wishes = {at: wish for at, wish in enumerate(wishes) if at not in outcomes}
-        outcomes |= self._written(open_wishes, look)
-        return [outcomes[at] for at in range(len(wishes))]
+        look = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations())
+        changes = to_node_updates(actions, look)
+        outcomes = {
+            at: said for at, change in enumerate(changes) if (said := judge_node_update(change, look)) is not None
+        }
+        outcomes |= _left_out(changes, outcomes, look, self._writes_per_cycle)
+        open_changes = {at: change for at, change in enumerate(changes) if at not in outcomes}
+        outcomes |= self._written(open_changes, look)
+        return [outcomes[at] for at in range(len(changes))]
 
     def close(self) -> None:
         """Let go of the way in."""
         self.backend.close()
 
-    def _written(self, wishes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
+    def _written(self, changes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
         """Write, read back, and return what became of each wish; sleeps last, each judged once more right before."""
-        sleeps = {at: wish for at, wish in wishes.items() if wish.wanted == DOWN and wish.lever is NodeSetting.POWER}
-        others = {at: wish for at, wish in wishes.items() if at not in sleeps}
+        sleeps = {
+            at: change
+            for at, change in changes.items()
+            if change.wanted == DOWN and change.setting is NodeSetting.POWER
+        }
+        others = {at: change for at, change in changes.items() if at not in sleeps}
         answers = self._answers(others, first=True)
         late: dict[int, NodeOutcome] = {}
         if sleeps:
             late = self._too_late(sleeps, look, first=not others)
-            answers |= self._answers({at: wish for at, wish in sleeps.items() if at not in late}, first=not others)
-        written = {at: wish for at, wish in wishes.items() if at not in late}
+            answers |= self._answers({at: change for at, change in sleeps.items() if at not in late}, first=not others)
+        written = {at: change for at, change in changes.items() if at not in late}
         return late | self._read_back(written, answers, look)
 
     def _too_late(
@@ -430,73 +438,73 @@ class SlurmNodes:
         except HeliosError as reason:
             if first:
                 raise
-            why = f"not written: {reason.fact}"
-            return {at: wish.outcome(Result.FAILED, remark=why) for at, wish in sleeps.items()}
-        return {at: said for at, wish in sleeps.items() if (said := judge_node_update(wish, fresh)) is not None}
+            why = f"not written: {reason.message}"
+            return {at: change.outcome(Result.FAILED, remark=why) for at, change in sleeps.items()}
+        return {at: said for at, change in sleeps.items() if (said := judge_node_update(change, fresh)) is not None}
 
-    def _answers(self, wishes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
+    def _answers(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
         """Write, and return Slurm's answer to each; where nothing was written before, a silent cluster is an error."""
-        lists = {at: wish for at, wish in wishes.items() if wish.lever is NodeSetting.KEEP_AWAKE}
-        nodes = {at: wish for at, wish in wishes.items() if at not in lists}
-        answers = {at: self._told(wish.wanted) for at, wish in lists.items()}
+        lists = {at: change for at, change in changes.items() if change.setting is NodeSetting.KEEP_AWAKE}
+        nodes = {at: change for at, change in changes.items() if at not in lists}
+        answers = {at: self._told(change.wanted) for at, change in lists.items()}
         if nodes:
             said = self._changed(list(nodes.values()), first=first and not lists)
             answers |= dict(zip(nodes, said, strict=True))
         return answers
 
-    def _changed(self, wishes: Sequence[PlannedNodeUpdate], *, first: bool) -> list[str]:
+    def _changed(self, changes: Sequence[PlannedNodeUpdate], *, first: bool) -> list[str]:
         try:
-            return self.backend.change_nodes([wish.change for wish in wishes])
+            return self.backend.change_nodes([change.change for change in changes])
         except HeliosError as reason:
             if first:
                 raise
             # Something was written before: that must be read back and told.
-            return [reason.fact] * len(wishes)
+            return [reason.message] * len(changes)
 
     def _told(self, keep_awake: str) -> str:
         try:
-            return self.desk.keep_awake(keep_awake)
+            return self.operations.keep_awake(keep_awake)
         except HeliosError as reason:
             # The list may have been written: that must be read back and told.
-            return reason.fact
+            return reason.message
 
     def _read_back(
-        self, wishes: Mapping[int, PlannedNodeUpdate], answers: Mapping[int, str], look: NodeReading
+        self, changes: Mapping[int, PlannedNodeUpdate], answers: Mapping[int, str], look: NodeReading
     ) -> dict[int, NodeOutcome]:
-        if not wishes:
+        if not changes:
             return {}
         try:
-            lists = any(wish.lever is NodeSetting.KEEP_AWAKE for wish in wishes.values())
-            after = NodeReading.of(nodes=self.backend.nodes(), powering=self.desk() if lists else look.powering)
+            lists = any(change.setting is NodeSetting.KEEP_AWAKE for change in changes.values())
+            after = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations() if lists else look.powering)
         except HeliosError as reason:
-            return {at: _unread(wish, look, reason) for at, wish in wishes.items()}
-        return {at: node_outcome_after(wish, look, after, answers[at]) for at, wish in wishes.items()}
+            return {at: _unread(change, look, reason) for at, change in changes.items()}
+        return {at: node_outcome_after(change, look, after, answers[at]) for at, change in changes.items()}
 
 
 def _left_out(
-    wishes: Sequence[PlannedNodeUpdate], judged: Mapping[int, NodeOutcome], look: NodeReading, most: int
+    changes: Sequence[PlannedNodeUpdate], judged: Mapping[int, NodeOutcome], look: NodeReading, most: int
 ) -> dict[int, NodeOutcome]:
     """Return what is not written now: of each lever of a node all wishes but the last, and what exceeds the budget."""
-    last = {(wish.lever, wish.node): at for at, wish in enumerate(wishes)}
-    open_wishes = [at for at in range(len(wishes)) if at not in judged]
-    overruled = [at for at in open_wishes if last[wishes[at].lever, wishes[at].node] != at]
-    due = sorted(set(open_wishes) - set(overruled), key=lambda at: (_turn(wishes[at]), at))
+    last = {(change.setting, change.node): at for at, change in enumerate(changes)}
+    open_changes = [at for at in range(len(changes)) if at not in judged]
+    overruled = [at for at in open_changes if last[changes[at].setting, changes[at].node] != at]
+    due = sorted(set(open_changes) - set(overruled), key=lambda at: (_cycle(changes[at]), at))
     spent = due[most:]
     said = dict.fromkeys(overruled, (Result.REFUSED, OVERRULED)) | dict.fromkeys(spent, (Result.POSTPONED, SPENT))
     return {
-        at: wishes[at].outcome(result, before=look.said(wishes[at].lever, wishes[at].node), remark=why)
+        at: changes[at].outcome(result, before=look.said(changes[at].setting, changes[at].node), remark=why)
         for at, (result, why) in said.items()
     }
 
 
-def _turn(wish: PlannedNodeUpdate) -> int:
-    if wish.takes_back:
+def _cycle(change: PlannedNodeUpdate) -> int:
+    if change.takes_back:
         return 0
-    return {UP: 1, DOWN: 3}.get(wish.wanted, 2 if wish.lever is NodeSetting.KEEP_AWAKE else 4)
+    return {UP: 1, DOWN: 3}.get(change.wanted, 2 if change.setting is NodeSetting.KEEP_AWAKE else 4)
 
 
-def _unread(wish: PlannedNodeUpdate, look: NodeReading, reason: HeliosError) -> NodeOutcome:
-    before = look.said(wish.lever, wish.node)
-    return wish.outcome(
-        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.fact}"
+def _unread(change: PlannedNodeUpdate, look: NodeReading, reason: HeliosError) -> NodeOutcome:
+    before = look.said(change.setting, change.node)
+    return change.outcome(
+        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.message}"
     )

@@ -22,7 +22,7 @@ from helios.slurm.shell import Shell, lines, quoted
 _POWER_FLAGS = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
 _HARMLESS = _POWER_FLAGS | {"CLOUD", "PERFCTRS", "NET"}
 _BASES = frozenset({"IDLE", "ALLOCATED", "MIXED"})
-_ADMINS = {
+_OVERRIDDEN = {
     "DRAIN": "it is drained",
     "FAIL": "it is marked as failing",
     "MAINT": "it is under maintenance",
@@ -170,13 +170,13 @@ def in_hand(node: RawNode) -> str:
         return f"it is down{why}"
     if node["state"] not in _BASES:
         return f"its state is {node['state']}"
-    if found := next((said for flag, said in _ADMINS.items() if flag in state_flags(node)), ""):
+    if found := next((said for flag, said in _OVERRIDDEN.items() if flag in state_flags(node)), ""):
         return f"{found}{why}"
     unknown = state_flags(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
     return f"its flag {min(unknown)} is not known to Helios" if unknown else ""
 
 
-def hands_off(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> str:
+def excluded_reason(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> str:
     """Return why Helios must not put a node to sleep, idle or not, for a person; empty: it may.
 
     ``SuspendExcNodes`` is not among the reasons; see :func:`kept_awake`.
@@ -356,11 +356,11 @@ def feature_racks(text: str) -> dict[str, str]:
         try:
             named = expand(nodes)
         except HostlistInvalid as reason:
-            raise ConfigurationInvalid(f"[power] racks: {reason.fact}", remedy=reason.remedy) from reason
+            raise ConfigurationInvalid(f"[power] racks: {reason.message}", hint=reason.hint) from reason
         if not (rack and equals and named):
             raise ConfigurationInvalid(
                 f"[power] racks: {part.strip()!r} names no rack and its nodes.",
-                remedy="Write it as: r1=gpu[01-08]; r2=gpu[09-16]",
+                hint="Write it as: r1=gpu[01-08]; r2=gpu[09-16]",
             )
         racks |= dict.fromkeys(named, rack)
     return racks
@@ -397,7 +397,7 @@ def _exclusions(configuration: Mapping[str, str]) -> tuple[Exclusions, str]:
     try:
         return Exclusions.of(configuration), ""
     except HostlistInvalid as reason:
-        return NO_EXCLUSIONS, f"SuspendExcNodes in slurm.conf: {reason.fact}"
+        return NO_EXCLUSIONS, f"SuspendExcNodes in slurm.conf: {reason.message}"
 
 
 def _of_all(key: str, configuration: Mapping[str, str], partitions: Sequence[Mapping[str, str]]) -> list[float]:

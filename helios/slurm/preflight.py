@@ -60,8 +60,8 @@ class Finding:
 
     check: str
     verdict: FindingLevel
-    fact: str
-    remedy: str = ""
+    message: str
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def examine(
     try:
         settings = configuration()
     except HeliosError as reason:
-        return [Finding(check="controller", verdict=FindingLevel.FAIL, fact=reason.fact, remedy=reason.remedy)]
+        return [Finding(check="controller", verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)]
     ground = PreflightContext(
         configuration=settings,
         shell=shell,
@@ -137,7 +137,7 @@ def _tried(check: Check, ground: PreflightContext) -> list[Finding]:
         return list(check(ground))
     except HeliosError as reason:
         name = check.__name__.strip("_").replace("_", " ")
-        return [Finding(check=name, verdict=FindingLevel.WARN, fact=reason.fact, remedy=reason.remedy)]
+        return [Finding(check=name, verdict=FindingLevel.WARN, message=reason.message, hint=reason.hint)]
 
 
 def _controller(ground: PreflightContext) -> Iterator[Finding]:
@@ -147,8 +147,8 @@ def _controller(ground: PreflightContext) -> Iterator[Finding]:
     yield Finding(
         check="controller",
         verdict=FindingLevel.OK if known else FindingLevel.WARN,
-        fact=f"cluster {name} answers, Slurm {version}",
-        remedy="" if known else "Helios was run with 22.05 to 26.05; try it in mode shadow first.",
+        message=f"cluster {name} answers, Slurm {version}",
+        hint="" if known else "Helios was run with 22.05 to 26.05; try it in mode shadow first.",
     )
 
 
@@ -158,15 +158,15 @@ def _priority(ground: PreflightContext) -> Iterator[Finding]:
     yield Finding(
         check="priority",
         verdict=FindingLevel.OK if multifactor else FindingLevel.FAIL,
-        fact=f"PriorityType is {kind}",
-        remedy="" if multifactor else "Set PriorityType=priority/multifactor: else a SiteFactor has no effect.",
+        message=f"PriorityType is {kind}",
+        hint="" if multifactor else "Set PriorityType=priority/multifactor: else a SiteFactor has no effect.",
     )
     if "INCR_ONLY" in ground.configuration.get("PriorityFlags", ""):
         yield Finding(
             check="priority",
             verdict=FindingLevel.FAIL,
-            fact="PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be taken back",
-            remedy="Take INCR_ONLY out of PriorityFlags.",
+            message="PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be taken back",
+            hint="Take INCR_ONLY out of PriorityFlags.",
         )
 
 
@@ -174,28 +174,30 @@ def _weights(ground: PreflightContext) -> Iterator[Finding]:
     found = {name: _number(ground.configuration.get(f"PriorityWeight{name}", "")) for name in _WEIGHTS}
     said = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
     room, most = sum(found.values()), ground.site_factor_most
-    fact = f"priority weights: {said}; Helios adds at most ±{most:,}"
+    message = f"priority weights: {said}; Helios adds at most ±{most:,}"
     if not room:
-        remedy = "Nothing but Helios would order jobs, and none could be moved down: a priority cannot fall below 1."
-        yield Finding(check="weights", verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
+        hint = "Nothing but Helios would order jobs, and none could be moved down: a priority cannot fall below 1."
+        yield Finding(check="weights", verdict=FindingLevel.WARN, message=message, hint=hint)
     elif most > room:
-        remedy = (
+        hint = (
             f"Helios outweighs everything that the site set; a [slurm] site_factor_most below {room:,} leaves it a say."
         )
-        yield Finding(check="weights", verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
+        yield Finding(check="weights", verdict=FindingLevel.WARN, message=message, hint=hint)
     else:
-        yield Finding(check="weights", verdict=FindingLevel.OK, fact=fact)
+        yield Finding(check="weights", verdict=FindingLevel.OK, message=message)
 
 
 def _soft_limits(ground: PreflightContext) -> Iterator[Finding]:
     flag = SOFT_LIMIT_FLAG in ground.configuration.get("SchedulerParameters", "").lower()
     able = parse.release(ground.configuration.get("SLURM_VERSION", "")) >= SOFT_LIMITS_SINCE
     if able and flag:
-        yield Finding(check="soft limits", verdict=FindingLevel.OK, fact=f"SchedulerParameters has {SOFT_LIMIT_FLAG}")
+        yield Finding(
+            check="soft limits", verdict=FindingLevel.OK, message=f"SchedulerParameters has {SOFT_LIMIT_FLAG}"
+        )
         return
-    remedy = f"Add {SOFT_LIMIT_FLAG} to SchedulerParameters to use soft limits." if able else "They need Slurm 23.11."
-    fact = f"SchedulerParameters lacks {SOFT_LIMIT_FLAG}: Helios will refuse every soft limit"
-    yield Finding(check="soft limits", verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
+    hint = f"Add {SOFT_LIMIT_FLAG} to SchedulerParameters to use soft limits." if able else "They need Slurm 23.11."
+    message = f"SchedulerParameters lacks {SOFT_LIMIT_FLAG}: Helios will refuse every soft limit"
+    yield Finding(check="soft limits", verdict=FindingLevel.WARN, message=message, hint=hint)
 
 
 def _rate_limit(ground: PreflightContext) -> Iterator[Finding]:
@@ -205,16 +207,18 @@ def _rate_limit(ground: PreflightContext) -> Iterator[Finding]:
     yield Finding(
         check="rate limit",
         verdict=FindingLevel.WARN if slow else FindingLevel.OK,
-        fact="SlurmctldParameters has rl_enable: calls of one user are limited" if limited else "calls are not limited",
-        remedy="Raise rl_bucket_size, or lower [slurm] writes_per_turn: one change is one call." if slow else "",
+        message="SlurmctldParameters has rl_enable: calls of one user are limited"
+        if limited
+        else "calls are not limited",
+        hint="Raise rl_bucket_size, or lower [slurm] writes_per_turn: one change is one call." if slow else "",
     )
 
 
 def _power(ground: PreflightContext) -> Iterator[Finding]:
     after = ground.configuration.get("SuspendTime", "")
     on = ground.configuration.get("SuspendProgram", "(null)") != "(null)" and after not in {"", "INFINITE", "NONE"}
-    fact = f"power saving is on: idle nodes sleep after {after}" if on else "power saving is off"
-    yield Finding(check="power", verdict=FindingLevel.OK, fact=fact)
+    message = f"power saving is on: idle nodes sleep after {after}" if on else "power saving is off"
+    yield Finding(check="power", verdict=FindingLevel.OK, message=message)
 
 
 def _accounting(ground: PreflightContext) -> Iterator[Finding]:
@@ -223,12 +227,12 @@ def _accounting(ground: PreflightContext) -> Iterator[Finding]:
     kept = Accounting(shell=ground.shell).keeps_jobs()
     reach = "for ever" if kept is None else f"for {kept.days} days"
     short = kept is not None and kept < timedelta(days=30)
-    remedy = "Helios learns best from months: raise PurgeJobAfter in slurmdbd.conf." if short else ""
+    hint = "Helios learns best from months: raise PurgeJobAfter in slurmdbd.conf." if short else ""
     yield Finding(
         check="accounting",
         verdict=FindingLevel.WARN if short else FindingLevel.OK,
-        fact=f"slurmdbd answers and keeps jobs {reach}",
-        remedy=remedy,
+        message=f"slurmdbd answers and keeps jobs {reach}",
+        hint=hint,
     )
 
 
@@ -239,8 +243,8 @@ def _clock(ground: PreflightContext) -> Iterator[Finding]:
     yield Finding(
         check="clock",
         verdict=FindingLevel.FAIL if bad else FindingLevel.OK,
-        fact=f"the controller's clock differs by {skew:.0f} s",
-        remedy="Let chrony or ntpd set both clocks; Helios writes nothing until then." if bad else "",
+        message=f"the controller's clock differs by {skew:.0f} s",
+        hint="Let chrony or ntpd set both clocks; Helios writes nothing until then." if bad else "",
     )
 
 
@@ -249,8 +253,8 @@ def _privileges(ground: PreflightContext) -> Iterator[Finding]:
         yield Finding(
             check="privileges",
             verdict=FindingLevel.WARN,
-            fact=f"Helios runs as {ground.user}, who may do anything to this cluster",
-            remedy="Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/operate.md",
+            message=f"Helios runs as {ground.user}, who may do anything to this cluster",
+            hint="Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/operate.md",
         )
         return
     asked = ("--noheader", "--parsable2", "show", "user", f"name={ground.user}", "format=AdminLevel")
@@ -259,30 +263,33 @@ def _privileges(ground: PreflightContext) -> Iterator[Finding]:
     yield Finding(
         check="privileges",
         verdict=FindingLevel.OK if able else FindingLevel.FAIL,
-        fact=f"user {ground.user} has AdminLevel {level}",
-        remedy="" if able else f"As an administrator: sacctmgr modify user {ground.user} set adminlevel=Operator",
+        message=f"user {ground.user} has AdminLevel {level}",
+        hint="" if able else f"As an administrator: sacctmgr modify user {ground.user} set adminlevel=Operator",
     )
 
 
 def _private_data(ground: PreflightContext) -> Iterator[Finding]:
     private = ground.configuration.get("PrivateData", "none")
     if "jobs" in private:
-        fact = f"PrivateData is {private}: only operators see other users' jobs"
-        yield Finding(check="private data", verdict=FindingLevel.OK, fact=fact)
+        message = f"PrivateData is {private}: only operators see other users' jobs"
+        yield Finding(check="private data", verdict=FindingLevel.OK, message=message)
 
 
 def _priority_hook(ground: PreflightContext) -> Iterator[Finding]:
     plugins = ground.configuration.get("JobSubmitPlugins", "(null)")
-    fact = f"JobSubmitPlugins is {plugins}"
+    message = f"JobSubmitPlugins is {plugins}"
     if "lua" in re.split(r"\W+", plugins):
         script = Path(ground.configuration.get("SLURM_CONF", "")).parent / "job_submit.lua"
         if _names_hook(script):
-            yield Finding(check=HOOK, verdict=FindingLevel.OK, fact=fact)
+            yield Finding(check=HOOK, verdict=FindingLevel.OK, message=message)
             return
-        fact = f"{fact}, and {script} does not call Helios' hook"
-    remedy = "Install the hook, after its table is published: docs/priority-hook.md"
+        message = f"{message}, and {script} does not call Helios' hook"
+    hint = "Install the hook, after its table is published: docs/priority-hook.md"
     yield Finding(
-        check=HOOK, verdict=FindingLevel.WARN, fact=f"{fact}: new jobs have no place until the next turn", remedy=remedy
+        check=HOOK,
+        verdict=FindingLevel.WARN,
+        message=f"{message}: new jobs have no place until the next turn",
+        hint=hint,
     )
 
 
@@ -294,9 +301,9 @@ def hook_table_check(table: Path) -> Check:
         place = closed_to(user, table)
         if place is None:
             return
-        fact = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
-        remedy = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
-        yield Finding(check=HOOK, verdict=FindingLevel.WARN, fact=fact, remedy=remedy)
+        message = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
+        hint = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
+        yield Finding(check=HOOK, verdict=FindingLevel.WARN, message=message, hint=hint)
 
     return check
 
@@ -380,9 +387,9 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
     return (_power_programs, timer, _power_timeouts, _power_rates, *listed, _administrator, node_weights)
 
 
-def _finding(check: str, fact: str, *, remedy: str = "", level: FindingLevel = FindingLevel.WARN) -> Finding:
+def _finding(check: str, message: str, *, hint: str = "", level: FindingLevel = FindingLevel.WARN) -> Finding:
     """Return a finding that is as bad as ``level`` where there is something to do about it."""
-    return Finding(check=check, verdict=level if remedy else FindingLevel.OK, fact=fact, remedy=remedy)
+    return Finding(check=check, verdict=level if hint else FindingLevel.OK, message=message, hint=hint)
 
 
 def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
@@ -391,8 +398,8 @@ def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
         if key in found:
             yield _program(key, Path(found[key]))
         else:
-            remedy = "Set it in slurm.conf; deploy/slurm/power has programs for IPMI, Redfish, Wake-on-LAN and clouds."
-            yield _finding("power programs", f"slurm.conf has no {key}", remedy=remedy, level=FindingLevel.FAIL)
+            hint = "Set it in slurm.conf; deploy/slurm/power has programs for IPMI, Redfish, Wake-on-LAN and clouds."
+            yield _finding("power programs", f"slurm.conf has no {key}", hint=hint, level=FindingLevel.FAIL)
 
 
 def _program(key: str, path: Path) -> Finding:
@@ -400,27 +407,27 @@ def _program(key: str, path: Path) -> Finding:
         return _finding("power programs", f"{key} is {path}, which is not on this host to be looked at")
     if os.access(path, os.X_OK):
         return _finding("power programs", f"{key} is {path}")
-    remedy = f"chmod 755 {path}; slurmctld's host must have it too."
-    return _finding("power programs", f"{key} is {path}, which cannot be run", remedy=remedy, level=FindingLevel.FAIL)
+    hint = f"chmod 755 {path}; slurmctld's host must have it too."
+    return _finding("power programs", f"{key} is {path}, which cannot be run", hint=hint, level=FindingLevel.FAIL)
 
 
 def _timer_of_sleep(ground: PreflightContext) -> Iterator[Finding]:
-    remedy = "Slurm would put nodes to sleep before Helios does: SuspendTime=604800, a week, leaves it to Helios."
-    yield _timer(ground, lambda after_s: remedy if after_s < _DAY_S else "")
+    hint = "Slurm would put nodes to sleep before Helios does: SuspendTime=604800, a week, leaves it to Helios."
+    yield _timer(ground, lambda after_s: hint if after_s < _DAY_S else "")
 
 
 def _timer_of_keep_awake(ground: PreflightContext) -> Iterator[Finding]:
-    remedy = 'Hardly a node will ever sleep: with [power] mechanism = "keep_awake" set SuspendTime=600.'
-    yield _timer(ground, lambda after_s: remedy if after_s >= _DAY_S else "")
+    hint = 'Hardly a node will ever sleep: with [power] mechanism = "keep_awake" set SuspendTime=600.'
+    yield _timer(ground, lambda after_s: hint if after_s >= _DAY_S else "")
 
 
 def _timer(ground: PreflightContext, judge: Callable[[float], str]) -> Finding:
     after_s = power_config(ground.configuration).settings.suspend_time_s
     if math.isinf(after_s):
-        fact = "SuspendTime is INFINITE: Slurm refuses every power_down, and wakes no node for a job"
-        remedy = "Set SuspendTime=604800 (a week) in slurm.conf."
-        return _finding("idle timer", fact, remedy=remedy, level=FindingLevel.FAIL)
-    return _finding("idle timer", f"SuspendTime is {after_s:.0f} s", remedy=judge(after_s))
+        message = "SuspendTime is INFINITE: Slurm refuses every power_down, and wakes no node for a job"
+        hint = "Set SuspendTime=604800 (a week) in slurm.conf."
+        return _finding("idle timer", message, hint=hint, level=FindingLevel.FAIL)
+    return _finding("idle timer", f"SuspendTime is {after_s:.0f} s", hint=judge(after_s))
 
 
 def _power_timeouts(ground: PreflightContext) -> Iterator[Finding]:
@@ -428,37 +435,37 @@ def _power_timeouts(ground: PreflightContext) -> Iterator[Finding]:
         seconds(ground.configuration.get(key, ""))
         for key in ("SuspendTimeout", "ResumeTimeout", "BatchStartTimeout", "MessageTimeout")
     )
-    fact = (
+    message = (
         f"a node has {suspend_s:.0f} s to fall asleep and {resume_s:.0f} s to wake (SuspendTimeout, ResumeTimeout); "
         f"BatchStartTimeout is {batch_s:.0f} s, MessageTimeout {message_s:.0f} s"
     )
-    remedy = (
+    hint = (
         f"A batch job on a node that has just booted may be given up too early: BatchStartTimeout="
         f"{_LEAST_BATCH_START_S:.0f} or more. See that the slowest node boots within ResumeTimeout."
     )
-    yield _finding("power timeouts", fact, remedy=remedy if batch_s < _LEAST_BATCH_START_S < resume_s else "")
+    yield _finding("power timeouts", message, hint=hint if batch_s < _LEAST_BATCH_START_S < resume_s else "")
 
 
 def _power_rates(ground: PreflightContext) -> Iterator[Finding]:
     rates = {key: ground.configuration.get(key, "").partition(" ")[0] for key in ("SuspendRate", "ResumeRate")}
-    fact = ", ".join(f"{key} is {rate or 'unknown'} nodes a minute" for key, rate in rates.items())
-    remedy = "0 is no limit: jobs may wake every sleeping node at once. Ask whoever knows your power feed."
-    yield _finding("power rates", fact, remedy=remedy if rates["ResumeRate"] == "0" else "")
+    message = ", ".join(f"{key} is {rate or 'unknown'} nodes a minute" for key, rate in rates.items())
+    hint = "0 is no limit: jobs may wake every sleeping node at once. Ask whoever knows your power feed."
+    yield _finding("power rates", message, hint=hint if rates["ResumeRate"] == "0" else "")
 
 
 def _keep_awake(ground: PreflightContext) -> Iterator[Finding]:
     version = ground.configuration.get("SLURM_VERSION", "unknown")
     if parse.release(version) < KEEP_AWAKE_SINCE:
-        fact = f"Slurm {version} cannot change SuspendExcNodes while it runs"
-        remedy = 'It needs Slurm 23.02; until then [power] mechanism = "sleep".'
-        yield _finding("keep-awake list", fact, remedy=remedy, level=FindingLevel.FAIL)
+        message = f"Slurm {version} cannot change SuspendExcNodes while it runs"
+        hint = 'It needs Slurm 23.02; until then [power] mechanism = "sleep".'
+        yield _finding("keep-awake list", message, hint=hint, level=FindingLevel.FAIL)
     elif KEEPS_LIST.lower() in ground.configuration.get("ReconfigFlags", "").lower():
         yield _finding("keep-awake list", f"ReconfigFlags has {KEEPS_LIST}")
     else:
-        remedy = (
+        hint = (
             f"After scontrol reconfigure the list is slurm.conf's until Helios' next turn: ReconfigFlags={KEEPS_LIST}"
         )
-        yield _finding("keep-awake list", f"ReconfigFlags lacks {KEEPS_LIST}", remedy=remedy)
+        yield _finding("keep-awake list", f"ReconfigFlags lacks {KEEPS_LIST}", hint=hint)
 
 
 def _administrator(ground: PreflightContext) -> Iterator[Finding]:
@@ -469,12 +476,12 @@ def _administrator(ground: PreflightContext) -> Iterator[Finding]:
     if "Invalid node name" in said:
         yield _finding("administrator", f"user {ground.user} may change nodes")
         return
-    remedy = (
+    hint = (
         "Nodes take an administrator, jobs an operator. Give the turns on nodes a user of their own, and: "
         f"sacctmgr modify user {ground.user} set adminlevel=Administrator"
     )
-    fact = f"user {ground.user} may not change nodes: {quoted(said)}"
-    yield _finding("administrator", fact, remedy=remedy, level=FindingLevel.FAIL)
+    message = f"user {ground.user} may not change nodes: {quoted(said)}"
+    yield _finding("administrator", message, hint=hint, level=FindingLevel.FAIL)
 
 
 def _node_weights(ground: PreflightContext, tiers: int) -> Iterator[Finding]:
@@ -482,9 +489,9 @@ def _node_weights(ground: PreflightContext, tiers: int) -> Iterator[Finding]:
     found = (re.search(r" Weight=(\d+)", line) for line in shown)
     weights = sorted({int(match[1]) for match in found if match})
     tight = next((f"{low} and {high}" for low, high in pairwise(weights) if high - low < tiers), "")
-    remedy = (
+    hint = (
         f"Between {tight} there is no room for [power] tiers = {tiers}: nodes are hardly told apart there. "
         "Write weights in steps of 100 in slurm.conf."
     )
-    fact = f"nodes have the weights {', '.join(map(str, weights)) or 'none'}"
-    yield _finding("node weights", fact, remedy=remedy if tight else "")
+    message = f"nodes have the weights {', '.join(map(str, weights)) or 'none'}"
+    yield _finding("node weights", message, hint=hint if tight else "")

@@ -33,7 +33,7 @@ from helios.slurm.parse import release
 # What the lines mean is ``binding.py``'s; here is only who is listening, for how long, and how it ended.
 
 PROTOCOL = 1
-REMEDY = 'Set [slurm] python to a Python that has pyslurm, or [slurm] backend = "commands" to do without it.'
+HINT = 'Set [slurm] python to a Python that has pyslurm, or [slurm] backend = "commands" to do without it.'
 
 _LONGEST_ANSWER = 1 << 30
 """Bytes of one answer; 50,000 jobs are 40 MB. More is not an answer."""
@@ -52,8 +52,8 @@ class WorkerLost(ClusterUnavailable):
         It ended by itself or by somebody else's hand; False: it was too slow, and so will be the next.
     """
 
-    def __init__(self, fact: str, *, died: bool) -> None:
-        super().__init__(fact, remedy=REMEDY)
+    def __init__(self, message: str, *, died: bool) -> None:
+        super().__init__(message, hint=HINT)
         self.died = died
 
 
@@ -79,7 +79,7 @@ class Worker:
             )
         except OSError as reason:
             raise ClusterUnavailable(
-                f"The Python {argv[0]!r} for pyslurm cannot be started: {reason}", remedy=REMEDY
+                f"The Python {argv[0]!r} for pyslurm cannot be started: {reason}", hint=HINT
             ) from reason
         self._selector = selectors.DefaultSelector()
         for pipe in (self._process.stdout, self._process.stderr):
@@ -97,7 +97,7 @@ class Worker:
         if greeting.get("protocol") != PROTOCOL:
             raise ClusterRefused(
                 f"The pyslurm worker speaks protocol {greeting.get('protocol')!r}, Helios speaks {PROTOCOL}.",
-                remedy=REMEDY,
+                hint=HINT,
             )
         self.python = str(greeting.get("python"))
         try:
@@ -105,7 +105,7 @@ class Worker:
         except WorkerLost as reason:
             raise _lost_in_import(reason) from reason
         if error:
-            raise ClusterRefused(f"Python {self.python} has no usable pyslurm: {error.get('message')}", remedy=REMEDY)
+            raise ClusterRefused(f"Python {self.python} has no usable pyslurm: {error.get('message')}", hint=HINT)
 
     def say(self, request: Mapping[str, Any]) -> None:
         """Send one request."""
@@ -204,7 +204,7 @@ class Worker:
 
 def _lost_in_import(reason: WorkerLost) -> WorkerLost:
     return WorkerLost(
-        f"{reason.fact} It was importing pyslurm, which waits a minute and then ends its process where slurm.conf"
+        f"{reason.message} It was importing pyslurm, which waits a minute and then ends its process where slurm.conf"
         " cannot be read or reached.",
         died=reason.died,
     )
@@ -350,12 +350,12 @@ class PyslurmBackend(Backend):
                 try:
                     answers.append(self._write(call, arguments, until))
                 except WorkerLost as reason:
-                    answers.append(f"{NOT_KNOWN}: {reason.fact}")
+                    answers.append(f"{NOT_KNOWN}: {reason.message}")
                     deaths += 1 if reason.died else _DEATHS_PER_CALL
                 except ClusterUnavailable as reason:  # nothing was sent
                     if not answers:
                         raise
-                    return answers + [f"{NOT_SENT}: {reason.fact}"] * (len(requests) - len(answers))
+                    return answers + [f"{NOT_SENT}: {reason.message}"] * (len(requests) - len(answers))
                 if deaths >= _DEATHS_PER_CALL:
                     break
         return answers + [f"{NOT_SENT}: the pyslurm worker was lost"] * (len(requests) - len(answers))
@@ -388,7 +388,7 @@ class PyslurmBackend(Backend):
         try:
             self._running()
         except WorkerLost as reason:
-            raise ClusterUnavailable(reason.fact, remedy=reason.remedy) from reason
+            raise ClusterUnavailable(reason.message, hint=reason.hint) from reason
         if (remaining := until - time.monotonic()) <= 0:
             raise ClusterUnavailable(f"The changes took longer than {self.timeout_s:g} s.")
         answer = self._ask(call, arguments, within_s=remaining)
@@ -424,7 +424,7 @@ class PyslurmBackend(Backend):
         except AnswerNotUnderstood as reason:
             self._failed(reason)
             if call in _WRITES:
-                raise WorkerLost(reason.fact, died=True) from reason
+                raise WorkerLost(reason.message, died=True) from reason
             raise
         except HeliosError as reason:
             self._failed(reason)
@@ -441,7 +441,7 @@ class PyslurmBackend(Backend):
         if (pause := self._not_before - self._clock()) > 0:
             raise ClusterUnavailable(
                 f"The pyslurm worker failed {self._failures} times, last: {self._why} Next try in {pause:.0f} s.",
-                remedy=REMEDY,
+                hint=HINT,
             )
         self._worker = Worker(self.argv, self._environment, self._source)
         try:
@@ -457,7 +457,7 @@ class PyslurmBackend(Backend):
             self._worker.kill()
             self._worker = None
         self._failures += 1
-        self._why = reason.fact
+        self._why = reason.message
         pause = 0.0 if self._failures == 1 else min(2.0 ** (self._failures - 2), _LONGEST_PAUSE_S)
         self._not_before = self._clock() + pause
 
@@ -485,9 +485,7 @@ def _records(answer: Any, kind: type[Any]) -> list[dict[str, Any]]:
 def _explained(error: Mapping[str, Any]) -> HeliosError:
     message = error.get("message")
     if error.get("kind") == "unavailable":
-        return ClusterUnavailable(f"Slurm's controller cannot be reached: {message}", remedy="Look with: scontrol ping")
+        return ClusterUnavailable(f"Slurm's controller cannot be reached: {message}", hint="Look with: scontrol ping")
     if error.get("kind") == "refused":
-        return ClusterRefused(
-            f"Slurm refused: {message}", remedy="Helios needs AdminLevel Operator: sacctmgr show user"
-        )
-    return AnswerNotUnderstood(f"pyslurm failed: {message}", remedy=REMEDY)
+        return ClusterRefused(f"Slurm refused: {message}", hint="Helios needs AdminLevel Operator: sacctmgr show user")
+    return AnswerNotUnderstood(f"pyslurm failed: {message}", hint=HINT)

@@ -96,7 +96,7 @@ def _in_file(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigurationInvalid as reason:
-        raise ConfigurationInvalid(f"{name}, {reason.fact}", remedy=reason.remedy) from reason
+        raise ConfigurationInvalid(f"{name}, {reason.message}", hint=reason.hint) from reason
 
 
 def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:
@@ -137,7 +137,7 @@ def _refuse_emptiness(site: SlurmSite) -> None:
     if not site.nodes or not any(partition.nodes for partition in site.partitions):
         raise ConfigurationInvalid(
             "no partition with nodes is described",
-            remedy="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
+            hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
             "node and scontrol show partition print.",
         )
 
@@ -158,7 +158,7 @@ def _sinfo_rows(text: str) -> tuple[list[dict[str, str]], list[int]]:
     if not {"NODELIST", "CPUS"} <= set(heads):
         raise ConfigurationInvalid(
             "line 1: there are no columns NODELIST and CPUS",
-            remedy="Make it with: sinfo -N -o '%N|%P|%c|%m|%G|%w|%f', or: scontrol show node; scontrol show partition",
+            hint="Make it with: sinfo -N -o '%N|%P|%c|%m|%G|%w|%f', or: scontrol show node; scontrol show partition",
         )
     separated = "|" in printed[0][1]
     rows = [line.split("|") if separated else line.split() for _, line in printed[1:]]

@@ -44,7 +44,7 @@ class AssociationRow:
 
     def wrong(self, what: str) -> ConfigurationInvalid:
         """Return the error that this row is wrong."""
-        return ConfigurationInvalid(f"line {self.number}: {what}", remedy="Print it anew, with -P and with its heads.")
+        return ConfigurationInvalid(f"line {self.number}: {what}", hint="Print it anew, with -P and with its heads.")
 
 
 def table(text: str, *, needed: Sequence[str], made_by: str) -> list[AssociationRow]:
@@ -69,7 +69,7 @@ def table(text: str, *, needed: Sequence[str], made_by: str) -> list[Association
     if missing := [head for head in needed if head not in heads]:
         raise ConfigurationInvalid(
             f"line {printed[0][0]}: the table has no column {missing[0]!r}; it begins {printed[0][1].strip()[:60]!r}",
-            remedy=f"Make it with: {made_by}",
+            hint=f"Make it with: {made_by}",
         )
     return [
         AssociationRow(number=number, words=dict(zip(heads, line.split("|"), strict=False)))
@@ -135,7 +135,7 @@ def _of_cluster(rows: list[AssociationRow], cluster: str) -> list[AssociationRow
     if cluster not in names:
         raise ConfigurationInvalid(
             f"the associations are those of several clusters: {', '.join(sorted(names))}",
-            remedy="Print those of one: sacctmgr show assoc tree -P cluster=NAME",
+            hint="Print those of one: sacctmgr show assoc tree -P cluster=NAME",
         )
     return [row for row in rows if row.text("cluster") == cluster]
 

@@ -84,9 +84,9 @@ class ConfLine:
             found[name.strip().lower()] = float(weight[1]) / _MIB.get(weight[2].upper(), 1.0)
         return found
 
-    def wrong(self, key: str, what: str, remedy: str) -> ConfigurationInvalid:
+    def wrong(self, key: str, what: str, hint: str) -> ConfigurationInvalid:
         """Return the error that this line's ``key`` is wrong."""
-        return ConfigurationInvalid(f"line {self.number}: {key}={self.words.get(key, '')} {what}", remedy=remedy)
+        return ConfigurationInvalid(f"line {self.number}: {key}={self.words.get(key, '')} {what}", hint=hint)
 
 
 def lines(text: str) -> Iterator[ConfLine]:
@@ -107,7 +107,7 @@ def lines(text: str) -> Iterator[ConfLine]:
                 continue
             raise ConfigurationInvalid(
                 f"line {number}: {statement.strip()[:80]!r} is not Key=Value",
-                remedy="Give the text of slurm.conf, or what scontrol show config prints.",
+                hint="Give the text of slurm.conf, or what scontrol show config prints.",
             )
         title = whole[1].lower()
         words = _pairs(statement) if title in _TITLES else {title: whole[2].strip().strip('"')}

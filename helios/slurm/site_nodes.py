@@ -272,7 +272,7 @@ def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
     try:
         return expand(text)
     except HostlistInvalid as reason:
-        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.fact}", remedy=reason.remedy) from reason
+        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.message}", hint=reason.hint) from reason
 
 
 def _description(group: NodeGroup) -> tuple[object, ...]:

@@ -247,7 +247,7 @@ def _number(settings: SchedulingSettings, key: str, value: str, read: Callable[[
         line = settings.lines["schedulerparameters"]
         raise ConfigurationInvalid(
             f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
-            remedy=f"Write {key}=N.",
+            hint=f"Write {key}=N.",
         ) from None
 
 

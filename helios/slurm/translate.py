@@ -68,10 +68,10 @@ def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) ->
 
 def unproved(undo: JobsUndo) -> str:
     """Return the remark about a value that bears Helios' mark and that no record proves."""
-    return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.trouble or JOBS_FILE})"
+    return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.problem or JOBS_FILE})"
 
 
-def hands_off(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NOTHING) -> str:
+def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NOTHING) -> str:
     """Return why Helios must leave a job alone, for a person; empty: it may act.
 
     Parameters
@@ -116,15 +116,15 @@ def pending(
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
     ours = [is_our_time_min(job, undo, release=release) for job in waiting]
     soft = [_seconds(job["time_min_s"]) for job in waiting]
-    levers = {
+    setting_kinds = {
         "state": [JobState.PENDING.value] * len(waiting),
         "reason": [job["reason"] for job in waiting],
         "urgency": [_urgency_of(job, factors.get(job["job_id"]), most, undo) for job in waiting],
         "soft_limit_s": [length if own else None for length, own in zip(soft, ours, strict=True)],
         "user_soft_limit_s": [None if own else length for length, own in zip(soft, ours, strict=True)],
-        "hands_off": [hands_off(job, factors.get(job["job_id"]), undo) or None for job in waiting],
+        "excluded_reason": [excluded_reason(job, factors.get(job["job_id"]), undo) or None for job in waiting],
     }
-    return _frame(QUEUE, _columns(waiting) | levers, rows=len(waiting))
+    return _frame(QUEUE, _columns(waiting) | setting_kinds, rows=len(waiting))
 
 
 def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
@@ -134,14 +134,14 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo 
     """
     holding = [job for job in jobs if job["state"] in _HOLDING]
     holding.sort(key=lambda job: (job["started"] or 0, int(job["job_id"])))
-    levers = {
+    setting_kinds = {
         "state": [_HOLDING[job["state"]].value for job in holding],
         "reason": ["Completing" if job["state"] == "COMPLETING" else job["reason"] for job in holding],
         "urgency": [0.0] * len(holding),
         "user_soft_limit_s": [_of_the_user(job, release, undo) for job in holding],
-        "hands_off": [hands_off(job, None) or None for job in holding],
+        "excluded_reason": [excluded_reason(job, None) or None for job in holding],
     }
-    return _frame(QUEUE, _columns(holding) | levers, rows=len(holding))
+    return _frame(QUEUE, _columns(holding) | setting_kinds, rows=len(holding))
 
 
 def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -> pd.DataFrame:
@@ -158,7 +158,7 @@ def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -
     columns: dict[str, Any] = {name: [_clean(dict(node)[name]) for node in ordered] for name in plain}
     columns["idle_since"] = _times(node["idle_since"] for node in ordered)
     columns["power"] = [power.power(node) for node in ordered]
-    columns["hands_off"] = [_clean(power.hands_off(node, around.exclusions)) or None for node in ordered]
+    columns["excluded_reason"] = [_clean(power.excluded_reason(node, around.exclusions)) or None for node in ordered]
     columns["kept_awake"] = [int(node["name"] in kept) for node in ordered]
     columns["rack"] = [around.racks.get(node["name"]) for node in ordered]
     return _frame(NODE_STATES, columns, rows=len(ordered))

@@ -72,7 +72,7 @@ def write_undo(
         atomic_write(path, text)
     except OSError as reason:
         raise UndoNotWritten(
-            f"{path} cannot be written: {reason.strerror}", remedy="Give Helios its [control] state_folder."
+            f"{path} cannot be written: {reason.strerror}", hint="Give Helios its [control] state_folder."
         ) from reason
 
 
@@ -89,9 +89,9 @@ def read_undo(path: Path) -> NodesUndo:
     except FileNotFoundError:
         return NodesUndo()
     except (OSError, UnicodeDecodeError) as reason:
-        raise FileUnreadable(f"{path} cannot be read: {reason}", remedy=_LOOK) from reason
+        raise FileUnreadable(f"{path} cannot be read: {reason}", hint=_LOOK) from reason
     if (found := _parsed(text)) is None:
-        raise FileUnreadable(f"{path} is damaged.", remedy=_LOOK)
+        raise FileUnreadable(f"{path} is damaged.", hint=_LOOK)
     return found
 
 

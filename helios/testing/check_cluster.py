@@ -26,7 +26,7 @@ def check_cluster(make: Make) -> None:
     ----------
     make : callable
         Returns the cluster, fresh each time or restored, with at least three pending jobs in one partition that may
-        be changed (eligible, not ``hands_off``, no soft limit, a finite time limit over half an hour). It is left as
+        be changed (eligible, not ``excluded_reason``, no soft limit, a finite time limit over half an hour). It is left as
         it was found.
 
     Raises
@@ -91,7 +91,7 @@ def _leaves_alone(cluster: Cluster) -> None:
     for job_id in snapshot.running["job_id"].head(3):
         (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
         _must(outcome.result is Result.GONE, "a running job is GONE", outcome)
-    untouchable = snapshot.pending.loc[snapshot.pending["hands_off"].notna(), "job_id"]
+    untouchable = snapshot.pending.loc[snapshot.pending["excluded_reason"].notna(), "job_id"]
     for job_id in untouchable.head(3):
         (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
         _must(outcome.result is Result.REFUSED and bool(outcome.remark), "a hands-off job is REFUSED, and why", outcome)
@@ -131,7 +131,7 @@ def _takes_back_by_name(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, _ = _jobs_to_try(snapshot)
     cluster.apply(_some_of_everything(snapshot))
-    cluster.apply([RevertJobs(lever=JobSetting.ORDER, job_ids=(first,), reason="contract")])
+    cluster.apply([RevertJobs(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
     after = cluster.snapshot()
     _must(_of(after, first, "urgency") == 0, "a restore of one job's order takes it back", _of(after, first, "urgency"))
     _must(_of(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
@@ -146,7 +146,7 @@ def _some_of_everything(snapshot: Snapshot) -> list[JobAction]:
 def _jobs_to_try(snapshot: Snapshot) -> tuple[str, str, str]:
     pending = snapshot.pending
     free = pending.loc[
-        pending["hands_off"].isna()
+        pending["excluded_reason"].isna()
         & (pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at))
         & (pending["urgency"] == 0)
         & pending["soft_limit_s"].isna()

@@ -123,7 +123,7 @@ def _of_the_sleeps(sleeps: list[PowerDown], snapshot: Snapshot) -> Iterator[str]
         if sleep.node not in nodes.index:
             continue
         node = nodes.loc[sleep.node]
-        if isinstance(node["hands_off"], str):
+        if isinstance(node["excluded_reason"], str):
             yield f"it puts node {sleep.node} to sleep, which must be left alone ({node['hands_off']}): see hands_off"
         elif node["state"] != "IDLE" or node["power"] != NodePower.AWAKE:
             yield f"it puts node {sleep.node} to sleep, which is not idle and awake: see state and power"
@@ -168,8 +168,8 @@ def _in_every_state(*, at: Any = NOON) -> list[Row]:
         *_idle(8, at=at),
         *(a_node(name=f"busy{place}", **busy) for place in range(1, 5)),
         a_node(name="mixed", state="MIXED", gpus_held=1, cpus_held=4.0),
-        a_node(name="drained", flags="DRAIN", hands_off="it is drained", idle_since=at - timedelta(days=3)),
-        a_node(name="down", state="DOWN", power=None, hands_off="it is down"),
+        a_node(name="drained", flags="DRAIN", excluded_reason="it is drained", idle_since=at - timedelta(days=3)),
+        a_node(name="down", state="DOWN", power=None, excluded_reason="it is down"),
         a_node(name="kept", kept_awake=1, idle_since=at - timedelta(days=3)),
         a_node(name="asleep1", power="asleep", flags="POWERED_DOWN"),
         a_node(name="asleep2", power="asleep", flags="POWERED_DOWN", rack="r1"),
@@ -323,7 +323,7 @@ def check_service(service: type[Any] | Service) -> None:
     before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and ask
     neither clock, chance, disk nor network. One that acts on nodes (``office = Office.NODES``) is asked about nodes in
     every state as well, with and without a forecast of the demand; it must name only nodes of the snapshot, and put to
-    sleep only those that are idle, awake and not ``hands_off``.
+    sleep only those that are idle, awake and not ``excluded_reason``.
 
     Parameters
     ----------
@@ -347,7 +347,7 @@ def _complaints(service: type[Any] | Service) -> Iterator[str]:
     if flaws:
         return
     yield from _clock_complaints(service_class)
-    on_nodes = getattr(service_class, "office", Domain.JOBS) is Domain.NODES
+    on_nodes = getattr(service_class, "domain", Domain.JOBS) is Domain.NODES
     make, asked_about = _maker(service), [*situations(), *(node_situations() if on_nodes else ())]
     sound = True
     for title, snapshot in asked_about:
@@ -514,7 +514,7 @@ def _with_odd_numbers() -> Iterator[Row]:
     yield a_pending_job(job_id="3", submitted_at=long_ago, p50_s=1e-3, time_limit_s=0.0)
     yield a_pending_job(job_id="4", submitted_at=ahead, eligible_at=ahead)
     yield a_pending_job(job_id="5", eligible_at=None, p50_s=math.inf)
-    yield a_pending_job(job_id="6", priority=0.0, hands_off="held", urgency=1.0, p50_s=5.0)
+    yield a_pending_job(job_id="6", priority=0.0, excluded_reason="held", urgency=1.0, p50_s=5.0)
     yield a_pending_job(job_id="7", tasks=1_000_000, urgency=-1.0, soft_limit_s=420.0, p50_s=60.0)
 
 

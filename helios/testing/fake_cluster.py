@@ -1,7 +1,7 @@
 """A cluster in memory that keeps Slurm's rules: a fake that behaves, with hands on every knob a test needs.
 
 It keeps of each job what Slurm keeps - a SiteFactor and a TimeMin - and what Helios wrote, and derives ``urgency``,
-``soft_limit_s`` and ``hands_off`` from them as the Slurm room does, so that a value written by an admin looks like one
+``soft_limit_s`` and ``excluded_reason`` from them as the Slurm room does, so that a value written by an admin looks like one
 even if it bears Helios' mark.
 """
 
@@ -37,7 +37,7 @@ class _Job:
     time_min: int = 0  # minutes; 0: none
     touched: str = ""  # why an admin's hand is on it
     written: dict[JobSetting, list[int]] = field(
-        default_factory=lambda: {lever: [] for lever in JobSetting}
+        default_factory=lambda: {setting: [] for setting in JobSetting}
     )  # by Helios
 
 
@@ -85,13 +85,13 @@ class FakeCluster:
         nodes: Sequence[Mapping[str, Any]] | None = None,
         site_factor_most: int = 10_000,
         soft_limits: bool = True,
-        writes_per_turn: int | None = None,
+        writes_per_cycle: int | None = None,
     ) -> None:
         self.name = name
         self.now = now
         self.nodes = [a_node()] if nodes is None else list(nodes)
         self.soft_limits = soft_limits
-        self.writes_per_turn = writes_per_turn
+        self.writes_per_cycle = writes_per_cycle
         self.writes = 0
         self.looks = 0
         self.applied: list[tuple[JobAction, ...]] = []
@@ -228,61 +228,61 @@ class FakeCluster:
         """Act, read back, and say what became of each job."""
         self._answer()
         self.applied.append(tuple(actions))
-        self._left = math.inf if self.writes_per_turn is None else self.writes_per_turn
+        self._left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
         return [outcome for action in actions for outcome in self._carried_out(action)]
 
     def _carried_out(self, action: JobAction) -> list[Outcome]:
-        wishes = setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
-        return [self._became(wish) for wish in wishes]
+        changes = setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
+        return [self._became(change) for change in changes]
 
-    def _became(self, wish: SettingChange[int]) -> Outcome:
-        job = self._pending(wish.job_id)
+    def _became(self, change: SettingChange[int]) -> Outcome:
+        job = self._pending(change.job_id)
         if job is None:
-            return wish.outcome(Result.GONE, remark=GONE)
-        said = judge_change(wish, self._ground(wish, job))
+            return change.outcome(Result.GONE, remark=GONE)
+        said = judge_change(change, self._ground(change, job))
         if said is not None:
             return said
-        before = _value(job, wish.lever)
+        before = _value(job, change.setting)
         if self._left == 0:
-            return wish.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
-        return self._write(wish, job, before)
+            return change.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
+        return self._write(change, job, before)
 
-    def _ground(self, wish: SettingChange[int], job: _Job) -> ChangeContext:
-        value, limit_s = _value(job, wish.lever), job.row["time_limit_s"]
-        hidden = self._hides(wish.lever, job)
-        is_marked = not hidden and _is_marked(wish.lever, value)
+    def _ground(self, change: SettingChange[int], job: _Job) -> ChangeContext:
+        value, limit_s = _value(job, change.setting), job.row["time_limit_s"]
+        hidden = self._hides(change.setting, job)
+        is_marked = not hidden and _is_marked(change.setting, value)
         return ChangeContext(
             before=None if hidden else value,
-            is_set=not hidden and _is_ours(job, wish.lever),
-            hands_off=self._hands_off(job),
+            is_set=not hidden and _is_ours(job, change.setting),
+            excluded_reason=self._excluded_reason(job),
             soft_limits=self.soft_limits,
             time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
-            hidden=_last(job, wish.lever) if hidden else 0,
-            suspect=UNPROVED if is_marked and not _is_ours(job, wish.lever) else "",
+            hidden=_last(job, change.setting) if hidden else 0,
+            suspect=UNPROVED if is_marked and not _is_ours(job, change.setting) else "",
         )
 
-    def _is_set(self, lever: JobSetting, job_id: str) -> bool:
+    def _is_set(self, setting: JobSetting, job_id: str) -> bool:
         job = self._jobs[job_id]
-        return bool(_last(job, lever)) if self._hides(lever, job) else _is_marked(lever, _value(job, lever))
+        return bool(_last(job, setting)) if self._hides(setting, job) else _is_marked(setting, _value(job, setting))
 
-    def _hides(self, lever: JobSetting, job: _Job) -> bool:
+    def _hides(self, setting: JobSetting, job: _Job) -> bool:
         # As on Slurm, whose sprio says nothing of a job that is held or not eligible.
-        return lever is JobSetting.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
+        return setting is JobSetting.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
 
-    def _write(self, wish: SettingChange[int], job: _Job, before: int) -> Outcome:
-        refusal = self._faults.refused.get(wish.job_id, "")
+    def _write(self, change: SettingChange[int], job: _Job, before: int) -> Outcome:
+        refusal = self._faults.refused.get(change.job_id, "")
         if refusal:
-            return wish.outcome(Result.FAILED, before=before, remark=refusal)
+            return change.outcome(Result.FAILED, before=before, remark=refusal)
         self._count_a_write()
-        job.written[wish.lever].append(wish.wanted)
+        job.written[change.setting].append(change.wanted)
         if self._faults.swallowed > 0:
             self._faults.swallowed -= 1
-        elif wish.lever is JobSetting.ORDER:
-            job.site_factor = wish.wanted
+        elif change.setting is JobSetting.ORDER:
+            job.site_factor = change.wanted
         else:
-            job.time_min = wish.wanted
-        after = _value(job, wish.lever)
-        return wish.outcome(Result.DONE if after == wish.wanted else Result.MISMATCH, before=before, after=after)
+            job.time_min = change.wanted
+        after = _value(job, change.setting)
+        return change.outcome(Result.DONE if after == change.wanted else Result.MISMATCH, before=before, after=after)
 
     def _count_a_write(self) -> None:
         if self._faults.crash_after == 0:
@@ -296,7 +296,7 @@ class FakeCluster:
     def _answer(self) -> None:
         if self._faults.unavailable > 0:
             self._faults.unavailable -= 1
-            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", remedy="Call it again.")
+            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
 
     def _pending(self, job_id: str) -> _Job | None:
         job = self._jobs.get(job_id)
@@ -312,15 +312,15 @@ class FakeCluster:
             "urgency": self._urgency(job),
             "soft_limit_s": job.time_min * 60.0 if ours else None,
             "user_soft_limit_s": job.time_min * 60.0 if job.time_min and not ours else None,
-            "hands_off": self._hands_off(job) or None,
+            "excluded_reason": self._excluded_reason(job) or None,
         }
 
     def _in_order(self) -> list[_Job]:
         return sorted((job for job in self._jobs.values() if _is_pending(job)), key=self._place_in_queue)
 
-    def _hands_off(self, job: _Job) -> str:
-        if job.touched or job.row.get("hands_off"):
-            return job.touched or str(job.row["hands_off"])
+    def _excluded_reason(self, job: _Job) -> str:
+        if job.touched or job.row.get("excluded_reason"):
+            return job.touched or str(job.row["excluded_reason"])
         foreign = job.site_factor and not _is_ours(job, JobSetting.ORDER)
         return f"an admin set SiteFactor {job.site_factor}" if foreign else ""
 
@@ -345,22 +345,22 @@ def _is_eligible(job: _Job, now: datetime) -> bool:
     return eligible_at is not None and bool(eligible_at <= now)
 
 
-def _is_marked(lever: JobSetting, value: int) -> bool:
-    return ownership.has_helios_mark(value) if lever is JobSetting.ORDER else ownership.has_helios_time_min(value)
+def _is_marked(setting: JobSetting, value: int) -> bool:
+    return ownership.has_helios_mark(value) if setting is JobSetting.ORDER else ownership.has_helios_time_min(value)
 
 
-def _is_ours(job: _Job, lever: JobSetting) -> bool:
-    value = _value(job, lever)
-    return _is_marked(lever, value) and value in job.written[lever]
+def _is_ours(job: _Job, setting: JobSetting) -> bool:
+    value = _value(job, setting)
+    return _is_marked(setting, value) and value in job.written[setting]
 
 
-def _last(job: _Job, lever: JobSetting) -> int:
+def _last(job: _Job, setting: JobSetting) -> int:
     """Return what Helios wrote last, unless something else was put in its place where it can be seen."""
-    return job.written[lever][-1] if job.written[lever] else 0
+    return job.written[setting][-1] if job.written[setting] else 0
 
 
-def _value(job: _Job, lever: JobSetting) -> int:
-    return job.site_factor if lever is JobSetting.ORDER else job.time_min
+def _value(job: _Job, setting: JobSetting) -> int:
+    return job.site_factor if setting is JobSetting.ORDER else job.time_min
 
 
 # A ledger in memory: leases, fencing tokens and an audit that behave, and failures when asked for.
@@ -386,15 +386,15 @@ class FakeLedger:
         Who has the lease, though it may have run out; None: nobody.
     """
 
-    def __init__(self, *, office: Domain = Domain.JOBS) -> None:
+    def __init__(self, *, domain: Domain = Domain.JOBS) -> None:
         self.records = 0
         self.token = 0
         self.holder: str | None = None
         self._until: datetime | None = None
         self._written: list[pd.DataFrame] = []
-        self.office = office
-        self._kind = APPLIED_NODE_CHANGES if office is Domain.NODES else APPLIED_CHANGES
-        self._standings = self._kind.empty()
+        self.domain = domain
+        self._kind = APPLIED_NODE_CHANGES if domain is Domain.NODES else APPLIED_CHANGES
+        self._applied_changes = self._kind.empty()
         self._failing = 0
         self._well_until_failing = 0
 
@@ -425,24 +425,26 @@ class FakeLedger:
         if self.holder == holder:
             self.holder = None
 
-    def standings(self) -> pd.DataFrame:
+    def applied_changes(self) -> pd.DataFrame:
         """Return what stands changed."""
         self._answer()
-        return self._standings.copy()
+        return self._applied_changes.copy()
 
-    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:
+    def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
         """Append and replace in one step; nothing is kept when it raises."""
         self._answer()
         DECISIONS.check(decisions)
-        if standings is not None:
-            self._kind.check(standings)
+        if applied_changes is not None:
+            self._kind.check(applied_changes)
         if token != self.token:
             raise LeaseLost(
                 f"fencing token {token} is not the current one, {self.token}",
-                remedy="Another Helios took the lease; this one must not write.",
+                hint="Another Helios took the lease; this one must not write.",
             )
         self._written += [decisions.copy()] if len(decisions) else []
-        self._standings = self._standings if standings is None else standings.reset_index(drop=True)
+        self._applied_changes = (
+            self._applied_changes if applied_changes is None else applied_changes.reset_index(drop=True)
+        )
         self.records += 1
 
     def _answer(self) -> None:
@@ -450,7 +452,7 @@ class FakeLedger:
             self._well_until_failing -= 1
         elif self._failing > 0:
             self._failing -= 1
-            raise WarehouseUnavailable("the ledger was told to fail", remedy="Call it again.")
+            raise WarehouseUnavailable("the ledger was told to fail", hint="Call it again.")
 
 
 def _stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:

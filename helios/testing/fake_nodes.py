@@ -271,10 +271,10 @@ class PoweredNodes:
     def _kept(self) -> frozenset[str]:
         return frozenset(expand(self.keep_awake))
 
-    def _hands_off(self, node: PoweredNode) -> str:
+    def _excluded_reason(self, node: PoweredNode) -> str:
         if node.drained:
             return f"drained: {node.drained}"
-        return f"down: {node.down}" if node.down else str(node.row.get("hands_off") or "")
+        return f"down: {node.down}" if node.down else str(node.row.get("excluded_reason") or "")
 
     def _seen(self, node: PoweredNode, kept: frozenset[str]) -> Row:
         power, idle = self.power_of(node.name), node.power is NodePower.AWAKE and not node.jobs
@@ -285,7 +285,7 @@ class PoweredNodes:
             "state": state,
             "power": None if power is None else str(power),
             "flags": "+".join(flag for flag in flags if flag) or None,
-            "hands_off": self._hands_off(node) or None,
+            "excluded_reason": self._excluded_reason(node) or None,
             "kept_awake": int(node.name in kept),
             "weight": node.weight,
             "idle_since": node.since if idle and not node.down else None,
@@ -428,7 +428,7 @@ class FakeNodes(PoweredNodes):
         return [self._restored(action, node, own) for node, own in action.own]
 
     def _sleep(self, action: PowerDown) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeSetting.POWER, node=action.node, reason=action.reason)
+        change = _Change(action=action, setting=NodeSetting.POWER, node=action.node, reason=action.reason)
         node = self._nodes.get(action.node)
         if node is None:
             return change.outcome(Result.REFUSED, remark="no such node")
@@ -436,8 +436,8 @@ class FakeNodes(PoweredNodes):
         if self.power_of(action.node) in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}:
             return change.outcome(Result.UNCHANGED, before=before, after=before)
         idle = node.power is NodePower.AWAKE and not node.jobs and not node.down
-        if not self.lax and (not idle or self._hands_off(node)):
-            return change.outcome(Result.REFUSED, before=before, remark=self._hands_off(node) or "it is not idle")
+        if not self.lax and (not idle or self._excluded_reason(node)):
+            return change.outcome(Result.REFUSED, before=before, remark=self._excluded_reason(node) or "it is not idle")
         if answer := self._written(action.node):
             return change.outcome(Result.FAILED, before=before, remark=answer)
         if not self._swallows():
@@ -457,7 +457,7 @@ class FakeNodes(PoweredNodes):
         )
 
     def _wake(self, name: str, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeSetting.POWER, node=name, reason=reason)
+        change = _Change(action=action, setting=NodeSetting.POWER, node=name, reason=reason)
         node = self._nodes.get(name)
         if node is None:
             return change.outcome(Result.REFUSED, remark="no such node")
@@ -467,7 +467,7 @@ class FakeNodes(PoweredNodes):
         if power is NodePower.FALLING_ASLEEP:
             return change.outcome(Result.POSTPONED, before=before, remark="falling asleep: it cannot be called back")
         if power is None or node.drained:
-            return change.outcome(Result.REFUSED, before=before, remark=f"it is {self._hands_off(node)}")
+            return change.outcome(Result.REFUSED, before=before, remark=f"it is {self._excluded_reason(node)}")
         if answer := self._written(name):
             return change.outcome(Result.FAILED, before=before, remark=answer)
         if not self._swallows():
@@ -475,7 +475,7 @@ class FakeNodes(PoweredNodes):
         return change.judged(node.power is NodePower.WAKING, before=before, after=self._worded(node))
 
     def _list(self, wanted: str, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeSetting.KEEP_AWAKE, node="", reason=reason)
+        change = _Change(action=action, setting=NodeSetting.KEEP_AWAKE, node="", reason=reason)
         before = self.keep_awake
         if not self.can_keep_awake:
             return change.outcome(Result.REFUSED, before=_said(before), remark="SuspendExcNodes cannot be changed live")
@@ -498,7 +498,7 @@ class FakeNodes(PoweredNodes):
         return outcomes
 
     def _weigh(self, name: str, wanted: float, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, lever=NodeSetting.WEIGHT, node=name, reason=reason)
+        change = _Change(action=action, setting=NodeSetting.WEIGHT, node=name, reason=reason)
         node = self._nodes.get(name)
         if node is None:
             return change.outcome(Result.REFUSED, remark="no such node")
@@ -511,9 +511,9 @@ class FakeNodes(PoweredNodes):
         return change.judged(node.weight == wanted, before=before, after=f"Weight {node.weight:.0f}")
 
     def _restored(self, action: RevertNodes, name: str, own: str) -> NodeOutcome:
-        if action.lever is NodeSetting.POWER:
+        if action.setting is NodeSetting.POWER:
             return self._wake(name, action=action, reason=action.reason)
-        if action.lever is NodeSetting.WEIGHT:
+        if action.setting is NodeSetting.WEIGHT:
             return self._weigh(name, float(own), action=action, reason=action.reason)
         return self._list(own, action=action, reason=action.reason)
 
@@ -537,7 +537,7 @@ class FakeNodes(PoweredNodes):
     def _answer(self) -> None:
         if self._unavailable > 0:
             self._unavailable -= 1
-            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", remedy="Call it again.")
+            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
 
 
 def _said(keep_awake: str) -> str:
@@ -547,7 +547,7 @@ def _said(keep_awake: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
     action: NodeAction
-    lever: NodeSetting
+    setting: NodeSetting
     node: str
     reason: str
 
@@ -557,7 +557,7 @@ class _Change:
     def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
         return NodeOutcome(
             action=type(self.action).__name__,
-            lever=self.lever,
+            setting=self.setting,
             node=self.node,
             result=result,
             reason=self.reason,

@@ -29,7 +29,7 @@ def stored_time(moment: datetime) -> int:
         ``moment`` has no time zone.
     """
     if moment.tzinfo is None:
-        raise UsageError(f"{moment} has no time zone.", remedy="Give one, for example UTC.")
+        raise UsageError(f"{moment} has no time zone.", hint="Give one, for example UTC.")
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 

@@ -21,7 +21,7 @@ from helios.warehouse.engine import reading, writing
 from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
 MODE_TYPES = {column.name: column.dtype for column in MODES.columns}
-TURN_TYPES = {column.name: column.dtype for column in CYCLES.columns}
+CYCLE_TYPES = {column.name: column.dtype for column in CYCLES.columns}
 COVERAGE_TYPES = {column.name: column.dtype for column in COVERAGE.columns}
 TALLY_TYPES = {column.name: column.dtype for column in NODE_TALLIES.columns}
 
@@ -46,13 +46,15 @@ class AppliedTable:
 
 
 SHELVES = {
-    Domain.JOBS: AppliedTable(kind=APPLIED_CHANGES, table=schema.standings, order=("lever", "job_id", "mode")),
-    Domain.NODES: AppliedTable(kind=APPLIED_NODE_CHANGES, table=schema.node_standings, order=("lever", "node", "mode")),
+    Domain.JOBS: AppliedTable(kind=APPLIED_CHANGES, table=schema.applied_changes, order=("setting", "job_id", "mode")),
+    Domain.NODES: AppliedTable(
+        kind=APPLIED_NODE_CHANGES, table=schema.applied_node_changes, order=("setting", "node", "mode")
+    ),
 }
 
 
 def acquire(
-    connection: Connection, cluster_id: int, office: Domain, *, holder: str, now: datetime, lasts: timedelta
+    connection: Connection, cluster_id: int, domain: Domain, *, holder: str, now: datetime, lasts: timedelta
 ) -> int | None:
     """Take or renew the lease of an office of a cluster; see :meth:`helios.ports.Ledger.acquire`.
 
@@ -60,12 +62,12 @@ def acquire(
     further ahead than any lease lasts was written by a wrong clock: it is brought near. Its holder, if it lives, renews
     in time; if it does not, the next to ask after that has the lease.
     """
-    leases, here = schema.leases, _here(cluster_id, office)
+    leases, here = schema.leases, _here(cluster_id, domain)
     row = connection.execute(select(leases).where(here).with_for_update()).one_or_none()
     at = _time(connection, now)  # after the row, for which it may have waited
     expires = {"expires_at": at + _microseconds(lasts), "holder": holder}
     if row is None:
-        connection.execute(insert(leases).values(cluster_id=cluster_id, office=office.value, token=1, **expires))
+        connection.execute(insert(leases).values(cluster_id=cluster_id, domain=domain.value, token=1, **expires))
         return 1
     if row.holder not in {None, holder} and at < row.expires_at:
         longest = _microseconds(max(lasts, LONGEST_LEASE))
@@ -94,43 +96,43 @@ def _microseconds(length: timedelta) -> int:
     return length // timedelta(microseconds=1)
 
 
-def release(connection: Connection, cluster_id: int, office: Domain, *, holder: str) -> None:
+def release(connection: Connection, cluster_id: int, domain: Domain, *, holder: str) -> None:
     """Give the lease back, if ``holder`` has it; whoever comes next gets a larger token."""
     leases = schema.leases
-    mine = _here(cluster_id, office) & (leases.c.holder == holder)
+    mine = _here(cluster_id, domain) & (leases.c.holder == holder)
     connection.execute(update(leases).where(mine).values(holder=None))
 
 
-def refuse_stale(connection: Connection, cluster_id: int, office: Domain, *, token: int) -> None:
+def refuse_stale(connection: Connection, cluster_id: int, domain: Domain, *, token: int) -> None:
     """Raise :class:`LeaseLost` unless ``token`` is the current one of the office."""
     current = connection.execute(
-        select(schema.leases.c.token).where(_here(cluster_id, office)).with_for_update()
+        select(schema.leases.c.token).where(_here(cluster_id, domain)).with_for_update()
     ).scalar_one_or_none()
     if current != token:
         raise LeaseLost(
             f"Another Helios took over this cluster: token {token} is not the current {current or 'one'}.",
-            remedy="Nothing was written. See who holds the lease: helios doctor",
+            hint="Nothing was written. See who holds the lease: helios doctor",
         )
 
 
-def lease(connection: Connection, cluster_id: int, office: Domain) -> Mapping[str, Any] | None:
+def lease(connection: Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:
     """Return ``token``, ``holder`` and ``expires_at`` (microseconds) of an office's lease; None: never held."""
-    row = connection.execute(select(schema.leases).where(_here(cluster_id, office))).one_or_none()
+    row = connection.execute(select(schema.leases).where(_here(cluster_id, domain))).one_or_none()
     return None if row is None else dict(row._mapping)
 
 
-def _here(cluster_id: int, office: Domain) -> ColumnElement[bool]:
-    return (schema.leases.c.cluster_id == cluster_id) & (schema.leases.c.office == office.value)
+def _here(cluster_id: int, domain: Domain) -> ColumnElement[bool]:
+    return (schema.leases.c.cluster_id == cluster_id) & (schema.leases.c.domain == domain.value)
 
 
 def replace_applied(
-    connection: Connection, bulk: Bulk, cluster_id: int, office: Domain, standings: pd.DataFrame
+    connection: Connection, bulk: Bulk, cluster_id: int, domain: Domain, applied_changes: pd.DataFrame
 ) -> None:
     """Store what stands changed of an office's business in place of what was stored."""
-    shelf = SHELVES[office]
-    shelf.kind.check(standings)
-    connection.execute(delete(shelf.table).where(shelf.table.c.cluster_id == cluster_id))
-    bulk.insert(connection, shelf.table, _stored(shelf.kind, standings, cluster_id))
+    applied_table = SHELVES[domain]
+    applied_table.kind.check(applied_changes)
+    connection.execute(delete(applied_table.table).where(applied_table.table.c.cluster_id == cluster_id))
+    bulk.insert(connection, applied_table.table, _stored(applied_table.kind, applied_changes, cluster_id))
 
 
 def store_state(connection: Connection, cluster_id: int, *, name: str, text: str, at: datetime) -> None:
@@ -154,9 +156,9 @@ def add_mode(connection: Connection, bulk: Bulk, cluster_id: int, mode: pd.DataF
     bulk.insert(connection, schema.modes, _stored(MODES, mode, cluster_id))
 
 
-def add_cycles(connection: Connection, bulk: Bulk, cluster_id: int, turns: pd.DataFrame) -> None:
+def add_cycles(connection: Connection, bulk: Bulk, cluster_id: int, cycles: pd.DataFrame) -> None:
     """Append turns."""
-    bulk.insert(connection, schema.turns, _stored(CYCLES, turns, cluster_id))
+    bulk.insert(connection, schema.cycles, _stored(CYCLES, cycles, cluster_id))
 
 
 def add_tallies(connection: Connection, bulk: Bulk, cluster_id: int, tallies: pd.DataFrame) -> None:
@@ -204,30 +206,30 @@ class SqlLedger:
     Each office has its own lease, tokens and standings; the audit is one.
     """
 
-    def __init__(self, engine: Engine, bulk: Bulk, cluster: str, office: Domain) -> None:
-        self._engine, self._bulk, self._office = engine, bulk, office
+    def __init__(self, engine: Engine, bulk: Bulk, cluster: str, domain: Domain) -> None:
+        self._engine, self._bulk, self._domain = engine, bulk, domain
         self._cluster_id = _cluster_id(engine, cluster)
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the one writer's lease, as :class:`helios.ports.Ledger` says."""
         with writing(self._engine, alone=True) as connection:
-            return acquire(connection, self._cluster_id, self._office, holder=holder, now=now, lasts=lasts)
+            return acquire(connection, self._cluster_id, self._domain, holder=holder, now=now, lasts=lasts)
 
     def release(self, *, holder: str) -> None:
         """Give the lease back, if ``holder`` has it."""
         with writing(self._engine) as connection:
-            release(connection, self._cluster_id, self._office, holder=holder)
+            release(connection, self._cluster_id, self._domain, holder=holder)
 
-    def standings(self) -> pd.DataFrame:
+    def applied_changes(self) -> pd.DataFrame:
         """Return what stands changed: columns of ``APPLIED_CHANGES`` by lever and job, or of ``APPLIED_NODE_CHANGES`` by node."""
-        shelf = SHELVES[self._office]
-        types = {column.name: column.dtype for column in shelf.kind.columns}
+        applied_table = SHELVES[self._domain]
+        types = {column.name: column.dtype for column in applied_table.kind.columns}
         with reading(self._engine) as connection:
-            query = jobs.jobs_in_cluster(shelf.table, self._cluster_id, list(types))
-            ordered = query.order_by(*(shelf.table.c[name] for name in shelf.order))
+            query = jobs.jobs_in_cluster(applied_table.table, self._cluster_id, list(types))
+            ordered = query.order_by(*(applied_table.table.c[name] for name in applied_table.order))
             return frame_of(self._bulk.select(connection, ordered), types)
 
-    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:
+    def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
         """Append ``decisions`` and, unless None, replace what stands changed, in one transaction.
 
         Raises
@@ -236,10 +238,10 @@ class SqlLedger:
             ``token`` is no longer the current one; nothing was written.
         """
         with writing(self._engine) as connection:
-            refuse_stale(connection, self._cluster_id, self._office, token=token)
+            refuse_stale(connection, self._cluster_id, self._domain, token=token)
             jobs.add_decisions(connection, self._cluster_id, decisions)
-            if standings is not None:
-                replace_applied(connection, self._bulk, self._cluster_id, self._office, standings)
+            if applied_changes is not None:
+                replace_applied(connection, self._bulk, self._cluster_id, self._domain, applied_changes)
 
 
 def _cluster_id(engine: Engine, cluster: str) -> int:

@@ -108,9 +108,9 @@ def _parsed(url: str) -> URL:
         parsed = make_url(url.replace("postgres://", "postgresql://", 1))
     except ArgumentError as reason:
         # The text of the URL is not repeated: a broken one may still carry its password.
-        raise WarehouseUnavailable("The database URL cannot be understood.", remedy=_FORMS) from reason
+        raise WarehouseUnavailable("The database URL cannot be understood.", hint=_FORMS) from reason
     if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
-        raise WarehouseUnavailable(f"Helios does not speak to {parsed.get_backend_name()!r} databases.", remedy=_FORMS)
+        raise WarehouseUnavailable(f"Helios does not speak to {parsed.get_backend_name()!r} databases.", hint=_FORMS)
     return parsed
 
 
@@ -119,7 +119,7 @@ def _sqlite_engine(url: URL) -> Engine:
     try:
         engine = create_engine(url.set(drivername="sqlite"), connect_args=given)
     except (SQLAlchemyError, TypeError, ValueError) as reason:
-        raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", remedy=_FORMS) from reason
+        raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", hint=_FORMS) from reason
     event.listen(engine, "do_connect", _as_a_file_that_nobody_writes)
     event.listen(engine, "connect", _leave_transactions_to_helios)
     event.listen(engine, "connect", lambda *_: _close_to_others(engine))
@@ -133,7 +133,7 @@ def _postgres_engine(url: URL) -> Engine:
     except ModuleNotFoundError as reason:
         raise WarehouseUnavailable(
             f"{shown(url)} needs the PostgreSQL driver psycopg, which is not installed.",
-            remedy="Install it: pip install 'helios-slurm[postgres]'",
+            hint="Install it: pip install 'helios-slurm[postgres]'",
         ) from reason
 
 
@@ -154,7 +154,7 @@ def _as_a_file_that_nobody_writes(
     elif not file.with_name(f"{file.name}-shm").exists():
         raise WarehouseUnavailable(
             f"{file} lies on a read-only mount and was not closed: what {log.name} holds cannot be read there.",
-            remedy=f"Copy {file.name} and {log.name} together to a folder that can be written, and name the copy "
+            hint=f"Copy {file.name} and {log.name} together to a folder that can be written, and name the copy "
             "in HELIOS_DATABASE_URL.",
         )
 
@@ -194,7 +194,7 @@ def prepare_file(engine: Engine) -> None:
         if not path.parent.exists():
             raise WarehouseUnavailable(
                 f"There is no folder {path.parent} for the database.",
-                remedy=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
+                hint=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
             )
         if not path.exists():  # SQLite would make it readable by all; -wal and -shm take the mode of this file
             os.close(open_private(path))
@@ -220,7 +220,7 @@ def _unavailable(engine: Engine, reason: Exception) -> WarehouseUnavailable:
     # SQLAlchemy's own text repeats the statement and its rows; the driver's says what is wrong.
     original = reason.orig if isinstance(reason, DatabaseError) and reason.orig else reason
     says = _without_secret(str(original).strip(), engine.url)
-    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", remedy=_remedy(says.lower()))
+    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=_hint(says.lower()))
 
 
 def _without_secret(text: str, url: URL) -> str:
@@ -248,6 +248,6 @@ _REMEDIES = {
 }
 
 
-def _remedy(says: str) -> str:
-    matching = (remedy for sign, remedy in _REMEDIES.items() if sign in says)
+def _hint(says: str) -> str:
+    matching = (hint for sign, hint in _REMEDIES.items() if sign in says)
     return next(matching, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")

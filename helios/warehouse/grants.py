@@ -31,17 +31,17 @@ _OF_JOBS: Mapping[str, str] = {
     "predictions": "INSERT, DELETE",
     "decisions": "INSERT, DELETE",
     "leases": "INSERT, UPDATE",
-    "standings": "INSERT, DELETE",
+    "applied_changes": "INSERT, DELETE",
     "memories": "INSERT, DELETE",
     "modes": "INSERT",
-    "turns": "INSERT, DELETE",
+    "cycles": "INSERT, DELETE",
     "coverage": "INSERT, DELETE",
 }
 _OF_NODES: Mapping[str, str] = {
     "clusters": "INSERT",
     "decisions": "INSERT",
     "leases": "INSERT, UPDATE",
-    "node_standings": "INSERT, DELETE",
+    "applied_node_changes": "INSERT, DELETE",
     "node_tallies": "INSERT, DELETE",
     "memories": "INSERT, DELETE",
     "modes": "INSERT",
@@ -80,12 +80,12 @@ def grant(
     if engine.dialect.name != "postgresql":
         raise UsageError(
             "A SQLite file has no roles: whoever may write it may write all of it.",
-            remedy="Give each office a file of its own (database.url), or trust one user with both, or use PostgreSQL.",
+            hint="Give each office a file of its own (database.url), or trust one user with both, or use PostgreSQL.",
         )
     roles = [role for role in (jobs, nodes, reader) if role]
     if len(set(roles)) < len(roles):
         raise UsageError(
-            "The roles are to be different ones.", remedy="Make one for each: CREATE ROLE helios_nodes LOGIN"
+            "The roles are to be different ones.", hint="Make one for each: CREATE ROLE helios_nodes LOGIN"
         )
     with writing(engine, alone=True) as connection:
         for role in roles:
@@ -107,11 +107,11 @@ def _refuse_unfit(connection: Connection, role: str) -> None:
         "SELECT rolsuper OR rolbypassrls OR rolname = current_user FROM pg_roles WHERE rolname = %s", (role,)
     ).scalar_one_or_none()
     if found is None:
-        raise UsageError(f"There is no role {role!r} in this database.", remedy=f"Make it: CREATE ROLE {role} LOGIN")
+        raise UsageError(f"There is no role {role!r} in this database.", hint=f"Make it: CREATE ROLE {role} LOGIN")
     if found:
         raise UsageError(
             f"Role {role!r} is a superuser, or the one you are connected as: no grant holds it back.",
-            remedy="Connect as the owner of the tables, and give the daemons roles of their own.",
+            hint="Connect as the owner of the tables, and give the daemons roles of their own.",
         )
 
 

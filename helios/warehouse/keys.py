@@ -95,8 +95,8 @@ def find_cluster_id(connection: Connection, name: str) -> int:
     found = connection.execute(select(clusters.c.cluster_id).where(clusters.c.name == name)).scalar_one_or_none()
     if found is None:
         known = connection.execute(select(clusters.c.name).order_by(clusters.c.name)).scalars().all()
-        remedy = f"Loaded are: {', '.join(known)}" if known else "Load some history first: helios trace load FILE"
-        raise NoSuchCluster(f"No cluster {name!r} is in the warehouse.", remedy=remedy)
+        hint = f"Loaded are: {', '.join(known)}" if known else "Load some history first: helios trace load FILE"
+        raise NoSuchCluster(f"No cluster {name!r} is in the warehouse.", hint=hint)
     return int(found)
 
 

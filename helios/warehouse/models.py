@@ -55,28 +55,28 @@ class ModelStore:
         """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            in_charge, confirmed_at = _in_charge(connection, cluster_id)
-            wanted = in_charge if model_id is None else model_id
+            promoted, confirmed_at = _promoted(connection, cluster_id)
+            wanted = promoted if model_id is None else model_id
             row = connection.execute(_one(cluster_id, wanted)).one_or_none() if wanted else None
             if row is None:
                 raise _no_such_model(cluster, model_id, decided=confirmed_at is not None)
-            return _record(row, cluster=cluster, confirmed_at=confirmed_at if wanted == in_charge else None)
+            return _record(row, cluster=cluster, confirmed_at=confirmed_at if wanted == promoted else None)
 
     def models(self, cluster: str) -> pd.DataFrame:
         """Return a cluster's models without themselves, newest first.
 
         Columns: ``model_id``, ``trained_at``, ``trained_until``, ``jobs``, ``scores`` and ``manifest`` (dicts, empty
-        where none was written), ``in_charge``.
+        where none was written), ``promoted``.
         """
         table = schema.models
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
-            in_charge, _ = _in_charge(connection, cluster_id)
+            promoted, _ = _promoted(connection, cluster_id)
         texts: dict[str, Any] = {name: [_mapping(text) for text in found[name]] for name in ("scores", "manifest")}
-        is_in_charge = (found["model_id"] == (in_charge or "")).to_numpy(dtype=bool)
-        return found.assign(scores=texts["scores"], manifest=texts["manifest"], in_charge=is_in_charge)
+        is_promoted = (found["model_id"] == (promoted or "")).to_numpy(dtype=bool)
+        return found.assign(scores=texts["scores"], manifest=texts["manifest"], promoted=is_promoted)
 
     def forget_models(self, cluster: str, *, keep: int) -> int:
         """Delete all but the ``keep`` models trained last, the one in charge and the one before it.
@@ -91,7 +91,7 @@ class ModelStore:
             cluster_id = find_cluster_id(connection, cluster)
             of_cluster = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
             stacked = previous_model(self._promotions(connection, cluster_id))
-            needed = {_in_charge(connection, cluster_id)[0], *stacked[:1]}
+            needed = {_promoted(connection, cluster_id)[0], *stacked[:1]}
             kept = {*connection.execute(_newest_first(of_cluster).limit(keep)).scalars(), *filter(None, needed)}
             chosen = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
             return connection.execute(delete(models).where(chosen)).rowcount
@@ -130,7 +130,7 @@ class ModelStore:
                 "promoted_at": stored_time(at),
                 "step": step.value,
                 "model_id": model_id,
-                "previous": _in_charge(connection, cluster_id, besides=candidate)[0],
+                "previous": _promoted(connection, cluster_id, besides=candidate)[0],
                 "candidate": candidate,
                 "promoted_by": by,
                 "why": why,
@@ -150,7 +150,7 @@ class ModelStore:
 
 def incumbent_id(connection: Connection, cluster_id: int) -> str:
     """Return the id of the model in charge; empty: none is."""
-    return _in_charge(connection, cluster_id)[0] or ""
+    return _promoted(connection, cluster_id)[0] or ""
 
 
 def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
@@ -180,7 +180,7 @@ def _or_none(text: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _in_charge(
+def _promoted(
     connection: Connection, cluster_id: int, *, besides: str | None = None
 ) -> tuple[str | None, datetime | None]:
     """Return the model in charge (None: shrinkage) and when that was last decided (None: never).
@@ -209,11 +209,11 @@ def _one(cluster_id: int, model_id: str) -> Select[Any]:
 
 def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotEnoughHistory:
     if model_id is None and decided:
-        fact = f"No model is in charge of cluster {cluster!r}: shrinkage predicts, as was decided."
-        return NotEnoughHistory(fact, remedy=f"See why, and what there is: helios model list --cluster {cluster}")
+        message = f"No model is in charge of cluster {cluster!r}: shrinkage predicts, as was decided."
+        return NotEnoughHistory(message, hint=f"See why, and what there is: helios model list --cluster {cluster}")
     wanted = "no model" if model_id is None else f"no model {model_id!r}"
-    remedy = f"See what there is: helios model list --cluster {cluster}. Train one: helios model train"
-    return NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", remedy=remedy)
+    hint = f"See what there is: helios model list --cluster {cluster}. Train one: helios model train"
+    return NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", hint=hint)
 
 
 def _add(connection: Connection, cluster_id: int, record: ModelRecord) -> None:

@@ -41,20 +41,20 @@ class Horizon:
 
     audit: datetime
     shadow: datetime
-    turns: datetime
+    cycles: datetime
     predictions: datetime
     readings: datetime
 
 
 def forget(engine: Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
     """Delete what is older than ``horizon``, in transactions of bounded size; return how many rows went, by what."""
-    decisions, turns, predictions = schema.decisions, schema.turns, schema.predictions
+    decisions, cycles, predictions = schema.decisions, schema.cycles, schema.predictions
     shadow = decisions.c.mode == Mode.SHADOW.value
     shadow &= decisions.c.decided_at >= stored_time(horizon.shadow - SHADOWS_SEARCHED)
     return {
         "decisions": _older(engine, cluster_id, decisions.c.decided_at, horizon.audit),
         "shadow decisions": _older(engine, cluster_id, decisions.c.decided_at, horizon.shadow, shadow),
-        "turns": _older(engine, cluster_id, turns.c.taken_at, horizon.turns),
+        "cycles": _older(engine, cluster_id, cycles.c.taken_at, horizon.cycles),
         "predictions": _older(engine, cluster_id, predictions.c.submitted_at, horizon.predictions),
         "readings": _readings(engine, cluster_id, horizon.readings),
     }

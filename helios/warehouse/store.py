@@ -382,14 +382,14 @@ class Warehouse(ModelStore):
             cluster_id = find_cluster_id(connection, cluster)
         return forget(self._engine, cluster_id, horizon)
 
-    def ledger(self, cluster: str, office: Domain = Domain.JOBS) -> SqlLedger:
+    def ledger(self, cluster: str, domain: Domain = Domain.JOBS) -> SqlLedger:
         """Return what control remembers of an office of ``cluster``, which is made if it is new."""
-        return SqlLedger(self._engine, self._bulk, cluster, office)
+        return SqlLedger(self._engine, self._bulk, cluster, domain)
 
-    def lease(self, cluster: str, *, office: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
+    def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
         """Return an office's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
         with reading(self._engine) as connection:
-            return control_state.lease(connection, find_cluster_id(connection, cluster), office)
+            return control_state.lease(connection, find_cluster_id(connection, cluster), domain)
 
     def time_of_leases(self, now: datetime) -> datetime:
         """Return the time by which leases run: the database's clock where it has one, else ``now``."""
@@ -415,20 +415,22 @@ class Warehouse(ModelStore):
         """Return every setting of a mode, oldest first; the last of a service is in force."""
         return self._rows_of(cluster, schema.modes, control_state.MODE_TYPES, "mode_id")
 
-    def add_turns(self, cluster: str, turns: pd.DataFrame) -> None:
-        """Append a ``TURNS`` frame."""
+    def add_cycles(self, cluster: str, cycles: pd.DataFrame) -> None:
+        """Append a ``CYCLES`` frame."""
         with writing(self._engine) as connection:
-            control_state.add_cycles(connection, self._bulk, self._cluster_id(connection, cluster), turns)
+            control_state.add_cycles(connection, self._bulk, self._cluster_id(connection, cluster), cycles)
 
-    def turns(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
-        """Return the turns taken in [since, until), oldest first, a ``TURNS`` frame."""
-        table = schema.turns
+    def cycles(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
+        """Return the turns taken in [since, until), oldest first, a ``CYCLES`` frame."""
+        table = schema.cycles
         with reading(self._engine) as connection:
             query = jobs_module.jobs_in_cluster(
-                table, find_cluster_id(connection, cluster), list(control_state.TURN_TYPES)
+                table, find_cluster_id(connection, cluster), list(control_state.CYCLE_TYPES)
             )
             query = _between(query, table, "taken_at", since, until)
-            return self._frame(connection, query.order_by(table.c.taken_at, table.c.turn_id), control_state.TURN_TYPES)
+            return self._frame(
+                connection, query.order_by(table.c.taken_at, table.c.cycle_id), control_state.CYCLE_TYPES
+            )
 
     def add_node_tallies(self, cluster: str, tallies: pd.DataFrame) -> None:
         """Append a ``NODE_TALLIES`` frame; a pool's counts at a time that is known stay as they are."""
@@ -475,7 +477,7 @@ class Warehouse(ModelStore):
             migrate.refuse_unknown(found)
             raise SchemaOutdated(
                 f"{shown(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
-                remedy="Bring it up to date: helios db upgrade",
+                hint="Bring it up to date: helios db upgrade",
             )
 
     def _frame(self, connection: Connection, query: Select[Any], dtypes: Mapping[str, str]) -> pd.DataFrame:

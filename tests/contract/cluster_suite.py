@@ -46,7 +46,7 @@ class World:
         snapshot = self.cluster.snapshot()
         pending = snapshot.pending
         eligible = pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at)
-        return list(pending.loc[pending["hands_off"].isna() & eligible & (pending["urgency"] == 0), "job_id"])
+        return list(pending.loc[pending["excluded_reason"].isna() & eligible & (pending["urgency"] == 0), "job_id"])
 
     def of(self, job_id: str) -> pd.Series[object]:
         return self.pending().set_index("job_id").loc[job_id]
@@ -87,7 +87,7 @@ class ClusterContract:
     def test_an_outcome_carries_its_place_and_what_was_read(self, world: World) -> None:
         job_id = world.free()[0]
         (outcome,) = world.order({job_id: 0.5})
-        assert (outcome.action, outcome.lever, outcome.job_id) == ("Reorder", JobSetting.ORDER, job_id)
+        assert (outcome.action, outcome.setting, outcome.job_id) == ("Reorder", JobSetting.ORDER, job_id)
         assert (outcome.result, outcome.reason) == (Result.DONE, "short")
         assert outcome.before != outcome.after
 
@@ -97,7 +97,7 @@ class ClusterContract:
         by_job = {outcome.job_id: outcome for outcome in world.order({held: 0.9, other: 0.5})}
         assert (by_job[held].result, by_job[other].result) == (Result.REFUSED, Result.DONE)
         assert by_job[held].remark
-        assert world.of(held)["hands_off"]
+        assert world.of(held)["excluded_reason"]
 
     def test_a_soft_limit_beyond_the_hard_one_is_refused(self, world: World) -> None:
         job_id = world.free()[0]
@@ -112,7 +112,7 @@ class ClusterContract:
         outcomes = world.cluster.apply([RevertJobs(reason="stop", job_ids=("999999",))])
         assert {outcome.result for outcome in outcomes} == {Result.GONE}
 
-    def test_an_admins_site_factor_is_refused_and_survives_a_restore(self, world: World) -> None:
+    def test_an_overridden_site_factor_is_refused_and_survives_a_restore(self, world: World) -> None:
         job_id = world.free()[0]
         able(world.set_site_factor)(job_id, 500)
         before = world.of(job_id)["priority"]

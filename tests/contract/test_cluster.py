@@ -73,7 +73,7 @@ def world_of(slurm: MemorySlurm) -> World:
         slurm,
         name="venus",
         site_factor_most=10_000,
-        writes_per_turn=500,
+        writes_per_cycle=500,
         sprio=slurm.sprio,
         clock=lambda: datetime.fromtimestamp(slurm.now, UTC),
     )

@@ -63,8 +63,8 @@ def decided(service: str, *, at: datetime = NOW) -> pd.DataFrame:
     return rows(DECISIONS, decided_at=at, service=service, **texts)
 
 
-def standing(kind: FrameKind) -> pd.DataFrame:
-    one = {"lever": "power", "service": "s", "mode": "active", "written_at": NOW, "admins": 0}
+def applied(kind: FrameKind) -> pd.DataFrame:
+    one = {"setting": "power", "service": "s", "mode": "active", "written_at": NOW, "overridden": 0}
     of_job = {"job_id": "1", "submitted_at": NOW, "value": 1.0}
     return rows(kind, **(one | (of_job if kind is APPLIED_CHANGES else {"node": "n1", "value": "asleep"})))
 
@@ -77,7 +77,7 @@ def refused(url: str, act: str) -> bool:
             "lease of nodes": lambda: warehouse.ledger("venus", Domain.NODES).acquire(
                 holder="me", now=NOW, lasts=MINUTE
             ),
-            "memory of jobs": lambda: warehouse.remember("venus", "turn", "{}", at=NOW),
+            "memory of jobs": lambda: warehouse.remember("venus", "cycle", "{}", at=NOW),
             "memory of nodes": lambda: warehouse.remember("venus", "nodes", "{}", at=NOW),
             "pause": lambda: warehouse.remember("venus", "paused", "{}", at=NOW),
             "mode of qssf": lambda: warehouse.add_modes("venus", a_mode("qssf")),
@@ -103,19 +103,19 @@ OF_NODES = ("lease of nodes", "memory of nodes", "mode of ces", "decision of ces
 
 
 @pytest.mark.parametrize("act", [*OF_JOBS, *OF_NODES, "pause", "upgrade"])
-def test_each_role_does_the_business_of_its_office_and_not_the_others(granted: dict[str, str], act: str) -> None:
+def test_each_role_does_the_business_of_its_domain_and_not_the_others(granted: dict[str, str], act: str) -> None:
     with Warehouse.open(granted["owner"]) as warehouse:  # rows of both offices are there
-        for office in Domain:
-            warehouse.ledger("venus", office).acquire(holder="me", now=NOW, lasts=MINUTE)
-        for name in ("turn", "nodes", "paused"):
+        for domain in Domain:
+            warehouse.ledger("venus", domain).acquire(holder="me", now=NOW, lasts=MINUTE)
+        for name in ("cycle", "nodes", "paused"):
             warehouse.remember("venus", name, "{}", at=NOW)
     may = {"jobs": act in {*OF_JOBS, "pause"}, "nodes": act in {*OF_NODES, "pause"}, "reader": False}
     assert {role: not refused(granted[role], act) for role in may} == may
 
 
-@pytest.mark.parametrize(("role", "office"), [("jobs", Domain.NODES), ("nodes", Domain.JOBS)])
-def test_what_stands_of_an_office_is_written_by_its_own_role_alone(
-    granted: dict[str, str], role: str, office: Domain
+@pytest.mark.parametrize(("role", "domain"), [("jobs", Domain.NODES), ("nodes", Domain.JOBS)])
+def test_what_stands_of_an_domain_is_written_by_its_own_role_alone(
+    granted: dict[str, str], role: str, domain: Domain
 ) -> None:
     kinds = {Domain.JOBS: APPLIED_CHANGES, Domain.NODES: APPLIED_NODE_CHANGES}
     own = Domain.JOBS if role == "jobs" else Domain.NODES
@@ -125,14 +125,14 @@ def test_what_stands_of_an_office_is_written_by_its_own_role_alone(
 
         def write(each: Domain) -> None:
             warehouse.ledger("venus", each).record(
-                token=tokens[each] or 0, decisions=DECISIONS.empty(), standings=standing(kinds[each])
+                token=tokens[each] or 0, decisions=DECISIONS.empty(), applied_changes=applied(kinds[each])
             )
 
         write(own)
-        assert len(warehouse.ledger("venus", own).standings()) == 1
+        assert len(warehouse.ledger("venus", own).applied_changes()) == 1
         with pytest.raises(LeaseLost):  # of the other's lease it sees what it may write: nothing
-            write(office)
-    other = "standings" if office is Domain.JOBS else "node_standings"
+            write(domain)
+    other = "applied_changes" if domain is Domain.JOBS else "applied_node_changes"
     with engine_for(granted[role]).connect() as connection, pytest.raises(DatabaseError, match="permission denied"):
         connection.exec_driver_sql(f"DELETE FROM {other}")
 
@@ -141,7 +141,7 @@ def test_no_daemon_deletes_what_the_audit_says_of_the_last_week(granted: dict[st
     with Warehouse.open(granted["owner"]) as warehouse:
         for days in (0, 6, 500):
             warehouse.add_decisions("venus", decided("qssf", at=NOW - timedelta(days=days)))
-    everything = dict.fromkeys(("audit", "shadow", "turns", "predictions", "readings"), NOW + MINUTE)
+    everything = dict.fromkeys(("audit", "shadow", "cycles", "predictions", "readings"), NOW + MINUTE)
     with Warehouse.open(granted["jobs"]) as warehouse:
         assert warehouse.forget("venus", Horizon(**everything))["decisions"] == 1
         assert len(warehouse.decisions("venus")) == 2
@@ -150,7 +150,7 @@ def test_no_daemon_deletes_what_the_audit_says_of_the_last_week(granted: dict[st
 def test_who_only_reads_reads_all(granted: dict[str, str]) -> None:
     with Warehouse.open(granted["reader"]) as warehouse:
         assert len(warehouse.jobs("venus")) == 1
-        assert warehouse.ledger("venus").standings().empty
+        assert warehouse.ledger("venus").applied_changes().empty
 
 
 def test_a_role_that_nothing_holds_back_is_refused(granted: dict[str, str]) -> None:
@@ -165,4 +165,4 @@ def test_on_sqlite_there_are_no_roles_and_it_says_what_there_is(tmp_path: Path) 
     settings = Settings.model_validate({"database": {"url": f"sqlite:///{tmp_path / 'helios.db'}"}})
     with pytest.raises(UsageError, match="no roles") as refusal:
         roles_granted(settings, jobs="a", nodes="b", reader=None)
-    assert "file of its own" in refusal.value.remedy
+    assert "file of its own" in refusal.value.hint

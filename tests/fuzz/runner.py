@@ -56,7 +56,9 @@ def outcome(target: Target, data: bytes) -> str:
             target.read(data, Path(folder))
         except HeliosError as refused:
             return (
-                "" if refused.fact and refused.remedy else f"{type(refused).__name__} without a remedy: {refused.fact}"
+                ""
+                if refused.message and refused.hint
+                else f"{type(refused).__name__} without a remedy: {refused.message}"
             )
         except BaseException as raised:
             last = traceback.extract_tb(raised.__traceback__)[-1]

@@ -347,7 +347,7 @@ def _memory_seeds(_: Path) -> Sequence[bytes]:
     from helios.control import ControllerState
 
     memory = ControllerState(
-        asked_at={"qssf": NOW}, controller="c1", pending=3, nodes=4, still=("x",), said={"qssf": frozenset({"a"})}
+        asked_at={"qssf": NOW}, controller="c1", pending=3, nodes=4, suspended=("x",), said={"qssf": frozenset({"a"})}
     )
     return [memory.to_json().encode()]
 
@@ -361,9 +361,9 @@ def _memory(data: bytes, _: Path) -> object:
 def _node_memory_seeds(folder: Path) -> Sequence[bytes]:
     from helios.control import ControllerState, NodeControllerState
 
-    turn = ControllerState.from_json(_memory_seeds(folder)[0].decode())
+    cycle = ControllerState.from_json(_memory_seeds(folder)[0].decode())
     memory = NodeControllerState(
-        turn=turn, looked_at=NOW, idle={"n1": NOW}, slept={"n1": (NOW,)}, protected_at=NOW, keep_off={"n1": NOW}
+        cycle=cycle, looked_at=NOW, idle={"n1": NOW}, slept={"n1": (NOW,)}, protected_at=NOW, keep_off={"n1": NOW}
     )
     return [memory.to_json().encode()]
 

@@ -52,10 +52,10 @@ class Hooked:
         self.rig.until(lambda: job in self.rig.site_factors())
         return self.rig.site_factors()[job]
 
-    def wrote(self, job: str, value: int, lever: JobSetting = JobSetting.ORDER) -> None:
+    def wrote(self, job: str, value: int, setting: JobSetting = JobSetting.ORDER) -> None:
         """Record, as Helios does before it writes, that it set a value on a job."""
         times = self.rig.lines("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-a", "-j", job, "-O", "SubmitTime")
-        entry = Written(lever=lever, job_id=job, submitted=int(times[0]), value=value)
+        entry = Written(setting=setting, job_id=job, submitted=int(times[0]), value=value)
         undo = JobsUndo(self.state)
         undo.refresh()
         undo.add([entry])

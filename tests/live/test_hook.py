@@ -263,7 +263,7 @@ def test_a_good_table_after_a_damaged_one_is_used(hooked: Hooked) -> None:
     assert (damaged, hooked.site_factor()) == (0, 4037)
 
 
-def test_a_lasting_trouble_is_logged_once_a_minute(hooked: Hooked) -> None:
+def test_a_lasting_problem_is_logged_once_a_minute(hooked: Hooked) -> None:
     hooked.use(script_for(hooked.table))  # forgets when it logged last
     before = hooked.log().count("helios_hook:")
     began = time.monotonic()
@@ -364,19 +364,19 @@ def helios(hooked: Hooked, tmp_path: Path) -> Helios:
     return Helios(hooked, tmp_path)
 
 
-def test_a_new_job_has_what_the_next_turn_would_give_it(hooked: Hooked, helios: Helios) -> None:
+def test_a_new_job_has_what_the_next_cycle_would_give_it(hooked: Hooked, helios: Helios) -> None:
     helios.says("mode", "qssf", "active", "--reason", "a test")
     helios.says("hook", "publish", HELIOS_HOOK_PUBLISH="true")
     job = hooked.rig.submit(user="alice")
     at_submission = hooked.place_of(job)
     assert at_submission > 0 and at_submission % 100 == 37
-    turn = json.loads(helios.says("turn", "--apply", "--json"))
-    assert (turn["acted"], turn["still"]) == (0, [])
+    cycle = json.loads(helios.says("cycle", "--apply", "--json"))
+    assert (cycle["acted"], cycle["still"]) == (0, [])
     assert hooked.place_of(job) == at_submission
     hooked.publish()
     later = hooked.rig.submit(user="alice")
     assert hooked.place_of(later) == 0
-    assert json.loads(helios.says("turn", "--apply", "--json"))["acted"] == 1
+    assert json.loads(helios.says("cycle", "--apply", "--json"))["acted"] == 1
     assert hooked.place_of(later) == at_submission
 
 

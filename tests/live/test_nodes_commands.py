@@ -119,10 +119,10 @@ def test_the_nodes_are_read_with_power_hands_and_racks(sleepy: Rig, nodes: Slurm
     snapshot = nodes.snapshot()
     frame = snapshot.nodes.set_index("name").astype(object)
     assert frame["power"].to_dict() == {name: "asleep" if name == "n2" else "awake" for name in frame.index}
-    hands_off = frame["hands_off"].dropna().to_dict()
-    assert hands_off.keys() == {"n3", "n8"}
-    assert hands_off["n3"].startswith("it is drained (disk")
-    assert hands_off["n8"] == "SuspendExcParts names its partition login"
+    excluded_reason = frame["excluded_reason"].dropna().to_dict()
+    assert excluded_reason.keys() == {"n3", "n8"}
+    assert excluded_reason["n3"].startswith("it is drained (disk")
+    assert excluded_reason["n8"] == "SuspendExcParts names its partition login"
     assert frame.loc[["n1", "n5", "n8"], "rack"].tolist() == ["leaf1", "mine", "leaf2"]
     assert snapshot.power is not None
     assert (snapshot.power.can_sleep, snapshot.power.can_keep_awake) == (True, False)
@@ -134,7 +134,7 @@ def test_a_node_sleeps_and_wakes_as_it_is_told(sleepy: Rig, nodes: SlurmNodes) -
     sleepy.until(is_now(nodes, "n2", NodePower.ASLEEP))
     assert not {"n1", "n2"} & sleepy.machines_on()
     assert results(nodes.steer(down("n2"))) == [Result.UNCHANGED]
-    restore = RevertNodes(lever=NodeSetting.POWER, own=(("n1", ""),), reason="stop")
+    restore = RevertNodes(setting=NodeSetting.POWER, own=(("n1", ""),), reason="stop")
     assert results(nodes.steer([*up("n2"), restore])) == [Result.DONE] * 2
     sleepy.until(is_now(nodes, "n1", NodePower.AWAKE))
     sleepy.until(is_now(nodes, "n2", NodePower.AWAKE))
@@ -204,8 +204,8 @@ def test_a_job_that_comes_with_the_write_runs_to_its_end(sleepy: Rig) -> None:
             return super().change_nodes(changes)
 
     backend = Late(environment=sleepy.environment)
-    desk = PowerConfigReader(shell=Shell(environment=sleepy.environment), racks={})
-    late = SlurmNodes(backend, desk, name="dev", site_factor_most=10_000, writes_per_turn=9)
+    operations = PowerConfigReader(shell=Shell(environment=sleepy.environment), racks={})
+    late = SlurmNodes(backend, operations, name="dev", site_factor_most=10_000, writes_per_cycle=9)
     (outcome,) = late.steer(down("n1"))
     assert (outcome.result, outcome.remark) == (Result.DONE, TAKEN)
     sleepy.until(lambda: sleepy.job_state(jobs[0]) == "COMPLETED")
@@ -224,14 +224,14 @@ def test_an_order_of_filling_decides_where_jobs_go_and_the_sites_own_stands_abov
     sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
     assert sleepy.show_job(job)["NodeList"] == "n3"
     back = RevertNodes(
-        lever=NodeSetting.WEIGHT, own=tuple((name, str(weight)) for name, weight in own.items()), reason="stop"
+        setting=NodeSetting.WEIGHT, own=tuple((name, str(weight)) for name, weight in own.items()), reason="stop"
     )
     nodes.steer([back])
     assert sleepy.weights() == own
 
 
 @pytest.mark.parametrize("forgets", ["reconfigure", "restart"])
-def test_slurm_forgets_weights_and_the_next_turn_sets_them_again(sleepy: Rig, nodes: SlurmNodes, forgets: str) -> None:
+def test_slurm_forgets_weights_and_the_next_cycle_sets_them_again(sleepy: Rig, nodes: SlurmNodes, forgets: str) -> None:
     own = sleepy.weights()
     order = fill(["n3"], ["n1", "n2"], own=own)
     nodes.steer(order)
@@ -253,10 +253,10 @@ def test_sleep_survives_a_restart_of_the_controller(sleepy: Rig, nodes: SlurmNod
 
 
 def test_an_old_slurm_has_no_keep_awake_list_to_change(sleepy: Rig, nodes: SlurmNodes) -> None:
-    restore = RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", "n1"),), reason="stop")
+    restore = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n1"),), reason="stop")
     (outcome,) = nodes.steer([restore])
     assert (outcome.result, outcome.remark) == (Result.REFUSED, TOO_OLD)
-    assert "No valid entity" in nodes.desk.keep_awake("n1")
+    assert "No valid entity" in nodes.operations.keep_awake("n1")
 
 
 def test_slurm_has_no_such_node_and_says_so_of_it_alone(sleepy: Rig) -> None:
@@ -269,7 +269,7 @@ def test_slurm_has_no_such_node_and_says_so_of_it_alone(sleepy: Rig) -> None:
 
 
 def test_the_accounting_knows_from_when_to_when_a_node_slept(sleepy: Rig, nodes: SlurmNodes) -> None:
-    books = Accounting(shell=Shell(environment=sleepy.environment))
+    applied = Accounting(shell=Shell(environment=sleepy.environment))
     asked = datetime.now(UTC).replace(microsecond=0)
     assert results(nodes.steer(down("n4"))) == [Result.DONE]
     sleepy.until(is_now(nodes, "n4", NodePower.ASLEEP))
@@ -278,7 +278,7 @@ def test_the_accounting_knows_from_when_to_when_a_node_slept(sleepy: Rig, nodes:
     sleepy.until(is_now(nodes, "n4", NodePower.AWAKE))
 
     def rows() -> list[dict[str, object]]:
-        frame = books.node_events(asked, datetime.now(UTC) + timedelta(minutes=1))
+        frame = applied.node_events(asked, datetime.now(UTC) + timedelta(minutes=1))
         own = frame[(frame["node"] == "n4") & (frame["started_at"] >= asked) & frame["ended_at"].notna()]
         return [{str(key): value for key, value in row.items()} for row in own.to_dict("records")]
 

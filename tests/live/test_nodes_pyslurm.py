@@ -120,7 +120,7 @@ def test_weights_are_written_read_back_and_lost_on_a_reconfiguration(chroot: Chr
     chroot.run("scontrol", "reconfigure")
     chroot.until(lambda: chroot.weights() == {"n1": 1, "n2": 1})
     assert results(nodes.steer(order)) == [Result.UNCHANGED, Result.DONE]
-    back = RevertNodes(lever=NodeSetting.WEIGHT, own=(("n1", "0"), ("n2", "1")), reason="stop")
+    back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n1", "0"), ("n2", "1")), reason="stop")
     assert results(nodes.steer([back])) == [Result.DONE, Result.UNCHANGED]
     assert chroot.weights() == {"n1": 0, "n2": 1}
 
@@ -130,7 +130,7 @@ def test_both_ways_in_see_the_same_nodes(chroot: Chroot) -> None:
     try:
         by_commands.steer([*down("n1"), FillFirst(tiers=((), ("n2",)), reason="pack")])
         chroot.until(lambda: powers(by_commands)[0] == "asleep")
-        columns = ["name", "state", "power", "hands_off", "kept_awake", "weight", "partitions"]
+        columns = ["name", "state", "power", "excluded_reason", "kept_awake", "weight", "partitions"]
         one, other = (nodes.snapshot().nodes[columns].astype(object) for nodes in (by_commands, by_pyslurm))
         assert one.equals(other), f"{one}\n{other}"
         assert by_commands.snapshot().power == by_pyslurm.snapshot().power
@@ -157,7 +157,7 @@ def test_the_keep_awake_list_is_changed_live_and_given_back(chroot: Chroot, node
     assert results(nodes.steer(kept("n2", own=""))) == [Result.UNCHANGED]
     assert results(nodes.steer(kept("n2", own="n[1-2]:1"))) == [Result.DONE]
     assert the_list(chroot) == "n[1-2]:1,n2"
-    back = RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", "(null)"),), reason="stop")
+    back = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "(null)"),), reason="stop")
     assert results(nodes.steer([back])) == [Result.DONE]
     assert the_list(chroot) == "(null)"
 
@@ -173,7 +173,7 @@ def test_the_list_is_lost_on_a_reconfiguration_and_set_again(chroot: Chroot, nod
 def test_slurm_takes_a_list_of_nodes_that_do_not_exist_so_the_door_leaves_them_out(
     chroot: Chroot, nodes: SlurmNodes
 ) -> None:
-    assert nodes.desk.keep_awake("n99") == ""
+    assert nodes.operations.keep_awake("n99") == ""
     assert the_list(chroot) == "n99"
     (outcome,) = nodes.steer(kept("n1", "n98", own=""))
     assert (outcome.result, outcome.after) == (Result.DONE, "SuspendExcNodes n1")

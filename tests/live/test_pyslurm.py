@@ -120,7 +120,7 @@ def test_a_soft_limit_is_written_and_zero_takes_it_back(chroot: Chroot, backend:
         assert the_job(backend, job)["time_limit_s"] == 7200
 
 
-def test_both_levers_are_one_change(chroot: Chroot, backend: PyslurmBackend) -> None:
+def test_both_setting_kinds_are_one_change(chroot: Chroot, backend: PyslurmBackend) -> None:
     chroot.fill()
     job = chroot.submit(limit="120")
     chroot.until(lambda: job in chroot.site_factors())

@@ -82,13 +82,13 @@ def minimum(hooked: Hooked, job: str) -> str:
 
 
 def test_what_helios_set_is_taken_back_and_what_others_set_stands(hooked: Hooked, path: Path) -> None:
-    boosted, lowered, small, admins, untouched = jobs = [
+    boosted, lowered, small, overridden, untouched = jobs = [
         a_job(hooked, n, by_helios=n % 100 == 37 or n == -2537) for n in (4037, -2537, 37, 777, 0)
     ]
     hooked.rig.until(lambda: hooked.rig.site_factors().keys() == set(jobs))
     ran = release(hooked, path)
     assert ran.status == 0, ran.said
-    assert hooked.rig.site_factors() == {boosted: 0, lowered: 0, small: 0, admins: 777, untouched: 0}
+    assert hooked.rig.site_factors() == {boosted: 0, lowered: 0, small: 0, overridden: 777, untouched: 0}
 
 
 @pytest.mark.parametrize("minutes", [7, 17, 67, 1447, 4327])
@@ -200,7 +200,7 @@ def hidden_job(hooked: Hooked, how: str, site_factor: int, *, by_helios: bool) -
 
 
 @pytest.mark.parametrize("how", HIDING)
-def test_an_admins_place_that_slurm_hides_survives(hooked: Hooked, path: Path, how: str) -> None:
+def test_an_overridden_place_that_slurm_hides_survives(hooked: Hooked, path: Path, how: str) -> None:
     job = hidden_job(hooked, how, 600, by_helios=False)
     before = hooked.rig.show_job(job)["Priority"]
     ran = release(hooked, path, "--hidden")

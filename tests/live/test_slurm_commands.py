@@ -23,7 +23,7 @@ from helios.slurm.shell import Shell
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.rig import Rig
 
-SETTINGS = SlurmSettings(backend="commands", site_factor_most=10_000, writes_per_turn=500)
+SETTINGS = SlurmSettings(backend="commands", site_factor_most=10_000, writes_per_cycle=500)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_an_order_stands_is_left_alone_the_second_time_and_is_taken_back(
     order = an_order({job_id: 1 - place / 8 for place, job_id in enumerate(jobs)})
     assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.DONE}
     assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.UNCHANGED}
-    restored = cluster_of_slurm.apply([RevertJobs(reason="stop", lever=JobSetting.ORDER)])
+    restored = cluster_of_slurm.apply([RevertJobs(reason="stop", setting=JobSetting.ORDER)])
     assert {outcome.result for outcome in restored} == {Result.DONE}
     assert set(rig.site_factors().values()) == {0}
 
@@ -261,7 +261,7 @@ def test_a_task_that_was_held_alone_is_seen_and_taken_back_once_it_is_released(
     rig.until(lambda: array in rig.site_factors())
     cluster_of_slurm.apply([an_order({array: 0.5})])
     rig.run("scontrol", "hold", f"{array}_2")
-    seen = cluster_of_slurm.snapshot().pending.set_index("array_task_id")["hands_off"]
+    seen = cluster_of_slurm.snapshot().pending.set_index("array_task_id")["excluded_reason"]
     assert seen["2"] == "it is held"
     cluster_of_slurm.apply([RevertJobs(reason="a test")])
     rig.run("scontrol", "release", f"{array}_2")

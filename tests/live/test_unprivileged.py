@@ -91,7 +91,7 @@ def installed(cluster: Rig) -> Iterator[Service]:
         (folder / "warehouse").mkdir(mode=0o750)
         made.says("trace", "sync")
         made.says("mode", "qssf", "active", "--reason", "a test")
-        made.says("turn", "--apply")
+        made.says("cycle", "--apply")
         yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +148,7 @@ def test_nothing_can_be_put_into_helios_folders_by_another_account(service: Serv
     assert folders and not put
 
 
-def test_a_port_that_is_taken_does_not_stop_turns(service: Service) -> None:
+def test_a_port_that_is_taken_does_not_stop_cycles(service: Service) -> None:
     with ExitStack() as ending:
         squatter = ending.enter_context(closing(socket.socket()))  # whose process it is makes no difference to TCP
         squatter.bind(address(service.listen))
@@ -156,7 +156,7 @@ def test_a_port_that_is_taken_does_not_stop_turns(service: Service) -> None:
         service.until_placed(service.rig.submit(user="bob"), service.daemon(ending))
 
 
-def test_a_flood_of_slow_connections_does_not_stop_turns(service: Service) -> None:
+def test_a_flood_of_slow_connections_does_not_stop_cycles(service: Service) -> None:
     with ExitStack() as ending:
         daemon = service.daemon(ending)
         service.until_placed(service.rig.submit(user="bob"), daemon)
@@ -200,7 +200,7 @@ def test_a_configuration_in_somebody_s_folder_runs_no_program_of_theirs(service:
         (folder / "helios.toml").write_text(f'[slurm]\ncommands = "{folder}"\n')
         for path in (folder, *folder.iterdir()):
             shutil.chown(path, "alice", "alice")
-        for command in ("doctor", "turn"):
+        for command in ("doctor", "cycle"):
             service.run(command, cwd=folder)
             assert not (folder / "ran").exists()
     finally:
@@ -250,10 +250,10 @@ def test_no_crafted_job_name_forges_a_row_anywhere(service: Service) -> None:
     jobs = {service.rig.submit(user="alice", seconds=0, name=name): name for name in names}
     assert len(jobs) == len(names)
 
-    turn = json.loads(service.says("turn", "--as", "active", "--json"))
-    assert turn["pending"] == len(jobs)
-    assert {row["target"] for row in turn["decisions"]} <= {*jobs, "dev", None}
-    service.says("turn", "--apply")
+    cycle = json.loads(service.says("cycle", "--as", "active", "--json"))
+    assert cycle["pending"] == len(jobs)
+    assert {row["target"] for row in cycle["decisions"]} <= {*jobs, "dev", None}
+    service.says("cycle", "--apply")
 
     service.rig.empty()
     asked = ("sacct", "-a", "-X", "-n", "-P", "-u", "alice", "-S", "now-1hour", "-o", "JobIDRaw,End")

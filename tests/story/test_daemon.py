@@ -155,7 +155,7 @@ def test_accounting_that_is_away_makes_it_unwell_and_does_not_end_it(site: Site)
     report = json.loads(text)
     assert status == 503
     assert any("slurmdbd does not answer" in reason for reason in report["reasons"])
-    assert report["chores"]["turn"]["failures"] == 0
+    assert report["tasks"]["cycle"]["failures"] == 0
     assert daemon.poll() is None
 
 

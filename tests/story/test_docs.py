@@ -60,11 +60,11 @@ def test_every_command_named_within_a_sentence_exists(document: Path) -> None:
     assert named <= {*COMMANDS}, f"no command: {named - {*COMMANDS}}"
 
 
-def test_every_command_that_a_remedy_advises_exists() -> None:
+def test_every_command_that_a_hint_advises_exists() -> None:
     for path in sorted((ROOT / "helios").rglob("*.py")):
-        for remedy in re.findall(r'remedy=\s*f?"([^"]*)"', path.read_text()):
-            advised = set(re.findall(r"(?:^|: |then )helios ([a-z]+)", remedy))
-            assert advised <= {*COMMANDS}, f"{path.name}: {remedy}"
+        for hint in re.findall(r'remedy=\s*f?"([^"]*)"', path.read_text()):
+            advised = set(re.findall(r"(?:^|: |then )helios ([a-z]+)", hint))
+            assert advised <= {*COMMANDS}, f"{path.name}: {hint}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

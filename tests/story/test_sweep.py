@@ -132,7 +132,7 @@ def test_a_sweep_that_was_killed_goes_on_elsewhere(
 def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: Any, history: LoadedHistory) -> None:
     """What is sent with a cell is small, whatever the history: it is the question, not the jobs."""
     pickle = pytest.importorskip("cloudpickle")
-    cell = SweepRun(question=WhatIfRequest(plans=(), nodes={"gpu": 1}))
+    cell = SweepRun(request=WhatIfRequest(plans=(), nodes={"gpu": 1}))
     assert len(pickle.dumps(cell)) < 3_000 < len(pickle.dumps(history))
     with distributed.Client(doomed.scheduler_address, set_as_default=False) as client:
         doomed.scale(3)
@@ -231,7 +231,7 @@ def test_options_that_would_be_ignored_are_refused(
     monkeypatch.chdir(tmp_path)
     refused = CliRunner().invoke(commands, ["--trace", "lab.csv", *words])
     assert isinstance(refused.exception, UsageError)
-    assert said in refused.exception.fact
+    assert said in refused.exception.message
 
 
 def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
     whole, of_options = (cross_options(plan, base=WhatIfRequest(plans=()), timezone="UTC").cells for plan in plans)
     assert plans[0].slurm["jobs"] >= 1
     assert f"{len(whole):,} replays" in text
-    assert replace(whole[0].question, plans=()) != replace(whole[-1].question, plans=())
+    assert replace(whole[0].request, plans=()) != replace(whole[-1].request, plans=())
     assert {name for cell in of_options for name, _ in cell.plan.options} == {"least_s", "patience_s", "share"}
 
 

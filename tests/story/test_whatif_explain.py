@@ -50,12 +50,12 @@ def test_a_window_that_ends_before_it_begins_is_misuse(site: Helios, command: tu
 
 
 def test_orders_go_by_what_is_predicted_again_where_that_is_asked_for(site: Helios) -> None:
-    question = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
-    once, again = (site(*question, "--predict-again", said).json["runs"] for said in ("never", "10min"))
+    request = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
+    once, again = (site(*request, "--predict-again", said).json["runs"] for said in ("never", "10min"))
     assert once != again
 
 
 def test_jobs_that_fit_nowhere_are_left_out_of_the_published_replay_where_that_is_asked_for(site: Helios) -> None:
-    question = ("whatif", "published", "--trace", "venus.csv", *MORNING, "--nodes", "1", "--draws", "0")
-    assert "--oversized skip" in site(*question, code=1).err
-    assert "note: Left out: " in site(*question, "--oversized", "skip").err
+    request = ("whatif", "published", "--trace", "venus.csv", *MORNING, "--nodes", "1", "--draws", "0")
+    assert "--oversized skip" in site(*request, code=1).err
+    assert "note: Left out: " in site(*request, "--oversized", "skip").err

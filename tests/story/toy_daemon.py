@@ -11,7 +11,7 @@ from helios.errors import ClusterUnavailable
 from helios.ports import Domain
 
 FOLDER = Path(os.environ["TOY_FOLDER"])
-STANDING = FOLDER / "standing"
+APPLIED = FOLDER / "standing"
 
 
 def write_down(line: str) -> str:
@@ -20,28 +20,28 @@ def write_down(line: str) -> str:
     return line
 
 
-def turn() -> CycleSummary:
-    STANDING.touch()
-    write_down("turn")
+def cycle() -> CycleSummary:
+    APPLIED.touch()
+    write_down("cycle")
     return CycleSummary(pending=3, running=2, acted=1, seconds=0.1, predictions=3)
 
 
 def read() -> str:
     if (FOLDER / "no accounting").exists():
-        raise ClusterUnavailable("slurmdbd does not answer", remedy="sacctmgr show cluster")
+        raise ClusterUnavailable("slurmdbd does not answer", hint="sacctmgr show cluster")
     return write_down("ingest")
 
 
 def release(why: str) -> str:
-    STANDING.unlink(missing_ok=True)
+    APPLIED.unlink(missing_ok=True)
     return write_down(f"release {why}")
 
 
-def chores(configuration: object, *, cluster: str | None, offices: frozenset[Domain], ingest: bool) -> DaemonOperations:
-    assert offices == frozenset(Domain)
+def tasks(configuration: object, *, cluster: str | None, domains: frozenset[Domain], ingest: bool) -> DaemonOperations:
+    assert domains == frozenset(Domain)
     return DaemonOperations(
         ingest=read if ingest else None,
-        turn=turn,
+        cycle=cycle,
         hook=lambda: write_down("hook"),
         nightly=lambda: write_down(f"nightly of {cluster}"),
         release=release,
@@ -50,6 +50,6 @@ def chores(configuration: object, *, cluster: str | None, offices: frozenset[Dom
 
 if __name__ == "__main__":
     toys = types.ModuleType("helios.app.operations")
-    toys.chores = chores  # type: ignore[attr-defined]  # because a module made by hand declares nothing
+    toys.tasks = tasks  # type: ignore[attr-defined]  # because a module made by hand declares nothing
     sys.modules["helios.app.operations"] = toys
     helios.cli.main.main()

@@ -26,29 +26,31 @@ TERMS = slurm_value_mapping(site_factor=lambda urgency: round(100 * urgency))
 
 
 def asked(action: Any, *, set_on: dict[JobSetting, set[str]] | None = None) -> list[tuple[str, str, str, int]]:
-    of_lever = set_on or {}
-    wishes = setting_changes(
-        action, TERMS, pending=lambda: ["1", "2"], is_set=lambda lever, job_id: job_id in of_lever.get(lever, ())
+    of_setting = set_on or {}
+    changes = setting_changes(
+        action, TERMS, pending=lambda: ["1", "2"], is_set=lambda setting, job_id: job_id in of_setting.get(setting, ())
     )
-    return [(wish.action, wish.lever.value, wish.job_id, wish.wanted) for wish in wishes]
+    return [(change.action, change.setting.value, change.job_id, change.wanted) for change in changes]
 
 
 def places(*names: str) -> tuple[Place, ...]:
     return tuple(Place(job_id=name, urgency=0.5, reason=f"why {name}") for name in names)
 
 
-def a_wish(wanted: int = 50, *, lever: JobSetting = JobSetting.ORDER, action: str = "Reorder") -> SettingChange[int]:
-    return SettingChange(action=action, lever=lever, job_id="1", reason="why", wanted=wanted, terms=TERMS)
+def a_change(
+    wanted: int = 50, *, setting: JobSetting = JobSetting.ORDER, action: str = "Reorder"
+) -> SettingChange[int]:
+    return SettingChange(action=action, setting=setting, job_id="1", reason="why", wanted=wanted, terms=TERMS)
 
 
 def a_ground(**known: Any) -> ChangeContext:
     return ChangeContext(
-        **({"before": 0, "is_set": False, "hands_off": "", "soft_limits": True, "time_limit": 0} | known)
+        **({"before": 0, "is_set": False, "excluded_reason": "", "soft_limits": True, "time_limit": 0} | known)
     )
 
 
-def refusal(wish: SettingChange[int], **known: Any) -> tuple[Result, str]:
-    said = judge_change(wish, a_ground(**known))
+def refusal(change: SettingChange[int], **known: Any) -> tuple[Result, str]:
+    said = judge_change(change, a_ground(**known))
     assert isinstance(said, Outcome)
     return said.result, said.remark
 
@@ -76,7 +78,7 @@ def test_a_soft_limit_asks_for_its_marked_minutes() -> None:
 
 
 def test_what_is_to_be_taken_back_of_named_jobs_is_asked_for_whatever_stands_there() -> None:
-    restore = RevertJobs(job_ids=("1", "9"), lever=JobSetting.ORDER, reason="why")
+    restore = RevertJobs(job_ids=("1", "9"), setting=JobSetting.ORDER, reason="why")
     assert asked(restore) == [("RevertJobs", "order", "1", 0), ("RevertJobs", "order", "9", 0)]
 
 
@@ -91,29 +93,29 @@ def test_what_is_no_action_on_jobs_is_named() -> None:
         asked(PowerUp(node="n1", reason="why"))
 
 
-def test_a_wish_is_told_in_slurms_words() -> None:
-    said = a_wish().outcome(Result.DONE, before=0, after=50)
+def test_a_change_is_told_in_slurms_words() -> None:
+    said = a_change().outcome(Result.DONE, before=0, after=50)
     assert (said.before, said.after) == ("SiteFactor 0", "SiteFactor 50")
-    said = a_wish(lever=JobSetting.SOFT_LIMIT).outcome(Result.GONE, after=17)
+    said = a_change(setting=JobSetting.SOFT_LIMIT).outcome(Result.GONE, after=17)
     assert (said.before, said.after) == ("", "TimeMin 17 min")
 
 
 def test_what_differs_is_to_be_written() -> None:
-    assert judge_change(a_wish(), a_ground()) is None
+    assert judge_change(a_change(), a_ground()) is None
 
 
 def test_what_stands_already_is_unchanged() -> None:
-    said = judge_change(a_wish(), a_ground(before=50, is_set=True))
+    said = judge_change(a_change(), a_ground(before=50, is_set=True))
     assert said is not None
     assert (said.result, said.before, said.after) == (Result.UNCHANGED, "SiteFactor 50", "SiteFactor 50")
 
 
 def test_a_job_to_be_left_alone_is_refused_even_where_nothing_would_change() -> None:
-    assert refusal(a_wish(), before=50, hands_off="it is held") == (Result.REFUSED, "it is held")
+    assert refusal(a_change(), before=50, excluded_reason="it is held") == (Result.REFUSED, "it is held")
 
 
 def test_what_cannot_be_read_is_postponed() -> None:
-    assert refusal(a_wish(), before=None) == (Result.POSTPONED, INELIGIBLE)
+    assert refusal(a_change(), before=None) == (Result.POSTPONED, INELIGIBLE)
 
 
 @pytest.mark.parametrize(
@@ -125,18 +127,19 @@ def test_what_cannot_be_read_is_postponed() -> None:
     ],
 )
 def test_a_soft_limit_is_refused_with_the_first_reason(known: dict[str, Any], why: str) -> None:
-    wish = a_wish(17, lever=JobSetting.SOFT_LIMIT, action="SoftLimit")
-    assert refusal(wish, **known) == (Result.REFUSED, why)
+    change = a_change(17, setting=JobSetting.SOFT_LIMIT, action="SoftLimit")
+    assert refusal(change, **known) == (Result.REFUSED, why)
 
 
 @pytest.mark.parametrize("known", [{"time_limit": 18}, {"before": 7, "is_set": True}])
 def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any]) -> None:
-    assert judge_change(a_wish(17, lever=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
+    assert judge_change(a_change(17, setting=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
 
 
 def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
     assert (
-        judge_change(a_wish(0, action="RevertJobs"), a_ground(before=50, is_set=True, hands_off="it is held")) is None
+        judge_change(a_change(0, action="RevertJobs"), a_ground(before=50, is_set=True, excluded_reason="it is held"))
+        is None
     )
 
 
@@ -144,9 +147,9 @@ def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
     ("known", "result"),
     [
         ({"before": 12}, Result.UNCHANGED),
-        ({"before": 12, "hands_off": "an admin set it"}, Result.REFUSED),
-        ({"before": 0, "hands_off": "it is held"}, Result.UNCHANGED),
+        ({"before": 12, "excluded_reason": "an admin set it"}, Result.REFUSED),
+        ({"before": 0, "excluded_reason": "it is held"}, Result.UNCHANGED),
     ],
 )
 def test_what_helios_did_not_set_is_not_taken_back(known: dict[str, Any], result: Result) -> None:
-    assert refusal(a_wish(0, action="RevertJobs"), **known)[0] is result
+    assert refusal(a_change(0, action="RevertJobs"), **known)[0] is result

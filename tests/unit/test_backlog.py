@@ -83,7 +83,7 @@ def test_reckoned_from_the_jobs_alone_it_is_what_somebody_found_who_looked_each_
     started_s = since_s + np.where(wait < 1, 0, wait * HOUR)
     ended_s = started_s + run * HOUR
     now_s, capacity = looks * HOUR, np.array([4, 3])
-    reckoning, told = (
+    estimator, told = (
         BacklogEstimator(partition=partition, gpus=gpus, capacity=capacity),
         np.zeros(len(since), dtype=bool),
     )
@@ -94,7 +94,7 @@ def test_reckoned_from_the_jobs_alone_it_is_what_somebody_found_who_looked_each_
         told[ended] = True
         waiting = np.flatnonzero((since_s <= at_s) & (started_s > at_s))
         running = np.flatnonzero((started_s <= at_s) & (ended_s > at_s))
-        longest_s = reckoning.look(
+        longest_s = estimator.look(
             arrived=int((since_s <= at_s).sum()),
             ended=(ended, (ended_s - started_s)[ended]),
             waiting=(waiting, predicted_s[waiting]),

@@ -32,7 +32,7 @@ def test_a_site_factor_without_the_mark_is_no_urgency(value: int) -> None:
     assert not ownership.has_helios_mark(value)
 
 
-def test_a_site_factor_from_a_wider_bound_is_still_helios_and_reads_as_the_utmost() -> None:
+def test_a_site_factor_from_a_wider_bound_is_suspended_helios_and_reads_as_the_utmost() -> None:
     assert ownership.urgency(-50_037, most=10_000) == -1
 
 

@@ -93,7 +93,7 @@ def test_a_policy_is_told_its_options_and_the_others_are_left_as_they_are() -> N
 def test_what_a_policy_cannot_be_told_is_refused_with_what_it_can(text: str, says: str) -> None:
     with pytest.raises(UsageError) as raised:
         with_options(scenarios(policies=[Policy.FIFO, Policy.BALANCED]), [text])
-    assert says in str(raised.value) + (raised.value.remedy or "")
+    assert says in str(raised.value) + (raised.value.hint or "")
 
 
 def test_balanced_plans_with_what_is_expected_where_it_reserves_nodes() -> None:

@@ -87,18 +87,18 @@ def last_first(snapshot: Snapshot) -> Iterable[Action]:
     return [Reorder(partition="a", order=places, reason="late")]
 
 
-def seat(service: Any, *, every: timedelta | None = None, name: str = "toy") -> ReplayedService:
+def active(service: Any, *, every: timedelta | None = None, name: str = "toy") -> ReplayedService:
     return ReplayedService(name=name, service=service, every=service.every if every is None else every)
 
 
 def played(
-    rows: list[tuple[int, ...]], *seats: ReplayedService, nodes: int = 1, backfill: Backfill = Backfill.EASY
+    rows: list[tuple[int, ...]], *active_services: ReplayedService, nodes: int = 1, backfill: Backfill = Backfill.EASY
 ) -> list[int]:
     """Replay rows with the services, backfill planning with true run times; return the starts."""
     workload, shape = a_workload(rows), a_shape((nodes, 8), (nodes, 8))
     jobs = jobs_of(workload, shape, time_limit_s=1e7)
     cluster = SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s, backfill=backfill)
-    replay_services(cluster, seats, predictor=Oracle(workload))
+    replay_services(cluster, active_services, predictor=Oracle(workload))
     starts: list[int] = cluster.started_s.tolist()
     return starts
 
@@ -126,7 +126,7 @@ def crowded_rows(seed: int, jobs: int = 80) -> list[tuple[int, ...]]:
 def test_qssf_asked_at_every_moment_with_true_run_times_is_the_compiled_qssf(seed: int, backfill: Backfill) -> None:
     rows = crowded_rows(seed)
     qssf = Qssf(Qssf.Options(promote_after_s=float("inf")))
-    starts = played(rows, seat(qssf, every=AT_ONCE), backfill=backfill)
+    starts = played(rows, active(qssf, every=AT_ONCE), backfill=backfill)
     assert starts == compiled(rows, shortest_service_first, backfill=backfill)
     assert starts != compiled(rows, first_in_first_out, backfill=backfill)
 
@@ -146,10 +146,10 @@ class Framed:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_qssf_decides_the_same_on_what_a_replay_shows_it_as_on_the_frames_of_a_live_turn(seed: int) -> None:
+def test_qssf_decides_the_same_on_what_a_replay_shows_it_as_on_the_frames_of_a_live_cycle(seed: int) -> None:
     rows = crowded_rows(seed, jobs=120)
     quick, framed = (Toy(made.decide) for made in (a_hasty_qssf(), Framed(a_hasty_qssf())))
-    assert played(rows, seat(quick, every=AT_ONCE)) == played(rows, seat(framed, every=AT_ONCE))
+    assert played(rows, active(quick, every=AT_ONCE)) == played(rows, active(framed, every=AT_ONCE))
     answers = [[list(toy.answer(snapshot)) for snapshot in toy.seen] for toy in (quick, framed)]
     assert answers[0] == answers[1]
     assert any("long enough to go first" in place.reason for (*_, order) in answers[0] for place in order.order)
@@ -161,69 +161,69 @@ def a_hasty_qssf() -> Qssf:
 
 def test_a_service_that_proposes_nothing_leaves_first_in_first_out() -> None:
     rows = crowded_rows(7)
-    assert played(rows, seat(Toy())) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)
+    assert played(rows, active(Toy())) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)
 
 
 def test_a_service_is_asked_before_anything_starts_at_a_moment_with_a_choice() -> None:
     toy = Toy(last_first)
-    assert played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], seat(toy, every=AT_ONCE)) == [0, 20, 10]
+    assert played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], active(toy, every=AT_ONCE)) == [0, 20, 10]
     assert toy.asked_at == [10, 20]
 
 
 def test_a_service_is_not_asked_again_before_its_time_and_then_as_soon_as_it_comes() -> None:
     # Asked at 10, it may not be asked before 40. Job 4 comes at 15 and would delay job 3; at 40 it goes before it.
     toy = Toy(last_first)
-    starts = played([(0, 10, 8), (1, 100, 7), (2, 3, 1), (14, 40, 8), (15, 200, 1)], seat(toy))
+    starts = played([(0, 10, 8), (1, 100, 7), (2, 3, 1), (14, 40, 8), (15, 200, 1)], active(toy))
     assert toy.asked_at[:2] == [10, 40]
     assert starts == [0, 10, 10, 240, 40]
 
 
 def test_all_services_of_a_moment_see_the_same_snapshot() -> None:
     first, second = Toy(last_first), Toy()
-    played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], seat(first), seat(second))
+    played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], active(first), active(second))
     assert first.seen[0] is second.seen[0]
     assert first.seen[0].pending["urgency"].tolist() == [0, 0]
 
 
 def test_predictions_stand_in_the_snapshot_and_only_those_of_jobs_that_came() -> None:
     toy = Toy()
-    played([(0, 10, 8), (1, 77, 8), (2, 99, 8), (1_000, 5, 8)], seat(toy))
+    played([(0, 10, 8), (1, 77, 8), (2, 99, 8), (1_000, 5, 8)], active(toy))
     (snapshot, *_) = toy.seen
     assert snapshot.pending[["p50_s", "source"]].to_numpy().tolist() == [[77.0, "oracle"], [99.0, "oracle"]]
 
 
-def test_a_service_that_raises_three_times_running_is_benched_and_the_replay_goes_on() -> None:
+def test_a_service_that_raises_three_times_running_is_suspended_and_the_replay_goes_on() -> None:
     rows = crowded_rows(3)
-    place = seat(Toy(broken), every=AT_ONCE)
-    other = seat(Toy(), every=AT_ONCE)
+    place = active(Toy(broken), every=AT_ONCE)
+    other = active(Toy(), every=AT_ONCE)
     assert played(rows, place, other) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)
-    assert (place.asked, place.benched, dict(place.troubles)) == (3, True, {"ZeroDivisionError: of all things": 3})
+    assert (place.asked, place.suspended, dict(place.problems)) == (3, True, {"ZeroDivisionError: of all things": 3})
     assert other.asked > 3
 
 
-def test_a_service_that_recovers_is_not_benched() -> None:
+def test_a_service_that_recovers_is_not_suspended() -> None:
     def answer(_: Snapshot) -> Iterable[Action]:
         if len(toy.seen) % 3:
             raise ZeroDivisionError
         return []
 
     toy = Toy(answer)
-    place = seat(toy, every=AT_ONCE)
+    place = active(toy, every=AT_ONCE)
     played(crowded_rows(3), place)
-    assert not place.benched
+    assert not place.suspended
     assert place.asked > 9
 
 
 @pytest.mark.parametrize("answer", [None, ["start job 7"]])
 def test_an_answer_that_is_no_list_of_actions_is_a_failure_of_the_service(answer: Any) -> None:
-    place = seat(Toy(answer), every=AT_ONCE)
+    place = active(Toy(answer), every=AT_ONCE)
     played(crowded_rows(3), place)
-    assert place.benched
+    assert place.suspended
 
 
 def test_what_becomes_of_proposals_is_counted() -> None:
     ahead = Reorder(partition="a", order=(Place(job_id="2", urgency=0.5, reason="why"),), reason="why")
-    place = seat(Toy([ahead]), every=AT_ONCE)
+    place = active(Toy([ahead]), every=AT_ONCE)
     played([(0, 10, 8), (1, 10, 8), (2, 10, 8), (3, 10, 8)], place)
     assert place.outcomes == {Result.DONE: 1, Result.GONE: 2}
 
@@ -246,15 +246,15 @@ def a_history(jobs: int = 60, **overrides: Any) -> LoadedHistory:
     return LoadedHistory(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
 
 
-def rehearsed(history: LoadedHistory, services: dict[str, Any], **options: Any) -> ServiceReplay:
+def simulated(history: LoadedHistory, services: dict[str, Any], **options: Any) -> ServiceReplay:
     asked = {name: options.pop(name) for name in ("since", "until", "warm_up") if name in options}
     return simulate_services(
         history, WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options
     )
 
 
-def test_a_rehearsal_shows_today_the_naive_control_and_the_service_measured_alike() -> None:
-    result = rehearsed(a_history(), {"toy": Toy()})
+def test_a_service_replay_shows_today_the_naive_control_and_the_service_measured_alike() -> None:
+    result = simulated(a_history(), {"toy": Toy()})
     assert [run.label for run in result.whatif.runs] == [
         "FIFO + EASY (limit)",
         "Fewest GPUs + EASY (limit)",
@@ -266,31 +266,31 @@ def test_a_rehearsal_shows_today_the_naive_control_and_the_service_measured_alik
     assert result.whatif.baseline is today
 
 
-def test_qssf_rehearsed_on_predictions_shortens_the_mean_wait() -> None:
-    result = rehearsed(a_history(100), {"qssf": Qssf(Qssf.Options(promote_after_s=float("inf")))})
+def test_qssf_simulated_on_predictions_shortens_the_mean_wait() -> None:
+    result = simulated(a_history(100), {"qssf": Qssf(Qssf.Options(promote_after_s=float("inf")))})
     today, _, qssf = (run.summary.mean_wait_s for run in result.whatif.runs)
     assert qssf < 0.9 * today
-    (report,) = result.seats
+    (report,) = result.active_services
     assert report.asked > 0
     assert report.outcomes["done"] > 0
 
 
 def test_jobs_of_the_warm_up_are_replayed_but_not_counted() -> None:
-    result = rehearsed(a_history(), {"toy": Toy()}, since=START + timedelta(minutes=31), warm_up=timedelta(minutes=10))
+    result = simulated(a_history(), {"toy": Toy()}, since=START + timedelta(minutes=31), warm_up=timedelta(minutes=10))
     assert [len(run.wait_s) for run in result.whatif.runs] == [30, 30, 30]
 
 
 def test_the_least_time_between_questions_can_be_set_for_all() -> None:
     often, seldom = Toy(), Toy()
-    rehearsed(a_history(), {"toy": often}, every=AT_ONCE)
-    rehearsed(a_history(), {"toy": seldom}, every=timedelta(hours=1))
+    simulated(a_history(), {"toy": often}, every=AT_ONCE)
+    simulated(a_history(), {"toy": seldom}, every=timedelta(hours=1))
     assert len(often.seen) > 5 * len(seldom.seen) > 0
 
 
-def test_a_benched_service_is_said_aloud() -> None:
-    result = rehearsed(a_history(), {"toy": Toy(broken)})
+def test_a_suspended_service_is_said_aloud() -> None:
+    result = simulated(a_history(), {"toy": Toy(broken)})
     assert any("toy raised 3 times running and was asked no more" in note for note in result.whatif.notes)
-    assert result.to_json()["services"][0]["troubles"] == {"ZeroDivisionError: of all things": 3}
+    assert result.to_json()["services"][0]["problems"] == {"ZeroDivisionError: of all things": 3}
 
 
 def days_of_jobs(days: int, run_time_s: float) -> LoadedHistory:
@@ -317,8 +317,8 @@ def limit_the_small(seconds: float) -> Any:
 
 
 def gain_of(history: LoadedHistory, service: Any) -> SoftLimitGain:
-    question = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
-    return soft_limit_gain(history, question, service, every=AT_ONCE)
+    request = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    return soft_limit_gain(history, request, service, every=AT_ONCE)
 
 
 def test_soft_limits_that_let_a_small_job_pass_a_blocked_head_every_day_are_a_gain() -> None:
@@ -343,8 +343,8 @@ def test_soft_limits_that_nobody_sets_are_no_gain() -> None:
 
 def test_other_services_act_with_soft_limits_and_without() -> None:
     beside, softly = Toy(last_first), Toy()
-    question = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
-    soft_limit_gain(days_of_jobs(2, 5_000.0), question, softly, beside={"order": beside}, every=AT_ONCE)
+    request = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    soft_limit_gain(days_of_jobs(2, 5_000.0), request, softly, beside={"order": beside}, every=AT_ONCE)
     assert len(beside.seen) == 2 * len(softly.seen) > 0
 
 
@@ -370,9 +370,9 @@ def test_a_saving_on_one_day_of_many_may_be_chance() -> None:
 def test_on_a_real_trace_a_service_that_proposes_nothing_changes_nothing() -> None:
     history = read_file(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")
     since, until = history.jobs["submitted_at"].iloc[[1_000, 1_250]]
-    question = WhatIfRequest(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
+    request = WhatIfRequest(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
     toy = Toy()
-    result = simulate_services(history, question, {"toy": toy})
+    result = simulate_services(history, request, {"toy": toy})
     today, _, service = result.whatif.runs
     assert service.started_s.tolist() == today.started_s.tolist()
     assert len(toy.seen) > 20
@@ -383,14 +383,14 @@ def settings_with(**services: Any) -> Settings:
     return Settings(services=services)
 
 
-def test_a_service_is_rehearsed_with_the_options_of_the_configuration_and_the_given_ones_over_them() -> None:
+def test_a_service_is_simulated_with_the_options_of_the_configuration_and_the_given_ones_over_them() -> None:
     settings = settings_with(qssf={"levels": 5, "every_s": 77})
     services = services_asked_for(settings, names=["qssf"], options=["qssf.levels=7", "qssf.promote_after_s = 3600.0"])
     options: Any = services["qssf"]
     assert (options.options.levels, options.options.every_s, options.options.promote_after_s) == (7, 77, 3600.0)
 
 
-def test_without_a_name_the_services_of_the_configuration_are_rehearsed_in_its_order() -> None:
+def test_without_a_name_the_services_of_the_configuration_are_simulated_in_its_order() -> None:
     settings = settings_with(soft_limits={}, qssf={})
     assert list(services_asked_for(settings, names=None, options=[])) == ["soft_limits", "qssf"]
     assert list(services_asked_for(settings, names=["qssf, soft_limits"], options=[])) == ["qssf", "soft_limits"]
@@ -407,7 +407,7 @@ def test_without_a_name_the_services_of_the_configuration_are_rehearsed_in_its_o
         (["qssf"], ["soft_limits.margin=2.0"], UsageError, "not rehearsed"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_refused_with_what_can(
+def test_what_cannot_be_simulated_is_refused_with_what_can(
     names: list[str], options: list[str], error: type[UsageError], said: str
 ) -> None:
     with pytest.raises(error, match=said):

@@ -107,8 +107,8 @@ def test_a_running_job_has_started() -> None:
 
 
 def test_a_column_that_only_some_rows_have_is_missing_in_the_others() -> None:
-    frame = frame_of(QUEUE, [a_pending_job(hands_off="held"), a_pending_job()])
-    assert list(frame["hands_off"].isna()) == [False, True]
+    frame = frame_of(QUEUE, [a_pending_job(excluded_reason="held"), a_pending_job()])
+    assert list(frame["excluded_reason"].isna()) == [False, True]
 
 
 # The fake cluster.
@@ -184,12 +184,12 @@ def test_a_requeued_job_waits_again_with_what_was_set(cluster: FakeCluster) -> N
         (lambda cluster, job: cluster.admin_sets_site_factor(job, 500), "SiteFactor 500"),
     ],
 )
-def test_a_job_under_an_admins_hand_is_refused_and_says_why(
+def test_a_job_under_an_overridden_hand_is_refused_and_says_why(
     cluster: FakeCluster, touch: Callable[[FakeCluster, str], None], why: str
 ) -> None:
     job_id = cluster.submit()
     touch(cluster, job_id)
-    assert why in cluster.snapshot().pending["hands_off"].iloc[0]
+    assert why in cluster.snapshot().pending["excluded_reason"].iloc[0]
     (outcome,) = cluster.apply([an_order(**{job_id: 0.5})])
     assert outcome.result is Result.REFUSED
     assert why in outcome.remark
@@ -215,7 +215,7 @@ def test_a_users_own_soft_limit_is_seen_and_left_alone(cluster: FakeCluster) -> 
     job = cluster.snapshot().pending.iloc[0]
     assert (job["user_soft_limit_s"], np.isnan(job["soft_limit_s"])) == (1200.0, True)
     assert ask(
-        cluster, softened(job_id), RevertJobs(job_ids=(job_id,), lever=JobSetting.SOFT_LIMIT, reason="stop")
+        cluster, softened(job_id), RevertJobs(job_ids=(job_id,), setting=JobSetting.SOFT_LIMIT, reason="stop")
     ) == [
         Result.REFUSED,
         Result.UNCHANGED,
@@ -264,7 +264,7 @@ def test_a_restore_leaves_what_is_hidden_on_a_held_job_unless_it_is_asked_to(clu
 def test_a_restore_leaves_what_an_admin_set_and_says_so(cluster: FakeCluster) -> None:
     theirs, untouched = cluster.submit(), cluster.submit()
     cluster.admin_sets_site_factor(theirs, 500)
-    assert ask(cluster, RevertJobs(lever=JobSetting.ORDER, job_ids=(theirs, untouched), reason="stop")) == [
+    assert ask(cluster, RevertJobs(setting=JobSetting.ORDER, job_ids=(theirs, untouched), reason="stop")) == [
         Result.REFUSED,
         Result.UNCHANGED,
     ]
@@ -282,9 +282,9 @@ def test_a_user_may_alter_a_job(cluster: FakeCluster) -> None:
     assert (job["time_limit_s"], job["partition"], job["urgency"] > 0) == (60.0, "long", True)
 
 
-def test_a_restore_can_be_of_one_lever_and_of_named_jobs(cluster: FakeCluster) -> None:
+def test_a_restore_can_be_of_one_setting_and_of_named_jobs(cluster: FakeCluster) -> None:
     first, second = (cluster.submit(urgency=0.5, soft_limit_s=420.0) for _ in range(2))
-    assert ask(cluster, RevertJobs(lever=JobSetting.ORDER, job_ids=(first, "nobody"), reason="stop")) == [
+    assert ask(cluster, RevertJobs(setting=JobSetting.ORDER, job_ids=(first, "nobody"), reason="stop")) == [
         Result.DONE,
         Result.GONE,
     ]
@@ -293,7 +293,7 @@ def test_a_restore_can_be_of_one_lever_and_of_named_jobs(cluster: FakeCluster) -
 
 
 def test_writes_beyond_the_budget_are_postponed() -> None:
-    cluster = FakeCluster(writes_per_turn=1)
+    cluster = FakeCluster(writes_per_cycle=1)
     order = an_order(**{cluster.submit(): 0.5, cluster.submit(): 0.4})
     assert ask(cluster, order) == [Result.DONE, Result.POSTPONED]
     assert ask(cluster, order) == [Result.UNCHANGED, Result.DONE]
@@ -385,29 +385,36 @@ def test_a_holder_whose_lease_was_taken_writes_nothing(ledger: FakeLedger) -> No
     hold(ledger, "b", NOON + 2 * MINUTE)
     assert old is not None
     with pytest.raises(LeaseLost):
-        ledger.record(token=old, decisions=a_decision(), standings=APPLIED_CHANGES.empty())
+        ledger.record(token=old, decisions=a_decision(), applied_changes=APPLIED_CHANGES.empty())
     assert len(ledger.decisions) == 0
 
 
-def test_decisions_add_up_and_standings_are_replaced(ledger: FakeLedger) -> None:
+def test_decisions_add_up_and_applied_changes_are_replaced(ledger: FakeLedger) -> None:
     token = hold(ledger, "a") or 0
-    standing = {"lever": "order", "job_id": "1", "submitted_at": NOON, "service": "qssf", "mode": "active", "admins": 0}
-    ledger.record(token=token, decisions=a_decision("1"), standings=frame_of(APPLIED_CHANGES, [standing]))
-    ledger.record(token=token, decisions=a_decision("2"), standings=None)
+    applied = {
+        "setting": "order",
+        "job_id": "1",
+        "submitted_at": NOON,
+        "service": "qssf",
+        "mode": "active",
+        "overridden": 0,
+    }
+    ledger.record(token=token, decisions=a_decision("1"), applied_changes=frame_of(APPLIED_CHANGES, [applied]))
+    ledger.record(token=token, decisions=a_decision("2"), applied_changes=None)
     assert list(ledger.decisions["target"]) == ["1", "2"]
-    assert list(ledger.standings()["job_id"]) == ["1"]
-    ledger.record(token=token, decisions=DECISIONS.empty(), standings=APPLIED_CHANGES.empty())
-    assert (len(ledger.decisions), len(ledger.standings()), ledger.records) == (2, 0, 3)
+    assert list(ledger.applied_changes()["job_id"]) == ["1"]
+    ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=APPLIED_CHANGES.empty())
+    assert (len(ledger.decisions), len(ledger.applied_changes()), ledger.records) == (2, 0, 3)
 
 
 def test_a_failing_ledger_keeps_nothing(ledger: FakeLedger) -> None:
     token = hold(ledger, "a") or 0
     ledger.fail_next(times=1, after=1)
-    assert len(ledger.standings()) == 0
+    assert len(ledger.applied_changes()) == 0
     with pytest.raises(WarehouseUnavailable):
-        ledger.record(token=token, decisions=a_decision(), standings=None)
+        ledger.record(token=token, decisions=a_decision(), applied_changes=None)
     assert len(ledger.decisions) == 0
-    ledger.record(token=token, decisions=a_decision(), standings=None)
+    ledger.record(token=token, decisions=a_decision(), applied_changes=None)
     assert len(ledger.decisions) == 1
 
 
@@ -637,7 +644,7 @@ class WritesAlways(FakeCluster):
         return [
             Outcome(
                 action=o.action,
-                lever=o.lever,
+                setting=o.setting,
                 job_id=o.job_id,
                 result=Result.DONE if o.result is Result.UNCHANGED else o.result,
                 reason=o.reason,
@@ -652,8 +659,8 @@ class WritesAlways(FakeCluster):
 class TouchesEverybody(FakeCluster):
     """Knows no hands-off."""
 
-    def _hands_off(self, job: Any) -> str:
-        return "" if self._left else super()._hands_off(job)
+    def _excluded_reason(self, job: Any) -> str:
+        return "" if self._left else super()._excluded_reason(job)
 
 
 class Predicts(FakeCluster):
@@ -679,7 +686,7 @@ class NeverRestores(FakeCluster):
             outcome
             for action in actions
             for outcome in super(NeverRestores, self).apply(
-                [RevertJobs(lever=JobSetting.ORDER, job_ids=action.job_ids, reason="x")]
+                [RevertJobs(setting=JobSetting.ORDER, job_ids=action.job_ids, reason="x")]
                 if isinstance(action, RevertJobs)
                 else [action]
             )

@@ -278,17 +278,17 @@ def _read(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path, dtype="str", skipinitialspace=True)
     except (OSError, UnicodeDecodeError) as reason:
-        raise FileUnreadable(f"{path} cannot be read: {reason}", remedy="Correct energy.hourly.") from reason
+        raise FileUnreadable(f"{path} cannot be read: {reason}", hint="Correct energy.hourly.") from reason
     except (ParserError, EmptyDataError) as reason:
-        raise FormatUnknown(f"{path} is not a CSV file: {reason}", remedy=_REMEDY) from reason
+        raise FormatUnknown(f"{path} is not a CSV file: {reason}", hint=_HINT) from reason
     table.columns = table.columns.str.strip()
     if TIME not in table or not {PRICE, CARBON} & set(table.columns):
         there = ", ".join(map(str, table.columns)) or "none"
-        raise FormatUnknown(f"{path} has the columns {there}.", remedy=_REMEDY)
+        raise FormatUnknown(f"{path} has the columns {there}.", hint=_HINT)
     moments = pd.to_datetime(table[TIME], utc=True, errors="coerce", format="ISO8601")
     if moments.isna().any():
         wrong = int(np.flatnonzero(moments.isna().to_numpy())[0])
-        raise FormatUnknown(f"{path}, line {wrong + 2}: {table[TIME].iloc[wrong]!r} is no time.", remedy=_REMEDY)
+        raise FormatUnknown(f"{path}, line {wrong + 2}: {table[TIME].iloc[wrong]!r} is no time.", hint=_HINT)
     seconds = moments.to_numpy(dtype="datetime64[s]").astype(np.int64)
     return table.assign(**{TIME: seconds}).sort_values(TIME, kind="stable").drop_duplicates(TIME, keep="last")
 
@@ -300,7 +300,7 @@ def _numbers(table: pd.DataFrame, name: str, path: Path, *, otherwise: float) ->
     if not np.isfinite(read).all():
         wrong = int(np.flatnonzero(~np.isfinite(read.to_numpy()))[0])
         line = int(table.index[wrong]) + 2
-        raise FormatUnknown(f"{path}, line {line}: {name} is {table[name].iloc[wrong]!r}, no number.", remedy=_REMEDY)
+        raise FormatUnknown(f"{path}, line {line}: {name} is {table[name].iloc[wrong]!r}, no number.", hint=_HINT)
     return np.asarray(read, dtype=np.float64)
 
 
@@ -312,7 +312,7 @@ def _written(moment_s: int) -> str:
     return f"{datetime.fromtimestamp(int(moment_s), tz=UTC):%Y-%m-%d %H:%M} UTC"
 
 
-_REMEDY = (
+_HINT = (
     "Write it as time,price_per_kwh,co2_g_per_kwh with a line an hour: 2026-11-20T14:00+01:00,0.31,412 "
     "(one of the two may be left out; a time without a zone is UTC; prices may be below zero)."
 )
@@ -358,12 +358,12 @@ def energy_ledger(
     recorded = recorded_nodes(warehouse, cluster, since=since - LEAD, until=until, energy=energy)
     edges_s, day = _edges(since, until, timezone)
     looks = tally_states(warehouse.node_tallies(cluster, since - timedelta(hours=1), until), edges_s=edges_s)
-    book = _Book(recorded=recorded, edges_s=edges_s, energy=energy, tariff=tariff)
-    pools = book.amounts(recorded.pool, len(recorded.pools))
-    rows = _rows(by, book, pools, day=day, since=since, timezone=timezone)
+    applied_now = _Book(recorded=recorded, edges_s=edges_s, energy=energy, tariff=tariff)
+    pools = applied_now.amounts(recorded.pool, len(recorded.pools))
+    rows = _rows(by, applied_now, pools, day=day, since=since, timezone=timezone)
     helios_s = np.where(np.isnan(looks.helios_s), pools["helios"].sum(axis=0), looks.helios_s)
-    helios_kwh = helios_s * (book.rates[NodePowerState.IDLE] - book.rates[NodePowerState.ASLEEP])
-    unseen_kwh = pools["unseen_s"].sum(axis=0) * book.rates[NodePowerState.IDLE]
+    helios_kwh = helios_s * (applied_now.rates[NodePowerState.IDLE] - applied_now.rates[NodePowerState.ASLEEP])
+    unseen_kwh = pools["unseen_s"].sum(axis=0) * applied_now.rates[NodePowerState.IDLE]
     return EnergyLedger(
         cluster=cluster,
         timezone=timezone,
@@ -375,7 +375,7 @@ def energy_ledger(
         currency=energy.currency,
         rows=rows,
         total={name: float(rows[name].sum()) for name in rows.columns if name != "line"} | {"line": "all"},
-        savings=tuple(_saving(name, pools, day, woken=book.wakes_under(name)) for name in _policies()),
+        savings=tuple(_saving(name, pools, day, woken=applied_now.wakes_under(name)) for name in _policies()),
         wakes=count_wakes(recorded.times, begin_s=int(edges_s[0])),
         helios_node_hours=float(helios_s.sum()) / HOUR_S,
         helios_kwh=float(helios_kwh.sum()),
@@ -386,7 +386,7 @@ def energy_ledger(
         daily=_daily(pools, day, since, timezone),
         band=BAND,
         watts={name: float(getattr(energy, name)) for name in _WATTS},
-        notes=tuple(_notes(book, pools, looks, days=int(day[-1]) + 1)),
+        notes=tuple(_notes(applied_now, pools, looks, days=int(day[-1]) + 1)),
     )
 
 
@@ -476,7 +476,7 @@ def _edges(since: datetime, until: datetime, timezone: str) -> tuple[NDArray[np.
 
 def _rows(
     by: str,
-    book: _Book,
+    applied_now: _Book,
     pools: dict[str, NDArray[np.float64]],
     *,
     day: NDArray[np.int64],
@@ -487,9 +487,9 @@ def _rows(
         lines = [f"{moment:%Y-%m-%d}" for moment in _days(since, timezone, int(day[-1]) + 1)]
         return _table(lines, {name: _by_day(amount, day) for name, amount in pools.items()})
     if by == "partition":
-        return _table(list(book.recorded.pools), {name: amount.sum(axis=1) for name, amount in pools.items()})
-    nodes = book.recorded.nodes
-    each = book.amounts(np.arange(len(nodes), dtype=np.int64), len(nodes))
+        return _table(list(applied_now.recorded.pools), {name: amount.sum(axis=1) for name, amount in pools.items()})
+    nodes = applied_now.recorded.nodes
+    each = applied_now.amounts(np.arange(len(nodes), dtype=np.int64), len(nodes))
     return _table(list(nodes), {name: amount.sum(axis=1) for name, amount in each.items()})
 
 
@@ -563,11 +563,11 @@ def _days(since: datetime, timezone: str, number: int) -> list[pd.Timestamp]:
     return [first + pd.DateOffset(days=later) for later in range(number)]
 
 
-def _notes(book: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied, *, days: int) -> Iterator[str]:
+def _notes(applied_now: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied, *, days: int) -> Iterator[str]:
     """Say what is not known and what was assumed, the gravest first."""
-    energy, edges_s = book.energy, book.edges_s
-    yield from book.recorded.notes
-    total_s = len(book.recorded.nodes) * float(edges_s[-1] - edges_s[0])
+    energy, edges_s = applied_now.energy, applied_now.edges_s
+    yield from applied_now.recorded.notes
+    total_s = len(applied_now.recorded.nodes) * float(edges_s[-1] - edges_s[0])
     unknown_s = float(pools["unknown_s"].sum() + pools["unseen_s"].sum())
     if unknown_s > 0:
         share = percent(unknown_s / total_s, 0 if unknown_s >= 0.1 * total_s else 1)
@@ -585,7 +585,7 @@ def _notes(book: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied
         f"{percent(BAND)}; falling asleep and waking to last {energy.shutdown_s:g} s and {energy.boot_s:g} s. "
         f"Costs are in {energy.currency}."
     )
-    yield from book.tariff.notes(int(edges_s[0]), int(edges_s[-1]))
+    yield from applied_now.tariff.notes(int(edges_s[0]), int(edges_s[-1]))
 
 
 def _mismatch(pools: Mapping[str, NDArray[np.float64]], looks: Tallied) -> Iterator[str]:

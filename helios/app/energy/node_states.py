@@ -408,7 +408,7 @@ def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until
         raise NotEnoughHistory(
             f"The history of {cluster} names no nodes between {since:%Y-%m-%d %H:%M} and {until:%Y-%m-%d %H:%M %Z}: no "
             "job says where it ran, and no night has written down the cluster's nodes.",
-            remedy="Choose a window that the history covers (-S, -E); load history with Slurm's NodeList, or read it: "
+            hint="Choose a window that the history covers (-S, -E); load history with Slurm's NodeList, or read it: "
             "helios trace sync. From the sizes of jobs alone: helios energy whatif",
         )
     places = {node: place for place, node in enumerate(sorted(pools_of))}
@@ -503,7 +503,7 @@ def _pools(nodes: pd.DataFrame, jobs: pd.DataFrame, lists: Sequence[Sequence[str
 def _read(warehouse: Warehouse, cluster: str) -> _Read:
     """Return what was read: live, by coverage; from files, from the first job's submission to the last one's."""
     coverage = warehouse.coverage(cluster)
-    of_jobs, of_events = (_stretches(coverage, source) for source in ("jobs", "node_events"))
+    of_jobs, of_events = (_intervals(coverage, source) for source in ("jobs", "node_events"))
     loads = warehouse.loads(cluster)
     # A live reading is loaded under a name of its own; see helios.app.sync.
     files = loads[~loads["path"].str.startswith("sacct ") & loads["watermark"].notna()]
@@ -515,7 +515,7 @@ def _read(warehouse: Warehouse, cluster: str) -> _Read:
     return _Read(jobs=(*of_jobs, in_files), events=of_events, from_files=True)
 
 
-def _stretches(coverage: pd.DataFrame, source: str) -> tuple[tuple[int, int], ...]:
+def _intervals(coverage: pd.DataFrame, source: str) -> tuple[tuple[int, int], ...]:
     rows = coverage[(coverage["source"] == source).to_numpy()]
     starts, ends = (seconds(rows[name]).tolist() for name in ("started_at", "ended_at"))
     return tuple(zip(starts, ends, strict=True))

@@ -83,7 +83,7 @@ class EnergyReplay:
 
 def replay_nodes(
     cluster: SimCluster,
-    seats: Sequence[EnergyService],
+    active_services: Sequence[EnergyService],
     *,
     demand: Demand | None,
     begin_s: int,
@@ -91,7 +91,7 @@ def replay_nodes(
     power: Power,
     progress: Callable[[float], None],
 ) -> EnergyReplay:
-    """Replay up to ``end_s``, with the services of ``seats`` asked at the end of each step, and count from ``begin_s``.
+    """Replay up to ``end_s``, with the services of ``active_services`` asked at the end of each step, and count from ``begin_s``.
 
     Parameters
     ----------
@@ -113,8 +113,8 @@ def replay_nodes(
         elif now_s == begin_s:
             hour = tally
         before = tally
-        if seats and now_s < end_s:
-            _ask(cluster, seats, demand, power)
+        if active_services and now_s < end_s:
+            _ask(cluster, active_services, demand, power)
         if number % STEPS_PER_REPORT == 0:
             progress((now_s - first_s) / max(end_s - first_s, 1))
     progress(1.0)
@@ -136,13 +136,13 @@ def _between(before: NodeTally, now: NodeTally) -> NodeSeconds:
     return NodeSeconds(**{name: now_is[name] - was[name] for name in now_is})
 
 
-def _ask(cluster: SimCluster, seats: Sequence[EnergyService], demand: Demand | None, power: Power) -> None:
+def _ask(cluster: SimCluster, active_services: Sequence[EnergyService], demand: Demand | None, power: Power) -> None:
     """Let start what can start, then look, ask and act."""
     cluster.next_event_s()
-    for seat in seats:
+    for active in active_services:
         snapshot = cluster.snapshot()
         seen = snapshot if demand is None else snapshot.with_demand(demand_known_at(demand, cluster.now_s))
-        cluster.steer(bound_levels(_on_nodes(seat.service.decide(seen)), seen, power))
+        cluster.steer(bound_levels(_on_nodes(active.service.decide(seen)), seen, power))
 
 
 def _on_nodes(actions: Iterable[Action]) -> list[NodeAction]:
@@ -201,7 +201,7 @@ class Oracle:
         End of the last of these steps.
     """
 
-    office = Domain.NODES
+    domain = Domain.NODES
     every = timedelta(seconds=STEP_S)
 
     def __init__(self, levels: dict[str, NDArray[np.float64]], *, ended_s: int) -> None:
@@ -305,12 +305,12 @@ class EnergyJobsRequest:
     def __post_init__(self) -> None:
         strangers = [policy for policy in self.policies if policy not in POLICIES]
         if strangers:
-            raise UsageError(f"there is no policy {strangers[0]!r}", remedy=f"The policies are {', '.join(POLICIES)}.")
+            raise UsageError(f"there is no policy {strangers[0]!r}", hint=f"The policies are {', '.join(POLICIES)}.")
 
 
 def energy_on_jobs(
     history: LoadedHistory,
-    question: EnergyJobsRequest,
+    request: EnergyJobsRequest,
     *,
     energy: Energy,
     power: Power,
@@ -332,21 +332,21 @@ def energy_on_jobs(
     JobLargerThanPartition, PartitionUnknown
         The jobs do not fit the cluster as described.
     """
-    scene = _set(history, question, energy, power)
+    context = _set(history, request, energy, power)
     played: dict[str, EnergyReplay] = {}
-    asked = [policy for policy in POLICIES if policy in question.policies or policy == "always_on"]
+    asked = [policy for policy in POLICIES if policy in request.policies or policy == "always_on"]
     for policy in asked:
         progress(f"Replaying {policy}", 0.0)
-        played[policy] = _play(policy, scene, played, progress)
-    return _answer(history, scene, played)
+        played[policy] = _play(policy, context, played, progress)
+    return _answer(history, context, played)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _ServiceContext:
     """What all policies share, and the demand that was forecast, by whether the nodes were packed."""
 
-    question: EnergyJobsRequest
-    stage: ReplaySetup
+    request: EnergyJobsRequest
+    setup: ReplaySetup
     energy: Energy
     power: Power
     resource: str
@@ -356,15 +356,15 @@ class _ServiceContext:
 
     def cluster(self, timer_s: int | None = None) -> SimCluster:
         """Return the cluster as it is before its first job."""
-        machine = self.stage.machine
+        machine = self.setup.machine
         return SimCluster(
-            self.stage.workload,
+            self.setup.workload,
             machine.shape,
             machine.jobs,
-            estimates_s=self.stage.limit_s,
+            estimates_s=self.setup.limit_s,
             resource=self.resource,
-            placement=self.question.placement,
-            seed=self.question.seed,
+            placement=self.request.placement,
+            seed=self.request.seed,
             sleep=Sleep(
                 boot_s=max(round(self.energy.boot_s), 1),
                 shutdown_s=max(round(self.energy.shutdown_s), 1),
@@ -373,30 +373,30 @@ class _ServiceContext:
         )
 
 
-def _set(history: LoadedHistory, question: EnergyJobsRequest, energy: Energy, power: Power) -> _ServiceContext:
-    since, until = question.window
+def _set(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy, power: Power) -> _ServiceContext:
+    since, until = request.window
     first = history.jobs["submitted_at"].min()
     if not first + pd.Timedelta(days=1) <= pd.Timestamp(since) < pd.Timestamp(until):
         raise NotEnoughHistory(
             f"{history.cluster} begins on {first:%Y-%m-%d %H:%M} UTC; the window on {since:%Y-%m-%d %H:%M %Z}",
-            remedy="Ask for a window with some weeks of history before it: they are what is learned from.",
+            hint="Ask for a window with some weeks of history before it: they are what is learned from.",
         )
     asked = WhatIfRequest(
         plans=(),
         since=since,
         until=until,
         warm_up=pd.Timestamp(since) - first,
-        nodes=question.nodes,
-        gpus_per_node=question.gpus_per_node,
-        resource=question.resource,
-        skip_oversized=question.skip_oversized,
-        default_time_limit_s=question.default_time_limit_s,
+        nodes=request.nodes,
+        gpus_per_node=request.gpus_per_node,
+        resource=request.resource,
+        skip_oversized=request.skip_oversized,
+        default_time_limit_s=request.default_time_limit_s,
     )
-    stage = prepare_replay(history, asked)
-    last_s = min(int(until.timestamp()), int(stage.workload.submitted_s[-1]))
+    setup = prepare_replay(history, asked)
+    last_s = min(int(until.timestamp()), int(setup.workload.submitted_s[-1]))
     return _ServiceContext(
-        question=question,
-        stage=stage,
+        request=request,
+        setup=setup,
         energy=energy,
         power=power,
         resource=replayed_resource(history, asked),
@@ -408,26 +408,28 @@ def _set(history: LoadedHistory, question: EnergyJobsRequest, energy: Energy, po
 # The policies.
 
 
-def _play(policy: str, scene: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress) -> EnergyReplay:
-    seats = list(_seats(policy, scene, played, progress))
-    forecasts = any(not isinstance(seat.service, NodeFillOrder) for seat in seats)
+def _play(
+    policy: str, context: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress
+) -> EnergyReplay:
+    active_services = list(_active_services(policy, context, played, progress))
+    forecasts = any(not isinstance(active.service, NodeFillOrder) for active in active_services)
     return replay_nodes(
-        scene.cluster(_TIMERS_S.get(policy)),
-        seats,
-        demand=_demand(scene, packed="packing" in policy, progress=progress) if forecasts else None,
-        begin_s=scene.begin_s,
-        end_s=scene.end_s,
-        power=scene.power,
+        context.cluster(_TIMERS_S.get(policy)),
+        active_services,
+        demand=_demand(context, packed="packing" in policy, progress=progress) if forecasts else None,
+        begin_s=context.begin_s,
+        end_s=context.end_s,
+        power=context.power,
         progress=lambda done: progress(f"Replaying {policy}", done),
     )
 
 
-def _seats(
-    policy: str, scene: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress
+def _active_services(
+    policy: str, context: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress
 ) -> Iterator[EnergyService]:
-    options, shape = scene.question.options, scene.stage.machine.shape
+    options, shape = context.request.options, context.setup.machine.shape
     if "packing" in policy:
-        yield EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=scene.power.tiers)))
+        yield EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=context.power.tiers)))
     if policy in ("ces", "ces+packing"):
         yield EnergyService(service=Ces(options))
     elif policy == "max_3h_plus_5":
@@ -435,9 +437,9 @@ def _seats(
     elif policy == "ces_published":
         yield EnergyService(service=Ces(published_options(options, float(shape.nodes.sum()))))
     elif policy == "oracle":
-        demand = _demand(scene, packed=False, progress=progress)
-        wakes = played["ces"].wakes if "ces" in played else scene.stage.counted.size
-        yield EnergyService(service=oracle_levels(demand, boot_s=scene.energy.boot_s, most_wakes=wakes))
+        demand = _demand(context, packed=False, progress=progress)
+        wakes = played["ces"].wakes if "ces" in played else context.setup.counted.size
+        yield EnergyService(service=oracle_levels(demand, boot_s=context.energy.boot_s, most_wakes=wakes))
 
 
 # What was needed, and what was expected to be.
@@ -453,49 +455,49 @@ class _Needed:
     ended_s: NDArray[np.int64]
 
 
-def _demand(scene: _ServiceContext, *, packed: bool, progress: Progress) -> Demand:
-    if packed not in scene.demands:
-        scene.demands[packed] = _forecast(scene, _needed(scene, packed=packed, progress=progress), progress)
-    return scene.demands[packed]
+def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> Demand:
+    if packed not in context.demands:
+        context.demands[packed] = _forecast(context, _needed(context, packed=packed, progress=progress), progress)
+    return context.demands[packed]
 
 
-def _needed(scene: _ServiceContext, *, packed: bool, progress: Progress) -> _Needed:
+def _needed(context: _ServiceContext, *, packed: bool, progress: Progress) -> _Needed:
     """Replay once more, the surplus put to sleep by the idle timer: where nodes sleep, jobs crowd on the others."""
-    cluster = scene.cluster(FIRST_TIMER_S)
+    cluster = context.cluster(FIRST_TIMER_S)
     if packed:
         replay_nodes(
             cluster,
-            [EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=scene.power.tiers)))],
+            [EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=context.power.tiers)))],
             demand=None,
-            begin_s=scene.begin_s - _looked_back(scene) * STEP_S,
-            end_s=scene.end_s,
-            power=scene.power,
+            begin_s=context.begin_s - _looked_back(context) * STEP_S,
+            end_s=context.end_s,
+            power=context.power,
             progress=lambda done: progress("Replaying packing from further back", done),
         )
-    cluster.advance(scene.end_s)
+    cluster.advance(context.end_s)
     start_s, most, _ = cluster.busy_nodes(STEP_S)
     return _Needed(start_s=start_s, busy=most, started_s=cluster.started_s.copy(), ended_s=cluster.ended_s.copy())
 
 
-def _looked_back(scene: _ServiceContext) -> int:
+def _looked_back(context: _ServiceContext) -> int:
     """Return how many steps before the window forecasts begin: those that the first thresholds are picked on."""
-    return RUN_IN + (7 * scene.question.options.weeks + 1) * DAY
+    return RUN_IN + (7 * context.request.options.weeks + 1) * DAY
 
 
-def _forecast(scene: _ServiceContext, needed: _Needed, progress: Progress) -> Demand:
-    question, shape = scene.question, scene.stage.machine.shape
-    predicted_s, group = _known_at_submission(scene)
-    n_steps, first = needed.busy.shape[1], (scene.begin_s - needed.start_s) // STEP_S
+def _forecast(context: _ServiceContext, needed: _Needed, progress: Progress) -> Demand:
+    request, shape = context.request, context.setup.machine.shape
+    predicted_s, group = _known_at_submission(context)
+    n_steps, first = needed.busy.shape[1], (context.begin_s - needed.start_s) // STEP_S
     ended_s = needed.start_s + STEP_S * np.arange(1, n_steps + 1, dtype=np.int64)
     pools = {}
     for partition, name in enumerate(shape.partitions):
         total = np.full(n_steps, float(shape.nodes[partition]))
-        mine = scene.stage.workload.partition == partition
+        mine = context.setup.workload.partition == partition
         state = job_state(
-            submitted_s=scene.stage.workload.submitted_s[mine],
+            submitted_s=context.setup.workload.submitted_s[mine],
             started_s=needed.started_s[mine],
             ended_s=needed.ended_s[mine],
-            nodes=scene.stage.workload.gpus[mine] / float(shape.gpus_per_node[partition]),
+            nodes=context.setup.workload.gpus[mine] / float(shape.gpus_per_node[partition]),
             predicted_s=predicted_s[mine],
             group=group[mine],
             ends_of_steps_s=ended_s,
@@ -504,22 +506,22 @@ def _forecast(scene: _ServiceContext, needed: _Needed, progress: Progress) -> De
             needed.busy[partition],
             total,
             start_s=needed.start_s,
-            from_step=max(first - _looked_back(scene), 0),
+            from_step=max(first - _looked_back(context), 0),
             until_step=n_steps,
-            calendar=question.calendar,
+            calendar=request.calendar,
             state=state,
             refit_every_s=REFIT_S,
-            history_steps=question.history_days * DAY,
+            history_steps=request.history_days * DAY,
             progress=progress,
         )
         pools[name] = (needed.busy[partition], total, forecasts)
     return assemble(pools, ended_s=int(ended_s[-1]))
 
 
-def _known_at_submission(scene: _ServiceContext) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _known_at_submission(context: _ServiceContext) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the run time of each job as shrinkage would have predicted it, s, and of which campaign it is."""
-    jobs = scene.stage.machine.jobs
-    features = causal_features(JobTable.from_frame(jobs, timezone=scene.stage.timezone)).X
+    jobs = context.setup.machine.jobs
+    features = causal_features(JobTable.from_frame(jobs, timezone=context.setup.timezone)).X
     campaign = jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
     return HistoryPredictor().predict(features)[:, 1], np.asarray(campaign, dtype=np.int64)
 
@@ -527,27 +529,27 @@ def _known_at_submission(scene: _ServiceContext) -> tuple[NDArray[np.float64], N
 # What it comes to.
 
 
-def _answer(history: LoadedHistory, scene: _ServiceContext, played: Mapping[str, EnergyReplay]) -> EnergyWhatIf:
+def _answer(history: LoadedHistory, context: _ServiceContext, played: Mapping[str, EnergyReplay]) -> EnergyWhatIf:
     always = played["always_on"]
-    shape = scene.stage.machine.shape
+    shape = context.setup.machine.shape
     return EnergyWhatIf(
         kind="cluster",
         name=history.cluster,
-        window=(datetime.fromtimestamp(scene.begin_s, UTC), datetime.fromtimestamp(scene.end_s, UTC)),
+        window=(datetime.fromtimestamp(context.begin_s, UTC), datetime.fromtimestamp(context.end_s, UTC)),
         total_nodes=float(shape.nodes.sum()),
-        policies=tuple(_result(policy, one, always, scene) for policy, one in played.items()),
-        notes=(*history.notes, *scene.stage.machine.notes, *scene.stage.notes, *_notes(scene)),
+        policies=tuple(_result(policy, one, always, context) for policy, one in played.items()),
+        notes=(*history.notes, *context.setup.machine.notes, *context.setup.notes, *_notes(context)),
     )
 
 
-def _result(policy: str, one: EnergyReplay, always: EnergyReplay, scene: _ServiceContext) -> PolicyResult:
-    length_s = scene.end_s - scene.begin_s
+def _result(policy: str, one: EnergyReplay, always: EnergyReplay, context: _ServiceContext) -> PolicyResult:
+    length_s = context.end_s - context.begin_s
     days = length_s / 86_400
-    kwh, always_kwh = (np.array([energy_kwh(hour, scene.energy) for hour in whose.hourly]) for whose in (one, always))
-    edges_s = np.append(scene.begin_s + HOUR_S * np.arange(len(kwh)), scene.end_s)
-    cost, co2_kg = tariff_from(scene.energy).cost_of(kwh, edges_s=edges_s)
-    submitted_s = scene.stage.workload.submitted_s
-    counted = (submitted_s >= scene.begin_s) & (submitted_s < scene.end_s)
+    kwh, always_kwh = (np.array([energy_kwh(hour, context.energy) for hour in whose.hourly]) for whose in (one, always))
+    edges_s = np.append(context.begin_s + HOUR_S * np.arange(len(kwh)), context.end_s)
+    cost, co2_kg = tariff_from(context.energy).cost_of(kwh, edges_s=edges_s)
+    submitted_s = context.setup.workload.submitted_s
+    counted = (submitted_s >= context.begin_s) & (submitted_s < context.end_s)
     late_s = one.late_s[counted & (one.late_s > 0)]
     return PolicyResult(
         policy=policy,
@@ -566,23 +568,23 @@ def _result(policy: str, one: EnergyReplay, always: EnergyReplay, scene: _Servic
         share_of_jobs_delayed=len(late_s) / max(int(counted.sum()), 1),
         longest_delay_s=float(late_s.max(initial=0)),
         cost=float(cost.sum()),
-        currency=scene.energy.currency,
+        currency=context.energy.currency,
         co2_kg=float(co2_kg.sum()),
         saved_kwh=float(always_kwh.sum() - kwh.sum()),
     )
 
 
-def _notes(scene: _ServiceContext) -> list[str]:
-    source = next((demand.source for demand in scene.demands.values()), "none were made")
+def _notes(context: _ServiceContext) -> list[str]:
+    source = next((demand.source for demand in context.demands.values()), "none were made")
     return [
-        f"Without Helios jobs are placed on nodes by --placement {scene.question.placement.value}, awake ones first. A "
+        f"Without Helios jobs are placed on nodes by --placement {context.request.placement.value}, awake ones first. A "
         "site that sets no weights comes near to random.",
         f"Forecasts: {source}, learned anew each week from what was before it, of the nodes that hold jobs where "
         "the idle timer of 30 min puts the others to sleep.",
         "Packing alone sleeps by the cluster's own idle timer of 30 min. Of the rails power.most_in_transition and "
         "power.most_asleep are simulated; every node that is told to wake does.",
         f"A wake-up is a step of 10 min in which nodes begin to wake, for a job or ahead of one; it takes "
-        f"{scene.energy.boot_s:.0f} s. A job is delayed if it was given a node that was not up yet.",
+        f"{context.energy.boot_s:.0f} s. A job is delayed if it was given a node that was not up yet.",
         "The oracle knows what will be needed, as it was in that replay, and is asked to wake no oftener than CES did.",
-        *tariff_from(scene.energy).notes(scene.begin_s, scene.end_s),
+        *tariff_from(context.energy).notes(context.begin_s, context.end_s),
     ]

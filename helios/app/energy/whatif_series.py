@@ -70,7 +70,7 @@ class EnergySeriesRequest:
 
 
 def energy_on_series(
-    question: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = no_progress
+    request: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = no_progress
 ) -> EnergyWhatIf:
     """Run every policy over the window of a series.
 
@@ -86,17 +86,17 @@ def energy_on_series(
     NotEnoughHistory
         The window does not lie within the series, or there is hardly a day before it.
     """
-    cut = _cut(question)
-    demand = _forecast(cut, question, history_days=history_days, progress=progress)
+    cut = _cut(request)
+    demand = _forecast(cut, request, history_days=history_days, progress=progress)
     runs: dict[str, SeriesRun] = {}
-    for done, (policy, levels, every_step) in enumerate(_policies(cut, demand, question.options)):
+    for done, (policy, levels, every_step) in enumerate(_policies(cut, demand, request.options)):
         progress(f"Replaying {policy}", done / 6)
         runs[policy] = _replayed(cut, levels, energy, may_sleep_between=every_step)
     needed = np.maximum(cut.busy, np.append(cut.busy[1:], cut.busy[-1]))[cut.first :]
     # The oracle may wake as often as CES did; it knows a step ahead, which is a boot.
     runs["oracle"] = _replayed(cut, cut.oracle_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes)), energy)
     progress("Replaying oracle", 1.0)
-    return _answer(question, cut, runs, energy, source=demand.source)
+    return _answer(request, cut, runs, energy, source=demand.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,31 +138,31 @@ class _Cut:
         return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.each)
 
 
-def _cut(question: EnergySeriesRequest) -> _Cut:
-    if STEP_S % question.step_s:
+def _cut(request: EnergySeriesRequest) -> _Cut:
+    if STEP_S % request.step_s:
         raise NotEnoughHistory(
-            f"{question.name} has steps of {question.step_s} s, which do not divide {STEP_S} s",
-            remedy="Give a series of a value each minute, or each ten minutes.",
+            f"{request.name} has steps of {request.step_s} s, which do not divide {STEP_S} s",
+            hint="Give a series of a value each minute, or each ten minutes.",
         )
-    each = STEP_S // question.step_s
-    begin_s, end_s = (int(moment.timestamp()) for moment in question.window)
-    skipped = -question.start_s % STEP_S // question.step_s
-    start_s = question.start_s + skipped * question.step_s
+    each = STEP_S // request.step_s
+    begin_s, end_s = (int(moment.timestamp()) for moment in request.window)
+    skipped = -request.start_s % STEP_S // request.step_s
+    start_s = request.start_s + skipped * request.step_s
     after = (end_s - start_s) // STEP_S
     first = -(-(begin_s - start_s) // STEP_S)
-    there = (len(question.active) - skipped) // each
+    there = (len(request.active) - skipped) // each
     if not DAY <= first < after <= there:
         raise NotEnoughHistory(
-            f"{question.name} goes from {_written(start_s)} to {_written(start_s + there * STEP_S)}; "
+            f"{request.name} goes from {_written(start_s)} to {_written(start_s + there * STEP_S)}; "
             f"asked was {_written(begin_s)} to {_written(end_s)}",
-            remedy="Ask for a window within the series, with some weeks before it: they are what is learned from.",
+            hint="Ask for a window within the series, with some weeks before it: they are what is learned from.",
         )
     fine = slice(skipped, skipped + after * each)
-    total = question.total[fine].astype(np.float64)
-    busy = np.minimum(question.active[fine], total).astype(np.float64)
+    total = request.total[fine].astype(np.float64)
+    busy = np.minimum(request.active[fine], total).astype(np.float64)
     return _Cut(
         start_s=start_s,
-        step_s=question.step_s,
+        step_s=request.step_s,
         first=first,
         each=each,
         fine_busy=busy,
@@ -172,19 +172,19 @@ def _cut(question: EnergySeriesRequest) -> _Cut:
     )
 
 
-def _forecast(cut: _Cut, question: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
+def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
     """Forecast from the weeks that the first settings are picked on."""
     forecasts = walk_forward(
         cut.busy,
         cut.total,
         start_s=cut.start_s,
-        from_step=max(cut.run_in - (7 * question.options.weeks + 1) * DAY, 0),
+        from_step=max(cut.run_in - (7 * request.options.weeks + 1) * DAY, 0),
         until_step=len(cut.busy),
-        calendar=question.calendar,
+        calendar=request.calendar,
         history_steps=history_days * DAY,
         progress=progress,
     )
-    return assemble({question.name: (cut.busy, cut.total, forecasts)}, ended_s=cut.ended_s)
+    return assemble({request.name: (cut.busy, cut.total, forecasts)}, ended_s=cut.ended_s)
 
 
 def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
@@ -216,21 +216,21 @@ def _replayed(cut: _Cut, levels: Steps, energy: Energy, *, may_sleep_between: bo
 
 
 def _answer(
-    question: EnergySeriesRequest, cut: _Cut, runs: dict[str, SeriesRun], energy: Energy, *, source: str
+    request: EnergySeriesRequest, cut: _Cut, runs: dict[str, SeriesRun], energy: Energy, *, source: str
 ) -> EnergyWhatIf:
     begin_s = cut.start_s + cut.first * STEP_S
-    always_kwh = float(_hourly_kwh(runs["always_on"], energy, question.gpus_per_node).sum())
+    always_kwh = float(_hourly_kwh(runs["always_on"], energy, request.gpus_per_node).sum())
     results = [
-        _result(policy, run, energy, question, begin_s=begin_s, end_s=cut.ended_s, always_kwh=always_kwh)
+        _result(policy, run, energy, request, begin_s=begin_s, end_s=cut.ended_s, always_kwh=always_kwh)
         for policy, run in runs.items()
     ]
     return EnergyWhatIf(
         kind="series",
-        name=question.name,
+        name=request.name,
         window=(datetime.fromtimestamp(begin_s, UTC), datetime.fromtimestamp(cut.ended_s, UTC)),
         total_nodes=float(cut.total[cut.first :].mean()),
         policies=tuple(results),
-        notes=(*question.notes, *_notes(cut, question, energy, source)),
+        notes=(*request.notes, *_notes(cut, request, energy, source)),
     )
 
 
@@ -238,13 +238,13 @@ def _result(
     policy: str,
     run: SeriesRun,
     energy: Energy,
-    question: EnergySeriesRequest,
+    request: EnergySeriesRequest,
     *,
     begin_s: int,
     end_s: int,
     always_kwh: float,
 ) -> PolicyResult:
-    days, kwh = (end_s - begin_s) / 86_400, _hourly_kwh(run, energy, question.gpus_per_node)
+    days, kwh = (end_s - begin_s) / 86_400, _hourly_kwh(run, energy, request.gpus_per_node)
     edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
     cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
     return PolicyResult(
@@ -274,15 +274,15 @@ def _with_gpus(seconds: NodeSeconds, gpus_per_node: int) -> NodeSeconds:
     return replace(seconds, gpus_busy=seconds.busy * gpus_per_node)
 
 
-def _notes(cut: _Cut, question: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
-    large = published_options(question.options, float(cut.total[cut.first :].mean())).h_s < HOUR_S
+def _notes(cut: _Cut, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
+    large = published_options(request.options, float(cut.total[cut.first :].mean())).h_s < HOUR_S
     return [
         f"Forecasts: {source}, learned anew each day from what was before it; thresholds picked at midnight (UTC) from "
-        f"the {question.options.weeks} weeks before.",
+        f"the {request.options.weeks} weeks before.",
         f"The rule as published, made causal, with its authors' values for {'Philly' if large else 'Earth'}.",
         f"A wake-up is a step of 10 min in which nodes are woken; they serve after {energy.boot_s:.0f} s. The series "
         "stays as it was where nodes are short; there are no jobs in it, so none is delayed.",
-        f"A busy node has all its {question.gpus_per_node} GPUs busy. The idle timers are at their best: nodes are "
+        f"A busy node has all its {request.gpus_per_node} GPUs busy. The idle timers are at their best: nodes are "
         "filled in a fixed order. The oracle knows the future, and wakes no oftener than CES.",
         *tariff_from(energy).notes(cut.start_s + cut.first * STEP_S, cut.ended_s),
     ]

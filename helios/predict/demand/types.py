@@ -91,7 +91,7 @@ def parse_holidays(text: str) -> frozenset[date]:
 def _not_holidays(part: str) -> ConfigurationInvalid:
     return ConfigurationInvalid(
         f"demand.holidays: {part!r} is not a day, nor a span of days within a year",
-        remedy="Write 2026-12-25, 2026-12-28..2027-01-03",
+        hint="Write 2026-12-25, 2026-12-28..2027-01-03",
     )
 
 

@@ -12,7 +12,7 @@ from helios.model import DECISIONS
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 
 CONTROL = "helios"
-OF_A_TURN = "Turn"
+OF_A_CYCLE = "Turn"
 """``action`` of a line about a whole turn, as DECISIONS declares it."""
 RESULTS = tuple(str(result) for result in Result)
 
@@ -40,7 +40,7 @@ BY_SERVICE = declare_fields(
     ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
     ("ModeChgs", "mode_changes", FieldKind.COUNT, 8, "How often its mode changed that day"),
-    ("Turns", "turns", FieldKind.COUNT, 6, "Turns that left a line; of helios every turn, where recorded"),
+    ("Turns", "cycles", FieldKind.COUNT, 6, "Turns that left a line; of helios every turn, where recorded"),
     ("Proposed", "proposed", FieldKind.COUNT, 8, "Lines about jobs and nodes; what already was so leaves none"),
     ("Done", "done", FieldKind.COUNT, 6, "Written and read back"),
     ("Would", "would", FieldKind.COUNT, 6, "Of a shadow: would have been written"),
@@ -50,7 +50,7 @@ BY_SERVICE = declare_fields(
     ("Postponed", "postponed", FieldKind.COUNT, 9, "The budget was spent; asked again"),
     ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
     ("Still", "still", FieldKind.COUNT, 5, "Turns in which nothing was done on purpose"),
-    ("StillReason", "still_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
+    ("StillReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
 )
 
 
@@ -98,7 +98,7 @@ def service_days(
     decisions: pd.DataFrame,
     *,
     title: str,
-    turns: pd.DataFrame | None = None,
+    cycles: pd.DataFrame | None = None,
     services: Collection[str] = (),
     timezone: str = "UTC",
 ) -> ReportTable:
@@ -109,11 +109,11 @@ def service_days(
     decisions : DataFrame
         Columns of ``DECISIONS``, oldest first.
     turns : DataFrame, optional
-        Columns of ``TURNS``; they are counted as the service ``helios``. None or empty: only turns that left a line in
+        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only turns that left a line in
         the audit are known.
     """
-    known = turns is not None and not turns.empty
-    lines = pd.concat([_of_decisions(decisions, turns_known=known), _of_turns(turns)], ignore_index=True)
+    known = cycles is not None and not cycles.empty
+    lines = pd.concat([_of_decisions(decisions, cycles_known=known), _of_cycles(cycles)], ignore_index=True)
     table = _dated(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
     if services:
         table = table[table["service"].isin(list(services))]
@@ -140,40 +140,40 @@ def service_days(
     )
 
 
-def _of_decisions(decisions: pd.DataFrame, *, turns_known: bool) -> pd.DataFrame:
+def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
     """Return the lines that are counted: what became of proposals, and turns in which nothing was done."""
     rows = with_results(decisions)
-    of_a_turn = (rows["action"] == OF_A_TURN).to_numpy()
+    of_a_cycle = (rows["action"] == OF_A_CYCLE).to_numpy()
     known = rows["result"].isin(RESULTS).to_numpy()
     # Of a turn that was still, control says so once, when the reasons change; the turns themselves know better.
-    still = of_a_turn & ~known & (not turns_known)
+    suspended = of_a_cycle & ~known & (not cycles_known)
     return pd.DataFrame(
         {
             "at": rows["decided_at"].array,
             "service": rows["service"].astype("object").array,
             "mode": rows["mode"].astype("object").array,
-            "proposed": known & ~of_a_turn,
-            "is_still": still,
-            "still_reason": rows["reason"].astype("object").where(pd.Series(still, index=rows.index)).array,
+            "proposed": known & ~of_a_cycle,
+            "is_suspended": suspended,
+            "suspended_reason": rows["reason"].astype("object").where(pd.Series(suspended, index=rows.index)).array,
             **{f"is_{name}": (rows["result"] == name).fillna(False).to_numpy() for name in RESULTS},
         }
     )
 
 
-def _of_turns(turns: pd.DataFrame | None) -> pd.DataFrame:
-    if turns is None or turns.empty:
-        return _of_decisions(DECISIONS.empty(), turns_known=True)
-    still = turns["still"].astype("str").str.replace("\n", "; ").astype("object")
-    still = still.where(still.notna() & (still != ""))
+def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
+    if cycles is None or cycles.empty:
+        return _of_decisions(DECISIONS.empty(), cycles_known=True)
+    suspended = cycles["still"].astype("str").str.replace("\n", "; ").astype("object")
+    suspended = suspended.where(suspended.notna() & (suspended != ""))
     counts = dict.fromkeys(["proposed", *(f"is_{name}" for name in RESULTS)], False)
     return pd.DataFrame(
         {
-            "at": turns["taken_at"].array,
+            "at": cycles["taken_at"].array,
             "service": CONTROL,
             "mode": None,
             **counts,
-            "is_still": still.notna().array,
-            "still_reason": still.array,
+            "is_suspended": suspended.notna().array,
+            "suspended_reason": suspended.array,
         }
     )
 
@@ -188,13 +188,13 @@ def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
 
 def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
     groups = table.groupby(["day", "service"], sort=True)
-    counted = {"mode_changes": "mode_changed", "proposed": "proposed", "still": "is_still"}
+    counted = {"mode_changes": "mode_changed", "proposed": "proposed", "still": "is_suspended"}
     counted |= {name: f"is_{name}" for name in RESULTS}
     rows = groups[list(counted.values())].sum().rename(columns={held: name for name, held in counted.items()})
     # Control itself has no mode: its lines say still or paused, which is over when Helios goes on.
     rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
-    rows["turns"] = groups["at"].nunique()
-    rows["still_reason"] = groups["still_reason"].agg(_commonest)
+    rows["cycles"] = groups["at"].nunique()
+    rows["suspended_reason"] = groups["suspended_reason"].agg(_commonest)
     return rows.reset_index()
 
 

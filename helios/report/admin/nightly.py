@@ -95,7 +95,7 @@ class Night:
     past: pd.DataFrame
     predictions: pd.DataFrame
     decisions: pd.DataFrame
-    turns: pd.DataFrame
+    cycles: pd.DataFrame
     shadow: ShadowDay
     energy: NightEnergy | None = None
 
@@ -142,7 +142,7 @@ class Digest:
 def nightly_digest(night: Night) -> Digest:
     """Tell a night's frames as a digest."""
     daily = daily_waits(night)
-    services = service_days(night.decisions, turns=night.turns, title="Services", timezone=night.timezone)
+    services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=night.timezone)
     today, ended = _of_the_day(night, "submitted_at"), _of_the_day(night, "ended_at")
     accuracy = prediction_accuracy(
         ended, predictions=night.predictions, past=night.past, title="Predictions", by="all", timezone=night.timezone
@@ -181,7 +181,7 @@ def _told(
             *_acts(services),
             *_alarms(night.decisions),
             *_refusals(night.decisions),
-            *_stillness(night.turns, services),
+            *_stillness(night.cycles, services),
         ],
         "How long jobs waited": list(_waits(daily)),
         "Who waits longest": list(_waiters(waiting, at=_end_of(night))),
@@ -280,14 +280,14 @@ def _reasons(remarks: pd.Series[Any]) -> str:
     return f": {named}" if named else ""
 
 
-def _stillness(turns: pd.DataFrame, services: ReportTable) -> Iterator[str]:
-    still = _total(services, "still")
-    if not still:
+def _stillness(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
+    suspended = _total(services, "still")
+    if not suspended:
         return
-    of = f" of {len(turns):,}" if len(turns) else ""
-    reasons = services.rows["still_reason"].dropna()
+    of = f" of {len(cycles):,}" if len(cycles) else ""
+    reasons = services.rows["suspended_reason"].dropna()
     why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
-    yield f"It kept still on purpose in {still:,}{of} turns{why}."
+    yield f"It kept still on purpose in {suspended:,}{of} turns{why}."
 
 
 def _before(daily: pd.DataFrame, column: str) -> float | None:

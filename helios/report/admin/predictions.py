@@ -64,7 +64,7 @@ def prediction_accuracy(
         ``by`` is none of them.
     """
     if by is not None and by not in BY:
-        raise UsageError(f"--by {by!r} is not understood.", remedy=f"Choose from: {', '.join(BY)}")
+        raise UsageError(f"--by {by!r} is not understood.", hint=f"Choose from: {', '.join(BY)}")
     judged = _judged(jobs, predictions, past)
     parts = [
         _figures(judged, name, groups)

@@ -119,7 +119,7 @@ def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
     by_name = {field.name.lower(): field for field in answer.fields}
     parts = list(answer.shown) if asked is None else [part.strip() for part in asked.split(",") if part.strip()]
     if not parts:
-        raise UsageError("--format names no field.", remedy=_fields_there_are(answer))
+        raise UsageError("--format names no field.", hint=_fields_there_are(answer))
     return [_chosen(part, by_name, answer) for part in parts]
 
 
@@ -206,12 +206,12 @@ def _chosen(part: str, by_name: Mapping[str, Field], answer: ReportTable) -> Fie
     name, _, width = part.partition("%")
     field = by_name.get(name.strip().lower())
     if field is None:
-        raise UsageError(f"--format: there is no field {name.strip()!r} here.", remedy=_fields_there_are(answer))
+        raise UsageError(f"--format: there is no field {name.strip()!r} here.", hint=_fields_there_are(answer))
     if "%" not in part:
         return field
     if not re.fullmatch(r"-?[1-9]\d{0,3}", width):
         raise UsageError(
-            f"--format: {part!r} has no width after its %.", remedy=f"Write {field.name}%20, to the left %-20"
+            f"--format: {part!r} has no width after its %.", hint=f"Write {field.name}%20, to the left %-20"
         )
     return replace(field, width=int(width), exact=True)
 
@@ -340,4 +340,4 @@ def _begin(local: datetime) -> datetime:
 
 
 def _not_understood(text: str) -> UsageError:
-    return UsageError(f"{text!r} is not a moment that is understood.", remedy=f"Write it as one of: {WORDS}")
+    return UsageError(f"{text!r} is not a moment that is understood.", hint=f"Write it as one of: {WORDS}")

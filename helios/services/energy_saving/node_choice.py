@@ -53,7 +53,7 @@ class Node:
     rack: str
     weight: float
     idle_since: pd.Timestamp
-    turn: int
+    cycle: int
 
     @property
     def powered(self) -> bool:
@@ -87,7 +87,7 @@ def to_sleep(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) ->
 
     def first(node: Node) -> tuple[Any, ...]:
         racks = (held[node.rack], -dark[node.rack], node.rack) if node.rack else ()
-        return not node.rack, racks, -node.weight, node.idle_since, node.turn
+        return not node.rack, racks, -node.weight, node.idle_since, node.cycle
 
     for node in sorted((node for node in pool if node.idle), key=first):
         if len(chosen) >= count:
@@ -107,14 +107,14 @@ def to_wake(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> 
     light = Counter(node.rack for node in everywhere if node.rack and node.powered)
     asleep = sorted(
         (node for node in pool if node.asleep),
-        key=lambda node: (-light[node.rack], node.rack, node.weight, node.idle_since, node.turn),
+        key=lambda node: (-light[node.rack], node.rack, node.weight, node.idle_since, node.cycle),
     )
     return asleep[: max(count, 0)]
 
 
-def _node(row: Any, pool: str, turn: int) -> Node:
+def _node(row: Any, pool: str, cycle: int) -> Node:
     busy = bool(row.cpus_held > 0 or row.gpus_held > 0) or row.state in {"ALLOCATED", "MIXED"}
-    alone = bool(_text(row.hands_off))
+    alone = bool(_text(row.excluded_reason))
     return Node(
         name=row.name,
         pool=pool,
@@ -130,7 +130,7 @@ def _node(row: Any, pool: str, turn: int) -> Node:
         rack=_text(row.rack),
         weight=0.0 if pd.isna(row.weight) else float(row.weight),
         idle_since=_LATEST if pd.isna(row.idle_since) else row.idle_since,
-        turn=turn,
+        cycle=cycle,
     )
 
 

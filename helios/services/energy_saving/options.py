@@ -60,7 +60,7 @@ class CesOptions:
     f_s: int = 10_800
 
     def __post_init__(self) -> None:
-        for holds, fact in (
+        for holds, message in (
             (self.every_s > 0, "every_s must be positive"),
             (0 < self.risk < 1, "risk must lie between 0 and 1"),
             (0 < (self.wake_ups_per_day or 1.0) < np.inf, "wake_ups_per_day must be positive and finite"),
@@ -73,4 +73,4 @@ class CesOptions:
             (self.f_s >= STEP_S, f"f_s must be at least {STEP_S}"),
         ):
             if not holds:
-                raise ValueError(fact)
+                raise ValueError(message)

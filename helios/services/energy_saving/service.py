@@ -242,7 +242,7 @@ class Ces:
     a job by itself.
     """
 
-    office = Domain.NODES
+    domain = Domain.NODES
     Options = CesOptions
 
     def __init__(self, options: CesOptions) -> None:

@@ -61,7 +61,7 @@ class Reservation:
 
     def __post_init__(self) -> None:
         if self.idle_gpus is not None and self.idle_gpus < 0:
-            raise UsageError(f"idle_gpus is {self.idle_gpus}", remedy="Give 0 or more GPUs, or None for no bound.")
+            raise UsageError(f"idle_gpus is {self.idle_gpus}", hint="Give 0 or more GPUs, or None for no bound.")
 
 
 @kernel

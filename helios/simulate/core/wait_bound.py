@@ -42,7 +42,7 @@ class WaitBound:
         if self.at_s.shape != self.patience_s.shape or descends or (self.patience_s < 0).any():
             raise UsageError(
                 "The bounds on waiting are not a step function of time.",
-                remedy="Give as many bounds, none negative, as times, and the times in ascending order.",
+                hint="Give as many bounds, none negative, as times, and the times in ascending order.",
             )
 
     @classmethod

@@ -25,8 +25,8 @@ from helios.simulate.slurm.state import ALL, BY_BACKFILL, MS, NEVER, NOBODY, NOW
 def begin_slots(state: SlurmState, now_s: int) -> None:
     """Begin with one slot, the whole window, and nothing reserved."""
     clock, slot = state.clock[0], state.slots[0]
-    slot.begin_s = now_s // clock.resolution_s * clock.resolution_s
-    slot.end_s = (now_s + clock.window_s) // clock.resolution_s * clock.resolution_s
+    slot.begin_s = now_s // clock.tolerance_s * clock.tolerance_s
+    slot.end_s = (now_s + clock.window_s) // clock.tolerance_s * clock.tolerance_s
     slot.next = NOBODY
     clock.slots = 1
     for word in range(clock.words):
@@ -117,7 +117,7 @@ def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
     """Take the marked nodes out of all slots of that time, which are cut where it begins and ends."""
     clock = state.clock[0]
     from_s = max(from_s, state.slots[0].begin_s)
-    until_s = max(until_s, from_s + clock.resolution_s)
+    until_s = max(until_s, from_s + clock.tolerance_s)
     slot, before = plain(0), plain(NOBODY)
     while slot != NOBODY and state.slots[slot].end_s <= from_s:
         before, slot = slot, state.slots[slot].next
@@ -302,7 +302,7 @@ def _plan(state: SlurmState, choice: int, now_s: int) -> int:
 @kernel
 def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
     """Reserve the nodes picked from ``begin_s`` on; return 0, or where they are reserved already, when to try next."""
-    step_s = state.clock[0].resolution_s
+    step_s = state.clock[0].tolerance_s
     slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s) // step_s * step_s
     mark_picked(state)
     if is_reserved(state, slot_s, slot_end_s):

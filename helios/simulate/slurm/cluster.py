@@ -41,7 +41,7 @@ class SimulatedSlurm:
         an admin's and the user's own.
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload: names and users for the snapshot. A component of a
-        heterogeneous job is ``hands_off``.
+        heterogeneous job is ``excluded_reason``.
     name : str
         The cluster's name.
     resolution : int
@@ -66,7 +66,7 @@ class SimulatedSlurm:
         jobs: pd.DataFrame,
         *,
         name: str = "replay",
-        resolution: int = 10_000,
+        tolerance: int = 10_000,
         latency: SlurmLatency | None = None,
         time_min: Callable[[timedelta], int] = whole_minutes,
     ) -> None:
@@ -82,14 +82,16 @@ class SimulatedSlurm:
         self._n_started = self._n_ended = self._n_arrived = self._first_waiting = 0
         job_ids = unique_ids(workload)
         self._view = SlurmSnapshotBuilder(workload, site, jobs, self._state, job_ids=job_ids)
-        self._levers = SimulatedSettings(
+        self._setting_kinds = SimulatedSettings(
             self._timeline,
             self._view.facts,
             started_s=self._started_s,
             arrived=lambda: self._n_arrived,
             job_ids=job_ids,
-            hands_off={int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())},
-            resolution=resolution,
+            excluded_reason={
+                int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())
+            },
+            tolerance=tolerance,
             soft_limits=site.scheduling.time_min_is_soft,
             time_min=time_min,
         )
@@ -230,12 +232,12 @@ class SimulatedSlurm:
             self.now_s,
             cluster=self.name,
             pending=self.rows(self._queue(), predictions),
-            scene=self._sight.now(self._frames),
+            context=self._sight.now(self._frames),
         )
 
     def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
         """Look at pending ``jobs`` alone, by position."""
-        return self._view.pending(jobs, self._levers, predictions)
+        return self._view.pending(jobs, self._setting_kinds, predictions)
 
     def waiting(self) -> Jobs:
         """Return the jobs that were submitted and have not started by position, ascending."""
@@ -250,20 +252,20 @@ class SimulatedSlurm:
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, and say what became of each job that an action names."""
-        return self._levers.apply(actions)
+        return self._setting_kinds.apply(actions)
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
-        return self._levers.ranked(reorder)
+        return self._setting_kinds.ranked(reorder)
 
-    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
-        return self._levers.wish(jobs, urgency)
+        return self._setting_kinds.change(jobs, urgency)
 
     # What people do.
 
     def hold(self, job_id: str) -> None:
-        """Hold a pending job: it does not start, and is ``hands_off``.
+        """Hold a pending job: it does not start, and is ``excluded_reason``.
 
         Raises
         ------
@@ -303,7 +305,7 @@ class SimulatedSlurm:
         self._timeline.set_time_min(self._known(job_id), np.array([60.0 * minutes]))
 
     def _known(self, job_id: str) -> Jobs:
-        job = self._levers.pending_position(job_id)
+        job = self._setting_kinds.pending_position(job_id)
         if job is None:
             raise UsageError(f"job {job_id} is not pending")
         return np.array([job])
@@ -318,12 +320,12 @@ class SimulatedSlurm:
         leads = dict(zip(self._array[queued][::-1].tolist(), rank[queued][::-1].tolist(), strict=True))
         behind = waiting[(self._state.jobs["status"][waiting] == FUTURE) & (self._array[waiting] >= 0)]
         rank[behind] = [leads.get(array, len(queued)) for array in self._array[behind].tolist()]
-        return waiting[np.lexsort((waiting, rank[waiting], self._levers.held(waiting)))]
+        return waiting[np.lexsort((waiting, rank[waiting], self._setting_kinds.held(waiting)))]
 
     def _frames(self) -> Frames:
         running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
         by_start = running[np.argsort(self._state.jobs["started_ms"][running], kind="stable")]
-        user_s = self._levers.user_soft_limit_s(by_start)
+        user_s = self._setting_kinds.user_soft_limit_s(by_start)
         return {
             "running": self._view.running(by_start, started_s=self._started_s[by_start], user_soft_limit_s=user_s),
             "nodes": self._view.nodes(),

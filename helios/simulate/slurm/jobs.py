@@ -61,20 +61,18 @@ class SimulatedSettings:
         started_s: Jobs,
         arrived: Callable[[], int],
         job_ids: list[str],
-        hands_off: dict[int, str],
-        resolution: int,
+        excluded_reason: dict[int, str],
+        tolerance: int,
         soft_limits: bool,
         time_min: Callable[[timedelta], int],
     ) -> None:
         self._timeline, self._facts = timeline, facts
-        self._started_s, self._arrived, self._hands_off = started_s, arrived, hands_off
+        self._started_s, self._arrived, self._excluded_reason = started_s, arrived, excluded_reason
         self._job_ids = job_ids
         self._position = {job_id: position for position, job_id in enumerate(job_ids)}
-        self.steps = urgency_steps(resolution)
+        self.steps = urgency_steps(tolerance)
         self._soft_limits = soft_limits
-        self._terms = slurm_value_mapping(
-            site_factor=partial(ownership.site_factor, most=resolution), time_min=time_min
-        )
+        self._terms = slurm_value_mapping(site_factor=partial(ownership.site_factor, most=tolerance), time_min=time_min)
         # Columns of the tables, which live as long as the timeline.
         jobs = timeline.state.jobs
         self._site: Jobs = jobs["site"]
@@ -82,7 +80,7 @@ class SimulatedSettings:
         self._is_held: Jobs = jobs["is_held"]
         self._own_minutes = np.zeros(len(jobs), dtype=np.int64)
         self._kept = np.zeros(len(jobs), dtype=np.bool_)
-        self._kept[list(hands_off)] = True
+        self._kept[list(excluded_reason)] = True
 
     # What stands.
 
@@ -105,7 +103,7 @@ class SimulatedSettings:
         held: NDArray[np.bool_] = self._is_held[jobs] != 0
         return held
 
-    def hands_off(self, jobs: Jobs) -> list[str | None] | None:
+    def excluded_reason(self, jobs: Jobs) -> list[str | None] | None:
         """Return why each of ``jobs`` is to be left alone; None: all of them may be changed."""
         if not self._barred(jobs).any():
             return None
@@ -123,8 +121,8 @@ class SimulatedSettings:
         return barred
 
     def _why(self, job: int) -> str:
-        if job in self._hands_off:
-            return self._hands_off[job]
+        if job in self._excluded_reason:
+            return self._excluded_reason[job]
         if self._is_held[job]:
             return "it is held"
         site = int(self._site[job])
@@ -136,7 +134,7 @@ class SimulatedSettings:
         """Act, and say what became of each job that an action names."""
         return [outcome for action in actions for outcome in self._carried_out(action)]
 
-    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
         named = ~np.isnan(urgency)
         results = self._order(jobs[named], urgency[named])
@@ -169,27 +167,27 @@ class SimulatedSettings:
         return jobs, np.array([*last.values()], dtype=np.float64)
 
     def _carried_out(self, action: JobAction) -> Iterator[Outcome]:
-        wishes = setting_changes(
+        changes = setting_changes(
             action,
             self._terms,
             pending=self._changed,
-            is_set=lambda lever, job_id: self._is_our(lever, self._position[job_id]),
+            is_set=lambda setting, job_id: self._is_our(setting, self._position[job_id]),
         )
-        return map(self._became, wishes)
+        return map(self._became, changes)
 
-    def _became(self, wish: SettingChange[int]) -> Outcome:
-        job = self.pending_position(wish.job_id)
+    def _became(self, change: SettingChange[int]) -> Outcome:
+        job = self.pending_position(change.job_id)
         if job is None:
-            return wish.outcome(Result.GONE, remark=GONE)
-        return judge_change(wish, self._ground(wish, job)) or self._written(wish, job)
+            return change.outcome(Result.GONE, remark=GONE)
+        return judge_change(change, self._ground(change, job)) or self._written(change, job)
 
-    def _ground(self, wish: SettingChange[int], job: int) -> ChangeContext:
+    def _ground(self, change: SettingChange[int], job: int) -> ChangeContext:
         state = self._timeline.state
         limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
         return ChangeContext(
-            before=self._value(wish.lever, job),
-            is_set=self._is_our(wish.lever, job),
-            hands_off=self._why(job),
+            before=self._value(change.setting, job),
+            is_set=self._is_our(change.setting, job),
+            excluded_reason=self._why(job),
             soft_limits=self._soft_limits,
             time_limit=limit if limit < YEAR_MIN else 0,
         )
@@ -200,22 +198,22 @@ class SimulatedSettings:
         ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_our_minutes(waiting)]
         return [self._job_ids[job] for job in ours.tolist()]
 
-    def _written(self, wish: SettingChange[int], job: int) -> Outcome:
-        its, before = np.array([job]), self._value(wish.lever, job)
-        if wish.lever is JobSetting.ORDER:
-            self._timeline.set_site_factor(its, np.array([wish.wanted]))
+    def _written(self, change: SettingChange[int], job: int) -> Outcome:
+        its, before = np.array([job]), self._value(change.setting, job)
+        if change.setting is JobSetting.ORDER:
+            self._timeline.set_site_factor(its, np.array([change.wanted]))
         else:
-            self._own_minutes[job] = wish.wanted
-            self._timeline.set_time_min(its, np.array([60.0 * wish.wanted]))
-        return wish.outcome(Result.DONE, before=before, after=wish.wanted)
+            self._own_minutes[job] = change.wanted
+            self._timeline.set_time_min(its, np.array([60.0 * change.wanted]))
+        return change.outcome(Result.DONE, before=before, after=change.wanted)
 
-    def _is_our(self, lever: JobSetting, job: int) -> bool:
-        if lever is JobSetting.ORDER:
+    def _is_our(self, setting: JobSetting, job: int) -> bool:
+        if setting is JobSetting.ORDER:
             return ownership.has_helios_mark(int(self._site[job]))
         return bool(self._has_our_minutes(np.array([job]))[0])
 
-    def _value(self, lever: JobSetting, job: int) -> int:
-        return int((self._site if lever is JobSetting.ORDER else self._minutes)[job])
+    def _value(self, setting: JobSetting, job: int) -> int:
+        return int((self._site if setting is JobSetting.ORDER else self._minutes)[job])
 
     def pending_position(self, job_id: str) -> int | None:
         """Return the position of a pending job; None: there is none of this id."""
@@ -256,24 +254,26 @@ class SlurmSnapshotBuilder:
         self._state = state
         self._names, self._nodes = node_names(site), _nodes(site)
 
-    def pending(self, jobs: Jobs, levers: SimulatedSettings, predictions: Predictions | None) -> SlurmPendingRows:
+    def pending(
+        self, jobs: Jobs, setting_kinds: SimulatedSettings, predictions: Predictions | None
+    ) -> SlurmPendingRows:
         """Return ``jobs``, which wait, in that order, as they are now."""
-        held = levers.held(jobs)
+        held = setting_kinds.held(jobs)
         first = self._state.jobs["first_choice"][jobs]
         return SlurmPendingRows(
             facts=self.facts,
             jobs=jobs,
-            urgency=levers.urgency(jobs),
-            soft_limit_s=levers.soft_limit_s(jobs),
-            steps=levers.steps,
-            hands_off=levers.hands_off(jobs),
+            urgency=setting_kinds.urgency(jobs),
+            soft_limit_s=setting_kinds.soft_limit_s(jobs),
+            steps=setting_kinds.steps,
+            excluded_reason=setting_kinds.excluded_reason(jobs),
             held=held,
             quantiles_s=None if predictions is None else predictions.quantiles_s.take(jobs, axis=0),
             source=None if predictions is None else predictions.source.take(jobs),
             sources=() if predictions is None else tuple(predictions.sources),
             longest_backlog_s=math.nan if predictions is None else float(predictions.longest_backlog_s),
             known_priority=np.where(held, 0.0, self._state.choices["priority"][first].astype(np.float64)),
-            user_soft_limit_s=levers.user_soft_limit_s(jobs),
+            user_soft_limit_s=setting_kinds.user_soft_limit_s(jobs),
         )
 
     def running(

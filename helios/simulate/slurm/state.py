@@ -183,7 +183,7 @@ CLOCK = np.dtype(
         ("record_us", np.int64),  # that it takes for each record in the queue
         ("poll_ms", np.int64),
         ("window_s", np.int64),
-        ("resolution_s", np.int64),
+        ("tolerance_s", np.int64),
         ("max_test", np.int64),
         ("max_array", np.int64),
         ("max_part", np.int64),

@@ -138,7 +138,7 @@ def _gpu_types(workload: SlurmWorkload, site: SlurmSite) -> tuple[str, ...]:
 
 def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     if not site.nodes:
-        raise UsageError("the site has no nodes", remedy="Give NodeName lines, or a dump of sinfo.")
+        raise UsageError("the site has no nodes", hint="Give NodeName lines, or a dump of sinfo.")
     sizes = [len(group.names) for group in site.nodes]
     nodes = np.zeros(sum(sizes), dtype=NODE)
     for column, values in (
@@ -263,7 +263,7 @@ def _choices(
     if unknown:
         raise PartitionUnknown(
             f"jobs name partitions that the site does not have: {', '.join(unknown)}",
-            remedy=f"It has {', '.join(number)}.",
+            hint=f"It has {', '.join(number)}.",
         )
     place = np.array([number.get(name, NOBODY) for name in workload.partitions])
     job, partition = np.arange(len(workload)), place[workload.partition]
@@ -351,7 +351,7 @@ def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> N
         "record_us": round(latency.backfill_job_s * 1e6),
         "poll_ms": max(round(latency.poll_s * MS), 1),
         "window_s": rules.bf_window_s,
-        "resolution_s": max(rules.bf_resolution_s, 1),
+        "tolerance_s": max(rules.bf_resolution_s, 1),
         "max_test": rules.bf_max_job_test,
         "max_array": rules.bf_max_job_array_resv,
         "max_part": rules.bf_max_job_part,
@@ -390,5 +390,5 @@ def refuse_misfits(workload: SlurmWorkload, fits: NDArray[np.bool_]) -> None:
         raise JobLargerThanPartition(
             f"{int((~fits).sum()):,} jobs could never start, as job {workload.job_id[np.argmin(fits)]}: they ask for "
             "more than their partitions have, or for a longer time than those allow",
-            remedy="Leave them out: workload.kept(startable(workload, site)).",
+            hint="Leave them out: workload.kept(startable(workload, site)).",
         )

@@ -34,7 +34,7 @@ class NightOwl:
         if not self.is_night(snapshot.taken_at):
             return
         jobs = snapshot.pending
-        large = jobs[jobs["hands_off"].isna() & (jobs["gpus"] >= self.options.large_gpus)]
+        large = jobs[jobs["excluded_reason"].isna() & (jobs["gpus"] >= self.options.large_gpus)]
         largest_first = large.sort_values(["gpus", "submitted_at", "job_id"], ascending=[False, True, True])
         for partition, queue in largest_first.groupby("partition", observed=True):
             places = [

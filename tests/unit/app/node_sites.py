@@ -39,16 +39,16 @@ class NodeTown:
         }
         self.settings = Settings.model_validate(chosen | settings)
         self.says = Says()
-        self.turns = self.another()
+        self.cycles = self.another()
         self.read()
-        self.turn()  # the first look: a node must be idle on two
+        self.cycle()  # the first look: a node must be idle on two
 
     def another(self) -> NodeController:
         """Return the same Helios after a restart."""
-        turns = NodeController(self.site(), self.settings, clock=lambda: self.nodes.now)
-        turns.services = {"says": self.says}
-        turns._expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
-        return turns
+        cycles = NodeController(self.site(), self.settings, clock=lambda: self.nodes.now)
+        cycles.services = {"says": self.says}
+        cycles._expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
+        return cycles
 
     def site(self) -> LiveCluster:
         jobs = FakeCluster(name="dev")
@@ -66,12 +66,12 @@ class NodeTown:
             nodes=lambda: self.nodes,
         )
 
-    def turn(self, *actions: NodeAction, mode: ServiceMode = ACTIVE) -> NodeCycleReport:
+    def cycle(self, *actions: NodeAction, mode: ServiceMode = ACTIVE) -> NodeCycleReport:
         """A minute later, have the service say ``actions``, and take a turn."""
         self.nodes.tick(timedelta(minutes=1))
         self.read()
         self.says.actions = list(actions)
-        return self.turns.turn(modes={"says": mode})
+        return self.cycles.cycle(modes={"says": mode})
 
     def warehouse(self) -> Warehouse:
         return Warehouse.open(self.settings.database.url)
@@ -80,7 +80,7 @@ class NodeTown:
         """Say that the history was read until now."""
         now = self.nodes.now
         with self.warehouse() as warehouse:
-            warehouse.ledger("dev", office=Domain.JOBS)  # which makes the cluster known
+            warehouse.ledger("dev", domain=Domain.JOBS)  # which makes the cluster known
             warehouse.cover("dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now)
 
     @property

@@ -35,7 +35,7 @@ class Town:
         self.folder = folder
         self.controller = "ctl since monday"
         self.skew_s: float | None = 0.0
-        self.turns = self.another()
+        self.cycles = self.another()
 
     def another(self, **settings: Any) -> JobController:
         """Return the same Helios after a restart, or with other settings another one."""
@@ -82,7 +82,7 @@ class Town:
             warehouse.load([a_batch(*rows)], cluster="dev", path="sacct", sha256="1", format="sacct", timezone="UTC")
         self.read()
 
-    def put_in_charge(self, *, damaged: bool = False) -> ModelRecord:
+    def put_promoted(self, *, damaged: bool = False) -> ModelRecord:
         """Train a model on 300 jobs and put it in charge; damaged: cut short, so that it cannot be read."""
         began = self.cluster.now - timedelta(days=9)
         jobs = [a_job(job_id=f"past{n}", submitted_at=began + timedelta(minutes=n)) for n in range(300)]

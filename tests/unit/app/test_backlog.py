@@ -146,9 +146,9 @@ def test_a_replay_is_reckoned_on_the_same_groups() -> None:
         ],
     )
     jobs = jobs_frame(*(a_job(job_id=str(n), partition=name, gpus=gpus) for n, name, gpus in JOBS_OF_THREE))
-    reckoning = backlog_estimator(nodes, jobs)
-    assert reckoning is not None
-    longest_s = reckoning.look(
+    estimator = backlog_estimator(nodes, jobs)
+    assert estimator is not None
+    longest_s = estimator.look(
         arrived=3,
         ended=(np.array([1]), np.array([7_200])),
         waiting=(np.array([0, 2]), np.array([3_600.0, 1_800.0])),

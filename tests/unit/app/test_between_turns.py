@@ -17,7 +17,7 @@ from helios.model import Mode
 from helios.warehouse import Warehouse
 
 NOW = datetime(2026, 9, 1, tzinfo=UTC)
-UNAVAILABLE = WarehouseUnavailable("gone", remedy="Wait.")
+UNAVAILABLE = WarehouseUnavailable("gone", hint="Wait.")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def keeping(tmp_path: Path) -> ControllerStateStore[ControllerState]:
         kind=ControllerState,
         cluster="venus",
         folder=tmp_path,
-        memory="turn",
+        memory="cycle",
         released="released",
         released_file="RELEASED",
     )
@@ -50,7 +50,7 @@ def test_what_is_kept_is_read_back(keeping: ControllerStateStore[ControllerState
     assert keeping.read(warehouse) == kept
 
 
-def test_both_kill_switches_are_heard_until_a_turn_has_gone_by_them(
+def test_both_kill_switches_are_heard_until_a_cycle_has_gone_by_them(
     keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
 ) -> None:
     leave_word(keeping, warehouse)
@@ -76,12 +76,12 @@ def test_word_in_a_file_is_heard_without_a_warehouse(keeping: ControllerStateSto
 def test_a_damaged_memory_stands_in_the_way_unless_helios_is_paused(
     keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
 ) -> None:
-    warehouse.remember("venus", "turn", "{", at=NOW)
+    warehouse.remember("venus", "cycle", "{", at=NOW)
     with pytest.raises(MemoryDamaged):
-        keeping.read_or_trouble(warehouse, paused=lambda: False)
-    memory, trouble = keeping.read_or_trouble(warehouse, paused=lambda: True)
+        keeping.read_or_problem(warehouse, paused=lambda: False)
+    memory, problem = keeping.read_or_problem(warehouse, paused=lambda: True)
     assert memory == ControllerState()
-    assert isinstance(trouble, MemoryDamaged)
+    assert isinstance(problem, MemoryDamaged)
 
 
 def test_modes_that_cannot_be_read_are_off_only_where_somebody_paused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from helios.app.service_replay import ReplayedService, replay_services
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster
-from tests.unit.app.test_services_in_the_loop import AT_ONCE, Beside, Noisy, a_cluster, both_ways, rows, seat
+from tests.unit.app.test_services_in_the_loop import AT_ONCE, Beside, Noisy, a_cluster, active, both_ways, rows
 from tests.unit.simulate.builders import a_workload
 
 FULL = [(0, 100, 8, 1), *((n, 10, 8, 1) for n in range(1, 6))]
@@ -80,42 +80,42 @@ def test_jobs_that_have_started_or_are_not_there_yet_are_gone() -> None:
     assert claims.act(0, []) == {}
 
 
-def test_a_restore_is_the_wish_that_nothing_of_the_services_own_stands() -> None:
+def test_a_restore_is_the_change_that_nothing_of_the_services_own_stands() -> None:
     cluster = behind_a_full_partition()
     claims = ReplayGuards(cluster, 2)
     claims.act(0, [order(j1=0.5, j2=0.25), limit("1")])
     claims.act(1, [order(j3=0.75)])
     both = [order(j1=0.5, j2=0.25), limit("1")]
-    claims.act(0, [*both, RevertJobs(lever=JobSetting.ORDER, job_ids=("2",), reason="so")])
+    claims.act(0, [*both, RevertJobs(setting=JobSetting.ORDER, job_ids=("2",), reason="so")])
     assert stands(cluster) == {"1": 0.5, "3": 0.75}
-    claims.act(0, [RevertJobs(lever=JobSetting.ORDER, reason="so"), *both])
+    claims.act(0, [RevertJobs(setting=JobSetting.ORDER, reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {"1": 5.0})
     claims.act(0, [RevertJobs(reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {})
 
 
-@pytest.mark.parametrize("lever", JobSetting)
-def test_the_first_service_has_a_lever_that_two_want_until_it_no_longer_does(lever: JobSetting) -> None:
-    column = "urgency" if lever is JobSetting.ORDER else "soft_limit_s"
+@pytest.mark.parametrize("setting", JobSetting)
+def test_the_first_service_has_a_setting_that_two_want_until_it_no_longer_does(setting: JobSetting) -> None:
+    column = "urgency" if setting is JobSetting.ORDER else "soft_limit_s"
     cluster = behind_a_full_partition()
     claims = ReplayGuards(cluster, 2)
 
     def said(seconds: int) -> Sequence[JobAction]:
-        return [order(j1=seconds / 10)] if lever is JobSetting.ORDER else [limit("1", seconds)]
+        return [order(j1=seconds / 10)] if setting is JobSetting.ORDER else [limit("1", seconds)]
 
-    def standing() -> float:
-        return stands(cluster, column).get("1", 0) * (10 if lever is JobSetting.ORDER else 1)
+    def applied() -> float:
+        return stands(cluster, column).get("1", 0) * (10 if setting is JobSetting.ORDER else 1)
 
     claims.act(1, said(3))
-    assert standing() == 3
+    assert applied() == 3
     claims.act(0, said(6))
-    assert (claims.act(1, said(3)), standing()) == ({Result.REFUSED: 1}, 6)
+    assert (claims.act(1, said(3)), applied()) == ({Result.REFUSED: 1}, 6)
     claims.act(1, [])
-    assert standing() == 6, "what it does not have it cannot give back"
+    assert applied() == 6, "what it does not have it cannot give back"
     claims.act(0, [])
-    assert standing() == 0
+    assert applied() == 0
     claims.act(1, said(3))
-    assert standing() == 3
+    assert applied() == 3
 
 
 def test_of_several_orders_that_name_a_job_the_last_counts() -> None:
@@ -124,11 +124,11 @@ def test_of_several_orders_that_name_a_job_the_last_counts() -> None:
     assert stands(cluster) == {"1": -0.5, "2": 0.25}
 
 
-def test_wishes_by_position_take_back_where_they_name_no_urgency() -> None:
+def test_changes_by_position_take_back_where_they_name_no_urgency() -> None:
     cluster = behind_a_full_partition()
     claims = ReplayGuards(cluster, 1)
-    claims.wish(0, np.array([1, 2, 3]), np.array([0.5, 0.25, NAN]))
-    assert claims.wish(0, np.array([1, 3]), np.array([NAN, NAN])) == {Result.DONE: 1}
+    claims.change(0, np.array([1, 2, 3]), np.array([0.5, 0.25, NAN]))
+    assert claims.change(0, np.array([1, 3]), np.array([NAN, NAN])) == {Result.DONE: 1}
     assert stands(cluster) == {"2": 0.25}
 
 
@@ -148,10 +148,10 @@ class Toy:
 
 
 def played(*services: Toy) -> list[ReplayedService]:
-    seats = [seat(service, every=service.every) for service in services]
+    active_services = [active(service, every=service.every) for service in services]
     workload = a_workload(FULL)
-    replay_services(a_cluster(workload), seats, predictor=Noisy(workload))
-    return seats
+    replay_services(a_cluster(workload), active_services, predictor=Noisy(workload))
+    return active_services
 
 
 def once(*actions: Action) -> Callable[[int], Iterable[Action]]:
@@ -165,7 +165,7 @@ def test_in_a_replay_an_order_holds_until_its_service_is_asked_again() -> None:
     assert often.seen[:4] == [{}, {"4": 0.4, "3": 0.3, "2": 0.2}, {"3": 0.3, "2": 0.2}, {}]
 
 
-def test_a_service_that_raises_keeps_what_stands_until_it_is_benched() -> None:
+def test_a_service_that_raises_keeps_what_stands_until_it_is_suspended() -> None:
     def answer(time: int) -> Iterable[Action]:
         if time > 1:
             raise ZeroDivisionError
@@ -173,7 +173,7 @@ def test_a_service_that_raises_keeps_what_stands_until_it_is_benched() -> None:
 
     watching = Toy(lambda _: ())
     (_, place) = played(watching, Toy(answer))
-    assert place.benched
+    assert place.suspended
     # It raises at 110, 120 and 130; jobs 5, 4 and 3 start before, and at 130 the last of it is taken back.
     assert watching.seen[1:4] == [
         {"4": 0.4, "3": 0.3, "2": 0.2, "1": 0.1},
@@ -191,7 +191,7 @@ class Fickle:
     def __init__(self, lasts_s: int) -> None:
         self.lasts = timedelta(seconds=lasts_s)
 
-    def wishes(self, jobs: Columns, at: datetime) -> ChangeRequests:
+    def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         submitted, large = jobs("submitted_at"), jobs("gpus") > 3
         change = submitted + np.timedelta64(self.lasts)
         young = np.datetime64(at.replace(tzinfo=None), "us") <= change
@@ -201,8 +201,8 @@ class Fickle:
     def decide(self, snapshot: Snapshot) -> list[Action]:
         from helios.services.qssf import reorders  # noqa: PLC0415 - as an author's service would
 
-        wishes = self.wishes(snapshot.pending_values, snapshot.taken_at)
-        return [*reorders(snapshot, wishes, why=lambda rows: [""] * len(rows), reason=lambda _: "")]
+        changes = self.changes(snapshot.pending_values, snapshot.taken_at)
+        return [*reorders(snapshot, changes, why=lambda rows: [""] * len(rows), reason=lambda _: "")]
 
 
 @settings(max_examples=80, deadline=None)
@@ -216,14 +216,14 @@ def test_a_jobwise_service_that_stops_naming_jobs_makes_the_replay_that_it_makes
     rows: list[tuple[int, ...]], lasts_s: int, every_s: int, others: list[str]
 ) -> None:
     def services() -> list[ReplayedService]:
-        seats = [seat(Fickle(lasts_s), every=timedelta(seconds=every_s))]
+        active_services = [active(Fickle(lasts_s), every=timedelta(seconds=every_s))]
         if "before" in others:
-            seats.insert(0, seat(Beside(timedelta(seconds=5)), every=timedelta(seconds=5)))
+            active_services.insert(0, active(Beside(timedelta(seconds=5)), every=timedelta(seconds=5)))
         if "behind" in others:
-            seats.append(seat(Beside(timedelta(seconds=3)), every=timedelta(seconds=3)))
+            active_services.append(active(Beside(timedelta(seconds=3)), every=timedelta(seconds=3)))
         if "fickle" in others:
-            seats.append(seat(Fickle(9), every=timedelta(seconds=2)))
-        return seats
+            active_services.append(active(Fickle(9), every=timedelta(seconds=2)))
+        return active_services
 
     one_by_one, whole = both_ways(a_workload(rows), services)
     assert one_by_one == whole
@@ -231,7 +231,7 @@ def test_a_jobwise_service_that_stops_naming_jobs_makes_the_replay_that_it_makes
 
 def test_that_holds_where_taking_back_matters() -> None:
     crowd: Any = [(n // 2, 5 + n % 7, 1 + n % 8, n % 2) for n in range(40)]
-    (kept, *_), _ = both_ways(a_workload(crowd), lambda: [seat(Fickle(1_000))])
-    (fickle, *_), whole = both_ways(a_workload(crowd), lambda: [seat(Fickle(12))])
+    (kept, *_), _ = both_ways(a_workload(crowd), lambda: [active(Fickle(1_000))])
+    (fickle, *_), whole = both_ways(a_workload(crowd), lambda: [active(Fickle(12))])
     assert fickle == whole[0]
     assert fickle != kept

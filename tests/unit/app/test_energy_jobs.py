@@ -51,7 +51,7 @@ def a_history(days=6, seed=1):
     return LoadedHistory(cluster="toy", jobs=JOBS.conform(jobs), timezone="UTC", notes=())
 
 
-def a_question(**options):
+def a_request(**options):
     return EnergyJobsRequest(
         **{
             "window": (START + 4 * DAY, START + 6 * DAY),
@@ -65,7 +65,7 @@ def a_question(**options):
 
 @pytest.fixture(scope="module")
 def answer():
-    return energy_on_jobs(a_history(), a_question(), energy=Energy(), power=Power())
+    return energy_on_jobs(a_history(), a_request(), energy=Energy(), power=Power())
 
 
 def test_where_nothing_sleeps_nothing_is_saved_and_nobody_waits(answer):
@@ -104,15 +104,15 @@ def test_the_assumptions_are_said_aloud(answer):
     assert "most_in_transition" in said
 
 
-def test_the_same_question_gives_the_same_answer():
-    ask = a_question(policies=("idle_timer_30min",), placement=Placement.RANDOM, seed=4)
+def test_the_same_request_gives_the_same_answer():
+    ask = a_request(policies=("idle_timer_30min",), placement=Placement.RANDOM, seed=4)
     one, two = (energy_on_jobs(a_history(), ask, energy=Energy(), power=Power()).to_json() for _ in range(2))
     assert one == two
 
 
 def test_what_comes_after_the_window_changes_nothing():
     until = START + 4 * DAY
-    ask = a_question(window=(START + 3 * DAY, until), policies=("max_3h_plus_5",))
+    ask = a_request(window=(START + 3 * DAY, until), policies=("max_3h_plus_5",))
     jobs = a_history().jobs
     later = jobs.assign(gpus=jobs["gpus"].where(jobs["submitted_at"] < until, 16).astype("int32"))
     histories = (LoadedHistory(cluster="toy", jobs=them, timezone="UTC", notes=()) for them in (jobs, later))
@@ -122,12 +122,12 @@ def test_what_comes_after_the_window_changes_nothing():
 
 def test_a_window_with_nothing_before_it_is_refused():
     with pytest.raises(NotEnoughHistory):
-        energy_on_jobs(a_history(), a_question(window=(START, START + DAY)), energy=Energy(), power=Power())
+        energy_on_jobs(a_history(), a_request(window=(START, START + DAY)), energy=Energy(), power=Power())
 
 
 def test_an_unknown_policy_is_named_with_those_there_are():
     with pytest.raises(UsageError, match="idle_timer_10min"):
-        a_question(policies=("sleep_well",))
+        a_request(policies=("sleep_well",))
 
 
 def a_demand(busy):

@@ -111,7 +111,7 @@ def test_every_second_of_every_node_is_in_the_one_state_that_a_plain_reading_giv
 
 @settings(max_examples=100, deadline=None)
 @given(some_spans(10), st.lists(st.integers(1, END_S - 1), max_size=5, unique=True), st.data())
-def test_seconds_within_stretches_are_those_counted_one_by_one(layer: Spans, cuts: list[int], data: Any) -> None:
+def test_seconds_within_intervals_are_those_counted_one_by_one(layer: Spans, cuts: list[int], data: Any) -> None:
     edges = np.array([0, *sorted(cuts), END_S], dtype=np.int64)
     weight = data.draw(st.lists(st.integers(0, 8), min_size=len(layer.node), max_size=len(layer.node)))
     weighted = Spans(
@@ -307,9 +307,9 @@ def filled(
         warehouse.add_nodes("venus", NODES.conform(pd.DataFrame(rows)))
     if sleep:
         warehouse.add_node_events("venus", NODE_EVENTS.conform(pd.DataFrame(sleep)))
-    for source, stretch in (("jobs", read), ("node_events", events_read)):
-        if stretch:
-            first, last = stretch
+    for source, interval in (("jobs", read), ("node_events", events_read)):
+        if interval:
+            first, last = interval
             warehouse.cover("venus", source=source, started_at=at(first), ended_at=at(last), read_at=DAY)
 
 
@@ -531,7 +531,7 @@ def test_where_nothing_was_counted_the_audit_says_whose_sleep_it_was(warehouse: 
     assert ledger(warehouse).helios_node_hours == pytest.approx(4)
 
 
-def test_a_stretch_that_helios_did_not_look_at_is_not_filled_from_looks_before(warehouse: Warehouse) -> None:
+def test_a_interval_that_helios_did_not_look_at_is_not_filled_from_looks_before(warehouse: Warehouse) -> None:
     filled(warehouse, sleep=(event("n1", "IDLE~", 0, None),))
     looked(warehouse, tally(0), tally(0.4))
     found = ledger(warehouse)

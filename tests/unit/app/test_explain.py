@@ -71,7 +71,7 @@ def test_a_waiting_job_is_explained_by_the_prediction_that_the_queue_gets(town: 
     town.cluster.start(running)
     job = town.cluster.submit(user="bob")
     town.cluster.tick(timedelta(minutes=7))
-    queue = town.turns.outlook(town.cluster.snapshot()).pending.set_index("job_id")
+    queue = town.cycles.predictions(town.cluster.snapshot()).pending.set_index("job_id")
     explained = told(town, job).explained
     assert explained.quantiles_s == pytest.approx(tuple(queue.loc[job, ["p10_s", "p50_s", "p90_s"]]))
     assert explained.features["user_unended"] == pytest.approx(np.log1p(1))

@@ -111,14 +111,14 @@ def a_series(days: int, *, gaps: slice = slice(0)) -> NodeSeries:
     )
 
 
-def question(since: datetime | None = None, until: datetime | None = None) -> ForecastRequest:
+def request(since: datetime | None = None, until: datetime | None = None) -> ForecastRequest:
     return ForecastRequest(since=since, until=until, calendar=CALENDAR, history_days=180)
 
 
 def test_the_answer_has_every_method_at_every_horizon_and_a_verdict() -> None:
     series = DemandHistory(series=a_series(14), state=None, kind="series")
     since, until = datetime(2020, 1, 9, tzinfo=UTC), datetime(2020, 1, 14, tzinfo=UTC)
-    answer = evaluate_forecasts(series, question(since, until)).to_json()
+    answer = evaluate_forecasts(series, request(since, until)).to_json()
     assert list(answer)[:4] == ["series", "from", "to", "step_s"]
     assert (answer["from"], answer["to"]) == (since.isoformat(), until.isoformat())
     methods = {"helios", "persistence", "same_hour_last_week", "max_of_last_3_h"}
@@ -134,15 +134,15 @@ def test_the_answer_has_every_method_at_every_horizon_and_a_verdict() -> None:
 def test_nothing_after_the_window_has_a_part_in_the_answer() -> None:
     until = datetime(2020, 1, 12, tzinfo=UTC)
     series = a_series(14)
-    whole = evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), question(None, until))
+    whole = evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), request(None, until))
     series.active[11 * DAY :] = 0
-    assert evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), question(None, until)) == whole
+    assert evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), request(None, until)) == whole
 
 
 def test_a_window_outside_of_the_series_is_refused_with_what_there_is() -> None:
     with pytest.raises(NotEnoughHistory, match="2020-01-01 00:00 to 2020-01-03 00:00"):
         evaluate_forecasts(
-            DemandHistory(series=a_series(2), state=None, kind="series"), question(datetime(2021, 1, 1, tzinfo=UTC))
+            DemandHistory(series=a_series(2), state=None, kind="series"), request(datetime(2021, 1, 1, tzinfo=UTC))
         )
 
 

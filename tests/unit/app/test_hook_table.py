@@ -106,7 +106,7 @@ def test_no_history_no_rows() -> None:
     assert rows_of(nothing) == []
 
 
-def test_unlimited_jobs_and_jobs_of_several_partitions_are_no_trouble() -> None:
+def test_unlimited_jobs_and_jobs_of_several_partitions_are_no_problem() -> None:
     rows = rows_of(history({"time_limit_s": float("inf")}, {"partition": "a,b"}, {"user": None}))
     assert {row.partition for row in rows} == {"gpu"}
     assert found(rows, user="alice", gpus=1, limit_min=0).site_factor > 0

@@ -13,10 +13,10 @@ import pytest
 
 from helios.app.history import LoadedHistory
 from helios.app.model_registry import (
-    RIVAL,
+    INCUMBENT,
     SHRINKAGE,
     TrainingOutcome,
-    _against_the_rival,
+    _against_the_incumbent,
     _weeks,
     against_the_controls,
     compare,
@@ -111,7 +111,7 @@ def keep(url: str, *records: ModelRecord) -> None:
             warehouse.add_model(record)
 
 
-def in_charge(url: str) -> str:
+def promoted(url: str) -> str:
     with Warehouse.open(url) as warehouse:
         try:
             return warehouse.model("lab").model_id
@@ -127,7 +127,7 @@ def a_night(url: str, history: LoadedHistory, *, day: float, days: float = 7, dr
 # Decisions, from figures.
 
 
-def a_contest(**against: tuple[float, float]) -> Comparison:
+def a_comparison(**against: tuple[float, float]) -> Comparison:
     """Make a contest from the challenger's (error, rank) less each other's, certain to a hundredth."""
 
     def sure(value: float) -> PairedDifference:
@@ -144,11 +144,11 @@ def a_contest(**against: tuple[float, float]) -> Comparison:
     )
 
 
-NEW = TrainingOutcome(step=AuditStep.KEPT, model_id="new", in_charge="old", previous="old", why="")
+NEW = TrainingOutcome(step=AuditStep.KEPT, model_id="new", promoted="old", previous="old", why="")
 
 
 @pytest.mark.parametrize(
-    ("rival", "shrinkage", "promoted"),
+    ("incumbent", "shrinkage", "promoted"),
     [
         ((-0.1, 0.1), (-0.1, 0.1), True),
         ((0.0, 0.0), (0.0, 0.0), True),
@@ -159,12 +159,12 @@ NEW = TrainingOutcome(step=AuditStep.KEPT, model_id="new", in_charge="old", prev
     ],
 )
 def test_a_new_model_takes_charge_if_it_is_worse_in_nothing(
-    rival: tuple[float, float], shrinkage: tuple[float, float], promoted: bool
+    incumbent: tuple[float, float], shrinkage: tuple[float, float], promoted: bool
 ) -> None:
-    contest = a_contest(**{RIVAL: rival, "shrinkage": shrinkage, "user_last": (0.3, -0.3)})
-    outcome = _against_the_rival(NEW, contest)
+    comparison = a_comparison(**{INCUMBENT: incumbent, "shrinkage": shrinkage, "user_last": (0.3, -0.3)})
+    outcome = _against_the_incumbent(NEW, comparison)
     assert (outcome.step is AuditStep.PROMOTED) == promoted
-    assert outcome.in_charge == ("new" if promoted else "old")
+    assert outcome.promoted == ("new" if promoted else "old")
     assert "500 jobs" in outcome.why
     assert ("is worse than" in outcome.why) != promoted
 
@@ -181,14 +181,14 @@ def test_a_new_model_takes_charge_if_it_is_worse_in_nothing(
 def test_against_shrinkage_alone_it_must_be_ahead_of_every_control(
     shrinkage: tuple[float, float], user_last: tuple[float, float], promoted: bool
 ) -> None:
-    alone = replace(NEW, in_charge=SHRINKAGE, previous=SHRINKAGE)
-    outcome = against_the_controls(alone, a_contest(shrinkage=shrinkage, user_last=user_last))
-    assert outcome.in_charge == ("new" if promoted else SHRINKAGE)
+    alone = replace(NEW, promoted=SHRINKAGE, previous=SHRINKAGE)
+    outcome = against_the_controls(alone, a_comparison(shrinkage=shrinkage, user_last=user_last))
+    assert outcome.promoted == ("new" if promoted else SHRINKAGE)
 
 
 def test_what_could_not_be_judged_does_not_take_charge() -> None:
-    outcome = against_the_controls(replace(NEW, in_charge=SHRINKAGE), None)
-    assert (outcome.step, outcome.in_charge) == (AuditStep.KEPT, SHRINKAGE)
+    outcome = against_the_controls(replace(NEW, promoted=SHRINKAGE), None)
+    assert (outcome.step, outcome.promoted) == (AuditStep.KEPT, SHRINKAGE)
     assert "too short" in outcome.why
 
 
@@ -198,25 +198,25 @@ def test_what_could_not_be_judged_does_not_take_charge() -> None:
 def test_a_first_model_that_is_asked_for_takes_charge(url: str, of_day_14: ModelRecord) -> None:
     keep(url, of_day_14)
     settle(url, of_day_14, promote_it=True, by="ann", now=START)
-    assert in_charge(url) == of_day_14.model_id
+    assert promoted(url) == of_day_14.model_id
 
 
-def test_a_later_model_leaves_in_charge_what_is(url: str, of_day_6: ModelRecord, of_day_14: ModelRecord) -> None:
+def test_a_later_model_leaves_promoted_what_is(url: str, of_day_6: ModelRecord, of_day_14: ModelRecord) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     keep(url, of_day_14)
     outcome = settle(url, of_day_14, promote_it=False, by="ann", now=START)
-    assert (outcome.step, outcome.in_charge) == (None, of_day_6.model_id)
-    assert in_charge(url) == of_day_6.model_id
+    assert (outcome.step, outcome.promoted) == (None, of_day_6.model_id)
+    assert promoted(url) == of_day_6.model_id
     assert len(describe_decisions(url, "lab")) == 1
 
 
-def test_a_model_in_charge_without_any_decision_stays_so_by_one(
+def test_a_model_promoted_without_any_decision_stays_so_by_one(
     url: str, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, of_day_6, of_day_14)
     settle(url, of_day_14, promote_it=False, by="ann", now=START)
-    assert in_charge(url) == of_day_6.model_id
+    assert promoted(url) == of_day_6.model_id
     assert [row["step"] for row in describe_decisions(url, "lab")] == ["kept"]
 
 
@@ -238,33 +238,33 @@ def test_rolling_back_passes_over_what_cannot_be_read_and_says_so(
     keep(url, replace(of_day_6, artifact="{}"))
     outcome = roll_back(url, "lab", by="bob", why="slow", now=START)
     # Before anything was decided, the newest was in charge.
-    assert outcome.in_charge == of_day_14.model_id
+    assert outcome.promoted == of_day_14.model_id
     assert f"passed over {of_day_6.model_id}" in outcome.why
 
 
-def test_rolling_back_ends_at_what_was_in_charge_first(url: str, of_day_6: ModelRecord) -> None:
+def test_rolling_back_ends_at_what_was_promoted_first(url: str, of_day_6: ModelRecord) -> None:
     promote(url, "lab", SHRINKAGE, by="ann", why="start", now=START)
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="try", now=START)
-    assert roll_back(url, "lab", by="ann", why="no", now=START).in_charge == SHRINKAGE
+    assert roll_back(url, "lab", by="ann", why="no", now=START).promoted == SHRINKAGE
     with pytest.raises(UsageError, match="Nothing else"):
         roll_back(url, "lab", by="ann", why="no", now=START)
 
 
-def test_the_listing_shows_manifests_and_who_is_in_charge(url: str, of_day_6: ModelRecord) -> None:
+def test_the_listing_shows_manifests_and_who_is_promoted(url: str, of_day_6: ModelRecord) -> None:
     keep(url, of_day_6)
     (row,) = list_models(url, "lab")
-    assert row["in_charge"]
+    assert row["promoted"]
     assert row["manifest"]["digest"] == of_day_6.manifest["digest"]
 
 
-def test_the_listing_says_why_the_model_in_charge_cannot_be_read(url: str, of_day_6: ModelRecord) -> None:
+def test_the_listing_says_why_the_model_promoted_cannot_be_read(url: str, of_day_6: ModelRecord) -> None:
     keep(url, replace(of_day_6, artifact="[" * 100_000))
     (row,) = list_models(url, "lab")
     assert f"Model {of_day_6.model_id} cannot be read" in row["trouble"]
 
 
-def test_training_by_hand_says_that_the_model_in_charge_cannot_be_read(
+def test_training_by_hand_says_that_the_model_promoted_cannot_be_read(
     url: str, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, replace(of_day_6, artifact="{}"), of_day_14)
@@ -279,20 +279,20 @@ def test_training_by_hand_says_that_the_model_in_charge_cannot_be_read(
 
 def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url: str, history: LoadedHistory) -> None:
     outcome = a_night(url, history, day=6, days=2)
-    assert outcome.contest is not None
-    assert outcome.contest.against["shrinkage"].better_in
-    assert in_charge(url) == outcome.model_id
+    assert outcome.comparison is not None
+    assert outcome.comparison.against["shrinkage"].better_in
+    assert promoted(url) == outcome.model_id
     (decided,) = describe_decisions(url, "lab")
     assert (decided["step"], decided["promoted_by"], decided["candidate"]) == ("promoted", "nightly", outcome.model_id)
 
 
-def test_a_night_s_model_that_is_worse_than_the_one_in_charge_is_kept_and_said_to_be(
+def test_a_night_s_model_that_is_worse_than_the_one_promoted_is_kept_and_said_to_be(
     url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     outcome = a_night(url, history, day=16, days=2)
-    assert (outcome.step, in_charge(url)) == (AuditStep.KEPT, of_day_6.model_id)
+    assert (outcome.step, promoted(url)) == (AuditStep.KEPT, of_day_6.model_id)
     assert "worse than the model in charge" in outcome.why
     assert outcome.model_id in {row["model_id"] for row in list_models(url, "lab")}
 
@@ -317,19 +317,19 @@ def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
     promote(url, "lab", of_day_14.model_id, by="ann", why="first", now=START)
     plain = a_night(url, history, day=21, days=3, dry_run=True)
     changed = a_night(url, replace(history, jobs=JOBS.conform(jobs)), day=21, days=3, dry_run=True)
-    assert plain.contest is not None
-    assert changed.contest is not None
-    assert plain.contest.jobs == pytest.approx(180, abs=3)
-    assert changed.contest.scores["model"].median_abs_log_error > 2
+    assert plain.comparison is not None
+    assert changed.comparison is not None
+    assert plain.comparison.jobs == pytest.approx(180, abs=3)
+    assert changed.comparison.scores["model"].median_abs_log_error > 2
 
 
-def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_in_charge(
+def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_promoted(
     url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     quiet = a_night(url, history, day=12, days=0.01, dry_run=True)
-    assert quiet.contest is None
+    assert quiet.comparison is None
     assert "too few to judge" in quiet.why
     wider = a_night(url, history, day=12, days=0.5, dry_run=True)
     assert wider.days == 2.0
@@ -341,10 +341,10 @@ def test_a_model_that_cannot_be_read_leaves_the_field_to_shrinkage(
     keep(url, replace(of_day_6, model_id="lab-old", artifact='{"format":"helios-duration-1"}'))
     outcome = a_night(url, history, day=6, days=2)
     assert "older Helios" in outcome.why
-    assert in_charge(url) == outcome.model_id != "lab-old"
+    assert promoted(url) == outcome.model_id != "lab-old"
 
 
-def test_a_damaged_model_in_charge_is_made_good_by_training_it_again(
+def test_a_damaged_model_promoted_is_made_good_by_training_it_again(
     url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, replace(of_day_6, artifact="{}"))
@@ -358,7 +358,7 @@ def test_a_damaged_model_in_charge_is_made_good_by_training_it_again(
 def test_a_night_that_learned_nothing_new_changes_nothing(url: str, history: LoadedHistory) -> None:
     first = a_night(url, history, day=6, days=2)
     again = a_night(url, history, day=6, days=2)
-    assert again.in_charge == first.in_charge
+    assert again.promoted == first.promoted
     assert "nothing new" in again.why
 
 
@@ -369,9 +369,11 @@ def test_two_models_are_compared_on_jobs_submitted_after_both_had_stopped(
     url: str, history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, of_day_6, of_day_14)
-    contest, notes = compare(history, url=url, first=of_day_14.model_id, second=of_day_6.model_id, now=START + 21 * DAY)
-    assert contest.jobs == pytest.approx(7 * 60, abs=5)
-    assert contest.against[of_day_14.model_id].better_in == ("log error", "rank correlation")
+    comparison, notes = compare(
+        history, url=url, first=of_day_14.model_id, second=of_day_6.model_id, now=START + 21 * DAY
+    )
+    assert comparison.jobs == pytest.approx(7 * 60, abs=5)
+    assert comparison.against[of_day_14.model_id].better_in == ("log error", "rank correlation")
     assert notes == ()
 
 
@@ -385,9 +387,9 @@ def test_two_models_that_have_seen_everything_are_compared_by_their_backtests(
     ]
     keep(url, *with_backtest)
     first, second = (record.model_id for record in with_backtest)
-    contest, notes = compare(history, url=url, first=first, second=second, now=START + 21 * DAY)
-    assert contest.jobs == pytest.approx(7 * 60, abs=5)
-    assert contest.against[first].worse_in == ("log error", "rank correlation")
+    comparison, notes = compare(history, url=url, first=first, second=second, now=START + 21 * DAY)
+    assert comparison.jobs == pytest.approx(7 * 60, abs=5)
+    assert comparison.against[first].worse_in == ("log error", "rank correlation")
     assert len(notes) == 2
 
 
@@ -417,7 +419,7 @@ def test_the_history_for_training_is_the_same_whether_its_cluster_is_named_or_th
 # Drift.
 
 
-def test_drift_is_measured_against_the_model_in_charge(url: str, history: LoadedHistory, of_day_6: ModelRecord) -> None:
+def test_drift_is_measured_against_the_model_promoted(url: str, history: LoadedHistory, of_day_6: ModelRecord) -> None:
     keep(url, of_day_6)
     told = drift(until(history, START + 13 * DAY), url=url, model_id=None, days=6, now=START + 13 * DAY)
     assert told["model_id"] == of_day_6.model_id

@@ -81,8 +81,8 @@ def test_a_file_that_leads_nowhere_is_a_pause(url: str, tmp_path: Path) -> None:
 
 def test_one_place_that_cannot_be_written_is_said_and_the_other_is_enough(url: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    troubles = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
-    assert len(troubles) == 1 and "PAUSED" in troubles[0]
+    problems = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
+    assert len(problems) == 1 and "PAUSED" in problems[0]
     assert is_paused(url, "dev", tmp_path / "elsewhere") is not None
 
 

@@ -33,7 +33,7 @@ def test_the_night_trains_on_the_dask_that_is_configured_and_a_dask_that_is_away
     town = Town(tmp_path)
     town.learn(jobs=150)
     done = a_night(town, dask="nowhere://here:1")
-    assert any("nowhere://here:1" in trouble.fact or "Dask" in trouble.fact for trouble in done.troubles)
+    assert any("nowhere://here:1" in problem.message or "Dask" in problem.message for problem in done.problems)
     assert done.report is not None
 
 
@@ -41,7 +41,7 @@ def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.learn(jobs=150)
     done = a_night(town)
-    assert [trouble.fact for trouble in done.troubles] == ["slurmdbd is away", "slurmctld is away"]
+    assert [problem.message for problem in done.problems] == ["slurmdbd is away", "slurmctld is away"]
     assert any(step.startswith("model ") for step in done.did)
 
 
@@ -49,14 +49,14 @@ def test_the_night_deletes_what_is_old_and_says_so(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.learn()
     town.cluster.submit(user="alice")
-    town.turns.turn(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
     town.cluster.tick(timedelta(days=59))
     assert not any("deleted" in step for step in a_night(town).did)
     town.cluster.tick(timedelta(days=2))
     assert "deleted because they were old: 1 shadow decisions" in a_night(town).did
     with town.warehouse() as warehouse:
         assert warehouse.decisions("dev").empty
-        assert len(warehouse.turns("dev")) == 1
+        assert len(warehouse.cycles("dev")) == 1
         assert not warehouse.jobs("dev").empty
 
 

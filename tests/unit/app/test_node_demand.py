@@ -60,7 +60,7 @@ def test_a_node_that_is_down_is_not_in_service() -> None:
     assert seen.total[seen.pools.index("gpu (a100)"), 0] == 4
 
 
-def test_what_the_warehouse_still_calls_running_is_left_to_the_cluster() -> None:
+def test_what_the_warehouse_suspended_calls_running_is_left_to_the_cluster() -> None:
     stale = ended("g1", hours_ago=5) | {"ended_at": None, "run_time_s": None}
     seen = busy_by_pool(history(stale, ended("g2", hours_ago=6)), a_snapshot(nodes=NODES), ended_s=NOW_S)
     assert seen.busy[seen.pools.index("gpu (a100)"), -1] == 0
@@ -156,7 +156,7 @@ def test_a_history_that_was_read_again_with_its_nodes_gives_a_forecast(remembere
     assert remembered.why_not == ""
 
 
-def test_forecasters_that_still_learn_are_named(remembered: Remembered) -> None:
+def test_forecasters_that_suspended_learn_are_named(remembered: Remembered) -> None:
     impatient = Remembered(remembered.jobs, patient=False)
     impatient(at(NOON))
     assert "still learn" in impatient.why_not
@@ -166,7 +166,7 @@ def test_forecasters_that_still_learn_are_named(remembered: Remembered) -> None:
     assert impatient.why_not == ""
 
 
-def test_a_learner_that_dies_is_heard_of_and_another_one_learns(
+def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
     remembered: Remembered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: object) -> None:

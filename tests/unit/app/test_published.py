@@ -87,10 +87,10 @@ def test_jobs_larger_than_their_partition_are_refused_or_left_out_and_told() -> 
         asked(jobs[-1], skip_oversized=True)
 
 
-def test_a_history_with_nothing_to_replay_is_an_error_with_a_remedy() -> None:
+def test_a_history_with_nothing_to_replay_is_an_error_with_a_hint() -> None:
     with pytest.raises(NotEnoughHistory) as error:
         asked(at(0, run_time_s=60), nodes=None)
-    assert "--nodes" in str(error.value.remedy)
+    assert "--nodes" in str(error.value.hint)
 
 
 def test_the_artifacts_errors_are_as_large_as_it_says() -> None:

@@ -67,7 +67,7 @@ def ended(url: str) -> set[str]:
     return set(jobs.loc[jobs["ended_at"].notna(), "job_id"])
 
 
-def test_no_stretch_is_longer_than_the_window(url: str) -> None:
+def test_no_interval_is_longer_than_the_window(url: str) -> None:
     site = Site()
     read(site, url, MIDNIGHT + 5 * DAY + HOUR)
     assert max(end - start for start, end in site.asked) == DAY
@@ -159,7 +159,7 @@ minutes = st.integers(0, 300)
 
 
 @given(st.lists(st.tuples(minutes, minutes), max_size=6), st.integers(1, 100), st.integers(0, 60))
-def test_the_stretches_fill_every_gap_and_the_overlap_and_ask_for_little_else(
+def test_the_intervals_fill_every_gap_and_the_overlap_and_ask_for_little_else(
     spans: list[tuple[int, int]], window: int, overlap: int
 ) -> None:
     covered = _union({m for start, length in spans for m in range(start, min(start + length, 300))})

@@ -31,7 +31,7 @@ def jobs() -> SlurmJobs:
     return slurm_jobs(a_history(150, days=1).jobs, SITE)
 
 
-def rehearsed(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmServiceReplay:
+def simulated(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmServiceReplay:
     return simulate_services_on_slurm(
         jobs, SITE, services, before=jobs.jobs.iloc[:0], cluster="frost", timezone="UTC", **options
     )
@@ -64,12 +64,12 @@ def urgency(gpus: int) -> float:
 
 def without_predictions(service: Qssf) -> Any:
     """Have QSSF see no prediction, of which it makes a neutral wish."""
-    wishes = service.wishes
+    changes = service.changes
 
     def blind(jobs: Any, at: Any) -> Any:
-        return wishes(lambda name: jobs(name) * np.nan if name == "p50_s" else jobs(name), at)
+        return changes(lambda name: jobs(name) * np.nan if name == "p50_s" else jobs(name), at)
 
-    service.wishes = blind  # type: ignore[method-assign]  # because it stands for a predictor that knows nothing
+    service.changes = blind  # type: ignore[method-assign]  # because it stands for a predictor that knows nothing
     return service
 
 
@@ -78,25 +78,25 @@ def a_qssf(**options: Any) -> Qssf:
 
 
 @pytest.mark.parametrize("jobwise", [True, False])
-def test_qssf_that_wishes_nothing_changes_nothing(jobs: SlurmJobs, jobwise: bool) -> None:
-    found = rehearsed(jobs, {"qssf": without_predictions(a_qssf())}, every=AT_ONCE, jobwise=jobwise)
-    assert set(found.seats[0].outcomes) == {Result.UNCHANGED}
+def test_qssf_that_changes_nothing_changes_nothing(jobs: SlurmJobs, jobwise: bool) -> None:
+    found = simulated(jobs, {"qssf": without_predictions(a_qssf())}, every=AT_ONCE, jobwise=jobwise)
+    assert set(found.active_services[0].outcomes) == {Result.UNCHANGED}
     np.testing.assert_array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
 
 
 def test_neither_does_looking_at_everything_at_every_event(jobs: SlurmJobs) -> None:
-    found = rehearsed(jobs, {"alike": AllAlike()})
-    assert found.seats[0].asked > 100
-    assert not found.seats[0].troubles
+    found = simulated(jobs, {"alike": AllAlike()})
+    assert found.active_services[0].asked > 100
+    assert not found.active_services[0].problems
     np.testing.assert_array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
 
 
 def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_for_it(jobs: SlurmJobs) -> None:
     factor = np.array([site_factor(urgency(gpus), most=10_000) for gpus in jobs.workload.column("gpus")])
     hooked = replay_slurm(jobs.workload, SITE, site_factor=factor).started_s
-    found = rehearsed(jobs, {"small": SmallFirst()})
+    found = simulated(jobs, {"small": SmallFirst()})
     today = replay_slurm(jobs.workload, SITE).started_s
-    assert not found.seats[0].troubles
+    assert not found.active_services[0].problems
     assert (today != hooked).mean() > 0.2
     np.testing.assert_array_equal(found.replay.started_s, hooked)
 
@@ -104,9 +104,9 @@ def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_fo
 @pytest.mark.parametrize("options", [{}, {"promote_after_s": 0.0, "least_s": 60.0}], ids=["no bound", "the backlog"])
 def test_qssf_asked_about_single_jobs_or_the_whole_queue_is_the_same(jobs: SlurmJobs, options: dict[str, Any]) -> None:
     one_by_one, whole = (
-        rehearsed(jobs, {"qssf": a_qssf(**options)}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
+        simulated(jobs, {"qssf": a_qssf(**options)}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
     )
-    assert Result.DONE in whole.seats[0].outcomes
+    assert Result.DONE in whole.active_services[0].outcomes
     np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
 
 
@@ -122,10 +122,10 @@ def test_one_user_is_favoured_no_more_than_live(jobs: SlurmJobs) -> None:
 
     for capped in (True, False):
         share = 0.5 if capped else 1.0
-        rehearsed(jobs, {"qssf": a_qssf(), "looking": Looking()}, every=AT_ONCE, most_of_one_user=share)
+        simulated(jobs, {"qssf": a_qssf(), "looking": Looking()}, every=AT_ONCE, most_of_one_user=share)
     assert seen[True] < seen[False]
     one_by_one, whole = (
-        rehearsed(jobs, {"qssf": a_qssf()}, every=AT_ONCE, jobwise=jobwise, most_of_one_user=0.5)
+        simulated(jobs, {"qssf": a_qssf()}, every=AT_ONCE, jobwise=jobwise, most_of_one_user=0.5)
         for jobwise in (True, False)
     )
     np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
@@ -139,7 +139,7 @@ def test_services_see_the_backlog(jobs: SlurmJobs) -> None:
             seen.append(snapshot.longest_backlog_s)
             return []
 
-    rehearsed(jobs, {"watching": Watching()})
+    simulated(jobs, {"watching": Watching()})
     assert np.isnan(seen[0]), "within the first hour"
     assert max(seen[len(seen) // 2 :]) > 60
 
@@ -148,10 +148,10 @@ def test_a_third_partys_service_runs_unchanged(jobs: SlurmJobs, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "thirdparty" / "helios-night-owl"))
     from helios_night_owl import NightOwl  # noqa: PLC0415 - found in the line above
 
-    found = rehearsed(jobs, {"owl": NightOwl(NightOwl.Options(large_gpus=4))})
+    found = simulated(jobs, {"owl": NightOwl(NightOwl.Options(large_gpus=4))})
     sys.modules.pop("helios_night_owl")
-    assert not found.seats[0].troubles
-    assert found.seats[0].outcomes[Result.DONE] > 0
+    assert not found.active_services[0].problems
+    assert found.active_services[0].outcomes[Result.DONE] > 0
     assert not np.array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
 
 

@@ -58,8 +58,8 @@ def site() -> SlurmSite:
 @pytest.fixture(scope="module")
 def answer(site: SlurmSite) -> SlurmWhatIfResult:
     otherwise = read_site(CONF + "SchedulerType=sched/builtin\n")
-    question = SlurmWhatIfRequest(site=site, otherwise=otherwise, changed="SchedulerType=sched/builtin")
-    return slurm_whatif(a_history(), question)
+    request = SlurmWhatIfRequest(site=site, otherwise=otherwise, changed="SchedulerType=sched/builtin")
+    return slurm_whatif(a_history(), request)
 
 
 def test_todays_setup_is_what_the_others_are_compared_with(answer: SlurmWhatIfResult) -> None:
@@ -82,8 +82,8 @@ def test_without_backfill_jobs_wait_longer(site: SlurmSite) -> None:
     gpus = np.where(wide, 8, history.jobs["gpus"]).astype("int32")
     limit_s = np.where(history.jobs["user"] == "long", 10_800.0, 600.0)
     jobs = history.jobs.assign(gpus=gpus, nodes=np.where(wide, 2.0, 1.0), time_limit_s=limit_s)
-    question = SlurmWhatIfRequest(site=site, otherwise=read_site(CONF + "SchedulerType=sched/builtin\n"))
-    today, _, without, _ = slurm_whatif(replace(history, jobs=JOBS.conform(jobs)), question).whatif.runs
+    request = SlurmWhatIfRequest(site=site, otherwise=read_site(CONF + "SchedulerType=sched/builtin\n"))
+    today, _, without, _ = slurm_whatif(replace(history, jobs=JOBS.conform(jobs)), request).whatif.runs
     assert without.summary.mean_wait_s > 1.5 * today.summary.mean_wait_s
 
 

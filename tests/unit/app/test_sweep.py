@@ -36,8 +36,8 @@ def history() -> LoadedHistory:
 
 
 def asked(plan: SweepPlan | None = None, **base: Any) -> Cross:
-    question = WhatIfRequest(plans=(), nodes=NODES, gpus_per_node=4, **base)
-    return cross_options(plan or a_plan(), base=question, timezone="UTC")
+    request = WhatIfRequest(plans=(), nodes=NODES, gpus_per_node=4, **base)
+    return cross_options(plan or a_plan(), base=request, timezone="UTC")
 
 
 def a_plan(**keys: Any) -> SweepPlan:
@@ -59,9 +59,9 @@ def written(path: Path, text: str) -> Path:
 
 def backwards(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """An engine that is done with the last cell first."""
-    bench = SweepWorker(history)
+    suspension = SweepWorker(history)
     for place in reversed(range(len(cells))):
-        yield FinishedRun(place, bench.tell(cells[place]))
+        yield FinishedRun(place, suspension.tell(cells[place]))
 
 
 def dying_after(number: int) -> Any:
@@ -95,8 +95,8 @@ def test_every_list_is_crossed_with_every_other(tmp_path: Path) -> None:
     controls_and_own = 4
     assert len(cells) == controls_and_own * 2 * 2 * 2 * 3 * 5
     assert len({cell.key("x") for cell in cells}) == len(cells)
-    assert {cell.question.placement for cell in cells} == {Placement.PACKED, Placement.SPREAD}
-    last = cells[-1].question
+    assert {cell.request.placement for cell in cells} == {Placement.PACKED, Placement.SPREAD}
+    last = cells[-1].request
     assert (last.since, last.until, last.warm_up) == (datetime(2020, 3, 9, tzinfo=UTC), None, timedelta(days=7))
 
 
@@ -215,9 +215,9 @@ def test_a_value_that_is_not_understood_is_refused(keys: dict[str, Any]) -> None
 
 
 def test_a_cell_has_the_figures_of_the_what_if(history: LoadedHistory) -> None:
-    question = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
-    for run, cell in zip(whatif(history, question).runs, [FIFO, TRUE], strict=True):
-        told = SweepWorker(history).figures(SweepRun(question=replace(question, plans=(cell,))))
+    request = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
+    for run, cell in zip(whatif(history, request).runs, [FIFO, TRUE], strict=True):
+        told = SweepWorker(history).figures(SweepRun(request=replace(request, plans=(cell,))))
         assert {name: told[name] for name in run.summary.to_json()} == run.summary.to_json()
         assert run.summary.mean_wait_s > 60
 
@@ -263,7 +263,7 @@ def test_an_engine_is_let_go_of_when_it_is_interrupted(history: LoadedHistory, t
         kept.append(engine(*given))  # so that it is not let go of for being garbage
         return kept[-1]
 
-    def interrupted(stage: str, done: float) -> None:
+    def interrupted(setup: str, done: float) -> None:
         if done > 0:
             raise KeyboardInterrupt
 
@@ -315,10 +315,10 @@ def test_whatever_breaks_in_a_cell_stops_no_other(history: LoadedHistory, monkey
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of all things")
 
-    bench = SweepWorker(history)
-    question = WhatIfRequest(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
+    suspension = SweepWorker(history)
+    request = WhatIfRequest(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
     monkeypatch.setattr("helios.app.executors.to_run", broken)
-    assert bench.tell(SweepRun(question=question)) == {"failed": "ZeroDivisionError: of all things"}
+    assert suspension.tell(SweepRun(request=request)) == {"failed": "ZeroDivisionError: of all things"}
 
 
 def test_two_sweeps_do_not_write_into_one_file(history: LoadedHistory, tmp_path: Path) -> None:
@@ -401,8 +401,8 @@ def four_weeks_of_mornings(*, short_s: float) -> LoadedHistory:
 
 
 def test_repeats_find_a_planted_difference() -> None:
-    question = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
-    found = repeats(four_weeks_of_mornings(short_s=60), question, times=8)
+    request = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
+    found = repeats(four_weeks_of_mornings(short_s=60), request, times=8)
     assert (found.over, found.blocks, found.repeats) == (ResampledUnit.WEEKS, 4, 8)
     difference = found.others[0].differences["mean_wait_s"]
     assert difference is not None and not difference.is_none
@@ -411,14 +411,14 @@ def test_repeats_find_a_planted_difference() -> None:
 
 
 def test_repeats_find_no_difference_where_there_is_none() -> None:
-    question = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
-    found = repeats(four_weeks_of_mornings(short_s=60), question, times=5)
+    request = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
+    found = repeats(four_weeks_of_mornings(short_s=60), request, times=5)
     assert all(of is None or of.is_none for of in found.others[0].differences.values())
 
 
 def test_repeats_are_the_same_wherever_they_are_made(history: LoadedHistory) -> None:
-    question = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
-    told = [repeats(history, question, times=5, engine=engine).to_json() for engine in (run_here, backwards)]
+    request = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
+    told = [repeats(history, request, times=5, engine=engine).to_json() for engine in (run_here, backwards)]
     assert told[0] == told[1]
 
 
@@ -426,8 +426,8 @@ def test_the_history_before_a_window_teaches_every_draw_alike(history: LoadedHis
     """What was taught must not hang on which draw a process happened to replay first."""
     site = a_site(12, jobs=900)
     plan = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
-    question = WhatIfRequest(plans=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
-    cells = [SweepRun(question=question, repeat=repeat) for repeat in (1, 2, 3)]
+    request = WhatIfRequest(plans=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
+    cells = [SweepRun(request=request, repeat=repeat) for repeat in (1, 2, 3)]
     forth = {done.place: done.told for done in run_here(site, cells)}
     back = {done.place: done.told for done in backwards(site, cells)}
     assert forth == back

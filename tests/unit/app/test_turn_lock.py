@@ -37,12 +37,12 @@ def test_who_holds_a_lock_is_named_by_its_process(tmp_path: Path) -> None:
         pass
 
 
-def test_turns_on_jobs_and_on_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:
+def test_cycles_on_jobs_and_on_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:
     with hold_cycle_lock(tmp_path), hold_cycle_lock(tmp_path, lock=LOCK_OF_NODES):
         pass
 
 
-def test_a_lock_ends_with_its_turn(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_cycle(tmp_path: Path) -> None:
     with hold_cycle_lock(tmp_path):
         pass
     with hold_cycle_lock(tmp_path):
@@ -56,20 +56,20 @@ def test_a_link_in_the_place_of_a_lock_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "made by root").exists()
 
 
-def test_one_daemon_for_each_office_of_a_state_folder(tmp_path: Path) -> None:
+def test_one_daemon_for_each_domain_of_a_state_folder(tmp_path: Path) -> None:
     jobs, nodes, both = ([Domain.JOBS], [Domain.NODES], list(Domain))
-    with hold_daemon_lock(tmp_path, offices=jobs):
+    with hold_daemon_lock(tmp_path, domains=jobs):
         with (
             pytest.raises(DaemonRuns, match="acts on jobs with the state folder"),
-            hold_daemon_lock(tmp_path, offices=both),
+            hold_daemon_lock(tmp_path, domains=both),
         ):
             pass
-        with hold_daemon_lock(tmp_path, offices=nodes):  # what was refused holds nothing
+        with hold_daemon_lock(tmp_path, domains=nodes):  # what was refused holds nothing
             pass
 
 
-def test_a_daemon_s_lock_keeps_no_turn_away(tmp_path: Path) -> None:
-    with hold_daemon_lock(tmp_path, offices=list(Domain)), hold_cycle_lock(tmp_path):
+def test_a_daemon_s_lock_keeps_no_cycle_away(tmp_path: Path) -> None:
+    with hold_daemon_lock(tmp_path, domains=list(Domain)), hold_cycle_lock(tmp_path):
         pass
 
 
@@ -115,7 +115,7 @@ def test_the_process_that_came_second_takes_the_first_one_s_number(
     assert [path.name for path in tmp_path.iterdir()] == ["identity"]
 
 
-def test_a_lock_that_a_stranger_took_before_it_was_closed_is_still_a_lock(tmp_path: Path) -> None:
+def test_a_lock_that_a_stranger_took_before_it_was_closed_is_suspended_a_lock(tmp_path: Path) -> None:
     with (tmp_path / LOCK).open("a") as stranger:
         fcntl.flock(stranger, fcntl.LOCK_EX)
         with pytest.raises(CycleUnderWay), hold_cycle_lock(tmp_path):

@@ -55,15 +55,15 @@ def orders(queue: list[tuple[Any, ...]]) -> list[Reorder]:
 
 
 def by_the_guard(cluster: SimCluster, queue: list[tuple[Any, ...]], share: float) -> dict[str, float]:
-    wishes = [
+    changes = [
         JobChange(
-            lever=JobSetting.ORDER, job_id=place.job_id, value=place.urgency, reason="so", partition=order.partition
+            setting=JobSetting.ORDER, job_id=place.job_id, value=place.urgency, reason="so", partition=order.partition
         )
         for order in orders(queue)
         for place in order.order
     ]
-    kept = cap_changes(wishes, jobs=pending_jobs(cluster.snapshot()), share=share)
-    return {wish.job_id: wish.value for wish in kept if wish.value}
+    kept = cap_changes(changes, jobs=pending_jobs(cluster.snapshot()), share=share)
+    return {change.job_id: change.value for change in kept if change.value}
 
 
 def stands(cluster: SimCluster) -> dict[str, float]:
@@ -73,7 +73,7 @@ def stands(cluster: SimCluster) -> dict[str, float]:
 
 @settings(max_examples=150, deadline=None)
 @given(queue=queues, share=shares)
-def test_what_stands_is_what_the_guard_of_a_live_turn_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
+def test_what_stands_is_what_the_guard_of_a_live_cycle_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
     ReplayGuards(cluster, 1, share).act(0, orders(queue))
@@ -82,13 +82,13 @@ def test_what_stands_is_what_the_guard_of_a_live_turn_lets_pass(queue: list[tupl
 
 @settings(max_examples=60, deadline=None)
 @given(queue=queues, share=shares, cut=st.integers(0, 20))
-def test_wishes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any, ...]], share: float, cut: int) -> None:
+def test_changes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any, ...]], share: float, cut: int) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
     claims = ReplayGuards(cluster, 1, share)
     jobs, urgency = np.arange(len(queue)) + 2, np.array([row[-1] for row in queue])
     for part in (slice(None, cut), slice(cut, None)):
-        claims.wish(0, jobs[part], urgency[part])
+        claims.change(0, jobs[part], urgency[part])
     assert stands(cluster) == expected
 
 
@@ -109,9 +109,9 @@ def test_a_jobwise_service_is_capped_as_one_that_looks_at_the_whole_queue(
     started = []
     for jobwise in (True, False):
         cluster = a_cluster(workload, jobs=jobs)
-        seat = ReplayedService(name="qssf", service=Qssf(Qssf.Options()), every=timedelta(seconds=every_s))
-        replay_services(cluster, [seat], predictor=Noisy(workload), jobwise=jobwise, most_of_one_user=share)
-        assert not seat.troubles
+        active = ReplayedService(name="qssf", service=Qssf(Qssf.Options()), every=timedelta(seconds=every_s))
+        replay_services(cluster, [active], predictor=Noisy(workload), jobwise=jobwise, most_of_one_user=share)
+        assert not active.problems
         started.append(cluster.started_s.tolist())
     assert started[0] == started[1]
 

@@ -87,11 +87,11 @@ class Table:
         for job_id in job_ids:
             self.cluster.submit(job_id=job_id, **columns)
 
-    def turn(self, *seats: ActiveService, after: timedelta = MINUTE) -> CycleReport:
+    def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> CycleReport:
         """Let time pass and take a turn; the memory goes through its text, as in life."""
         self.cluster.tick(after)
         report = run_cycle(
-            seats=seats,
+            active_services=active_services,
             cluster=self.cluster,
             expectation=self.expectation,
             ledger=self.ledger,
@@ -110,12 +110,12 @@ class Table:
         rows = self.ledger.decisions.astype(object).to_dict("records")
         return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
-    def standing(self, mode: str = "active") -> dict[str, float]:
+    def applied(self, mode: str = "active") -> dict[str, float]:
         """Value by job of what stands in that mode."""
-        frame = self.ledger.standings()
+        frame = self.ledger.applied_changes()
         chosen = frame[frame["mode"] == mode]
         return dict(zip(chosen["job_id"], chosen["value"], strict=True))
 
 
-def seat(service: Any, *, name: str = "qssf", mode: ServiceMode = ACTIVE) -> ActiveService:
+def active(service: Any, *, name: str = "qssf", mode: ServiceMode = ACTIVE) -> ActiveService:
     return ActiveService(name=name, service=service, mode=mode)

@@ -14,12 +14,12 @@ from helios.testing import NOON
 
 FULL = ControllerState(
     asked_at={"qssf": NOON},
-    breaker=CircuitBreaker().after_a_bad_turn(now=NOON, settings=Control(mismatches_to_open=1)),
-    bench=ServiceSuspension().after_a_failure("ces", what="ÄÖ\n'x'", now=NOON),
+    breaker=CircuitBreaker().after_a_bad_cycle(now=NOON, settings=Control(mismatches_to_open=1)),
+    suspension=ServiceSuspension().after_a_failure("ces", what="ÄÖ\n'x'", now=NOON),
     controller="ctl1",
     pending=12,
     nodes=3,
-    still=("paused: by alice",),
+    suspended=("paused: by alice",),
     said={"qssf": frozenset({"a1", "b2"})},
 )
 
@@ -48,13 +48,13 @@ def test_a_clock_set_back_makes_a_service_due() -> None:
     assert not FULL.is_due("qssf", every=timedelta(hours=1), now=NOON + timedelta(minutes=1))
 
 
-def test_a_refusal_of_another_job_lever_or_reason_is_another_refusal() -> None:
+def test_a_refusal_of_another_job_setting_or_reason_is_another_refusal() -> None:
     refusal = Outcome(
-        action="Reorder", lever=JobSetting.ORDER, job_id="1", result=Result.REFUSED, reason="so", remark="held"
+        action="Reorder", setting=JobSetting.ORDER, job_id="1", result=Result.REFUSED, reason="so", remark="held"
     )
     others = [
         replace(refusal, job_id="2"),
-        replace(refusal, lever=JobSetting.SOFT_LIMIT),
+        replace(refusal, setting=JobSetting.SOFT_LIMIT),
         replace(refusal, remark="reserved"),
         replace(refusal, result=Result.FAILED),
     ]

@@ -26,7 +26,7 @@ def jobs_of(numbers: range, **columns: Any) -> list[PendingJob]:
 
 
 def a_shadow(snapshot: Snapshot, stands: dict[Any, float] | None = None) -> ShadowCluster:
-    return ShadowCluster(look=lambda: snapshot, stands=stands or {}, resolution=FINE)
+    return ShadowCluster(look=lambda: snapshot, stands=stands or {}, tolerance=FINE)
 
 
 def a_queue(*job_ids: str, **columns: Any) -> tuple[FakeCluster, Snapshot]:
@@ -50,7 +50,7 @@ def reachable_from(thing: object) -> list[object]:
 
 
 def door(mode: ServiceMode, cluster: FakeCluster, snapshot: Snapshot) -> Any:
-    return cluster_for_mode(mode, cluster, look=lambda: snapshot, stands={}, resolution=FINE)
+    return cluster_for_mode(mode, cluster, look=lambda: snapshot, stands={}, tolerance=FINE)
 
 
 def test_a_shadow_holds_nothing_that_leads_to_the_cluster() -> None:
@@ -76,12 +76,12 @@ def test_a_shadow_remembers_what_would_stand() -> None:
 def test_a_shadow_would_take_back_what_would_stand() -> None:
     _, snapshot = a_queue("j1", "j2")
     shadow = a_shadow(snapshot, {(JobSetting.ORDER, "j1"): 0.5, (JobSetting.ORDER, "j2"): 0.5})
-    (outcome,) = shadow.apply([RevertJobs(lever=JobSetting.ORDER, job_ids=("j1",), reason="enough")])
+    (outcome,) = shadow.apply([RevertJobs(setting=JobSetting.ORDER, job_ids=("j1",), reason="enough")])
     assert (outcome.job_id, outcome.result, outcome.after) == ("j1", Result.WOULD, "urgency 0")
 
 
 def test_a_shadow_refuses_what_the_cluster_would_refuse() -> None:
-    _, snapshot = a_queue("j1", hands_off="held")
+    _, snapshot = a_queue("j1", excluded_reason="held")
     outcomes = a_shadow(snapshot).apply([order(j1=0.5, j9=0.4)])
     assert [(o.result, o.remark) for o in outcomes] == [
         (Result.REFUSED, "held"),
@@ -107,7 +107,7 @@ def test_only_jobs_of_the_canary_reach_the_cluster() -> None:
     gate = door(canary("debug"), cluster, snapshot)
     assert isinstance(gate, CanaryCluster)
     outcomes = gate.apply([order(j1=0.5), order("debug", j2=0.5), soft_limit("j1", minutes=20)])
-    assert {(o.job_id, o.lever, o.result) for o in outcomes} == {
+    assert {(o.job_id, o.setting, o.result) for o in outcomes} == {
         ("j1", JobSetting.ORDER, Result.REFUSED),
         ("j1", JobSetting.SOFT_LIMIT, Result.REFUSED),
         ("j2", JobSetting.ORDER, Result.DONE),

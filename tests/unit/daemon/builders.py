@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 """How long a test waits for a thread that does its work in milliseconds."""
 
 
-def a_turn(**changes: Any) -> CycleSummary:
+def a_cycle(**changes: Any) -> CycleSummary:
     facts: dict[str, Any] = {"pending": 3, "running": 2, "acted": 0, "seconds": 0.5}
     return CycleSummary(**{**facts, **changes})
 
@@ -40,12 +40,12 @@ class ToyChores:
     called: list[str] = field(default_factory=list)
     raises: dict[str, Exception] = field(default_factory=dict)
     does: dict[str, Callable[[], None]] = field(default_factory=dict)
-    turn: CycleSummary = field(default_factory=a_turn)
+    cycle: CycleSummary = field(default_factory=a_cycle)
 
-    def chores(self) -> DaemonOperations:
+    def tasks(self) -> DaemonOperations:
         return DaemonOperations(
             ingest=lambda: self._do("ingest"),
-            turn=self._turn,
+            cycle=self._cycle,
             hook=lambda: self._do("hook"),
             nightly=lambda: self._do("nightly"),
             release=lambda why: self._do("release", f"release {why}"),
@@ -54,9 +54,9 @@ class ToyChores:
     def count(self, name: str) -> int:
         return sum(call.split()[0] == name for call in self.called)
 
-    def _turn(self) -> CycleSummary:
-        self._do("turn")
-        return self.turn
+    def _cycle(self) -> CycleSummary:
+        self._do("cycle")
+        return self.cycle
 
     def _do(self, name: str, call: str = "") -> str:
         self.called.append(call or name)

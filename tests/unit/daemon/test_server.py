@@ -13,13 +13,13 @@ from helios.daemon import http
 from helios.daemon.http import MOST_CONNECTIONS, AddressTaken, Server, parse_address
 from helios.daemon.metrics import Metrics
 from helios.errors import ConfigurationInvalid
-from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_turn, eventually
+from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_cycle, eventually
 
 
 @contextmanager
 def served(health: dict[str, Any], *, host: str = "127.0.0.1") -> Iterator[str]:
     metrics = Metrics(times=HandSet().times)
-    metrics.turned(a_turn(predictions=5))
+    metrics.turned(a_cycle(predictions=5))
     serving = Server(f"{host}:0", registry=metrics.registry, health=lambda: health)
     try:
         yield f"http://{host}:{serving.port}"
@@ -73,7 +73,7 @@ def test_a_port_that_is_taken_says_by_whom_to_ask() -> None:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AddressTaken, match=f"another process listens on {listen}") as refusal:
             Server(listen, registry=Metrics(times=HandSet().times).registry, health=dict)
-    assert "ss -ltnp" in refusal.value.remedy
+    assert "ss -ltnp" in refusal.value.hint
 
 
 def test_an_address_that_this_machine_does_not_have_is_a_mistake_in_the_settings() -> None:
@@ -157,4 +157,4 @@ def test_an_address_is_host_and_port(listen: str, expected: tuple[str, int]) -> 
 def test_what_is_no_address_is_refused_with_an_example(listen: str) -> None:
     with pytest.raises(ConfigurationInvalid, match="not HOST:PORT") as refusal:
         parse_address(listen)
-    assert "127.0.0.1:9842" in refusal.value.remedy
+    assert "127.0.0.1:9842" in refusal.value.hint

@@ -82,11 +82,11 @@ def test_jobs_and_nodes_have_an_identity_a_state_and_a_port_each() -> None:
     assert "HELIOS_DAEMON_LISTEN=" in text
 
 
-def test_each_unit_keeps_to_its_office() -> None:
-    for name, office, other in (("helios.service", "jobs", "nodes"), ("helios-power.service", "nodes", "jobs")):
+def test_each_unit_keeps_to_its_domain() -> None:
+    for name, domain, other in (("helios.service", "jobs", "nodes"), ("helios-power.service", "nodes", "jobs")):
         unit = Unit(name)["Service"]
-        assert f"--office {office}" in unit["ExecStart"]
-        assert f"--{office}-only" in unit["ExecStopPost"]
+        assert f"--office {domain}" in unit["ExecStart"]
+        assert f"--{domain}-only" in unit["ExecStopPost"]
         assert other not in unit["ExecStart"] + unit["ExecStopPost"]
 
 

@@ -34,7 +34,7 @@ def test_a_prediction_rests_on_the_narrowest_circle_in_which_a_job_has_ended(ear
     assert rests_on(wider | {"submit": 0}, ASKED | earlier | {"submit": 1}) == basis
 
 
-def test_a_job_that_runs_still_is_nothing_to_rest_on():
+def test_a_job_that_runs_suspended_is_nothing_to_rest_on():
     assert rests_on(ASKED | {"submit": 0, "ended": False}) == "all"
 
 

@@ -300,7 +300,7 @@ def test_a_start_is_left_as_it_is_and_moves_the_first_job():
     assert found[0, 2] > quantiles[0, 2]
 
 
-def test_a_job_predicted_again_is_calibrated_as_of_now_and_still_teaches_of_its_submission():
+def test_a_job_predicted_again_is_calibrated_as_of_now_and_suspended_teaches_of_its_submission():
     table, features, quantiles = a_history(300, error=3.0)
     intervals, log_run = c.empty_intervals(group_columns(table)), np.log1p(table.run_time_s)
     rows = np.arange(table.n)

@@ -101,12 +101,12 @@ def test_one_campaign_of_many_jobs_is_no_evidence():
     truth = jobs["run_time_s"].to_numpy()
     same = noisy(jobs, 0.5, 3)
     better = np.where(jobs["user"] == "big", truth * np.exp(0.3 * (same / truth > 1) - 0.15), same)
-    contest = held(jobs, {"new": better, "old": same})
-    assert contest.drawn == "users"
+    comparison = held(jobs, {"new": better, "old": same})
+    assert comparison.drawn == "users"
     alone = held(jobs.assign(user=pd.Categorical([f"j{n}" for n in range(len(jobs))])), {"new": better, "old": same})
     width = {
         name: one.against["old"].error.high - one.against["old"].error.low
-        for name, one in (("users", contest), ("jobs", alone))
+        for name, one in (("users", comparison), ("jobs", alone))
     }
     assert width["users"] > 2 * width["jobs"]
 
@@ -123,11 +123,11 @@ def test_where_one_user_has_most_jobs_bursts_are_drawn():
 
 def test_one_burst_alone_is_no_evidence_however_large_the_difference():
     jobs = a_trace(*({"submit": n, "run": 10.0 + n} for n in range(300)))
-    contest = held(jobs, {"new": noisy(jobs, 0.3, 1), "old": noisy(jobs, 0.1, 2)})
-    assert contest.clusters == 1
-    assert contest.against["old"].error.value > 0
-    assert contest.against["old"].error.is_chance
-    assert contest.against["old"].rank.is_chance
+    comparison = held(jobs, {"new": noisy(jobs, 0.3, 1), "old": noisy(jobs, 0.1, 2)})
+    assert comparison.clusters == 1
+    assert comparison.against["old"].error.value > 0
+    assert comparison.against["old"].error.is_chance
+    assert comparison.against["old"].rank.is_chance
 
 
 def test_jobs_alike_within_six_hours_are_one_burst():
@@ -157,12 +157,12 @@ def test_worse_is_beyond_chance_and_not_negligible_or_by_very_much(error, rank, 
     assert Versus(error=error, rank=rank).worse_in == worse
 
 
-def test_a_contest_comes_back_from_its_json():
+def test_a_comparison_comes_back_from_its_json():
     jobs = a_campaign(300, users=12)
     quantiles = np.sort(np.column_stack([noisy(jobs, 0.3, seed) for seed in range(3)]), axis=1)
-    contest = held(jobs, {"new": quantiles, "old": noisy(jobs, 0.5, 4), "constant": np.full(300, 60.0)})
-    assert contest.against["constant"].rank is None
-    assert Comparison.from_json(json.loads(json.dumps(contest.to_json(), allow_nan=False))) == contest
+    comparison = held(jobs, {"new": quantiles, "old": noisy(jobs, 0.5, 4), "constant": np.full(300, 60.0)})
+    assert comparison.against["constant"].rank is None
+    assert Comparison.from_json(json.loads(json.dumps(comparison.to_json(), allow_nan=False))) == comparison
 
 
 def test_the_same_jobs_are_judged_the_same_every_time():

@@ -119,10 +119,10 @@ def test_a_prediction_cut_at_the_time_limit_says_by_how_much():
 @given(traces())
 def test_what_had_not_ended_before_the_job_changes_nothing(jobs):
     moment = jobs["submitted_at"].iloc[-1]
-    open_still = ~(JobTable.from_frame(jobs).ended_s < moment.timestamp())
+    open_suspended = ~(JobTable.from_frame(jobs).ended_s < moment.timestamp())
     other = jobs.copy()
-    other.loc[open_still, ["started_at", "ended_at"]] = [moment, EPOCH + pd.Timedelta(days=1)]
-    other.loc[open_still, "run_time_s"] = 4242.0
+    other.loc[open_suspended, ["started_at", "ended_at"]] = [moment, EPOCH + pd.Timedelta(days=1)]
+    other.loc[open_suspended, "run_time_s"] = 4242.0
     assert str(explain_last(jobs)) == str(explain_last(other))
 
 
@@ -132,7 +132,7 @@ def test_its_basis_is_the_narrowest_group_of_which_a_job_had_ended(jobs):
     told = explain_last(jobs)
     basis, last = narrowest_group(JobTable.from_frame(jobs))
     assert told.basis == basis
-    assert told.precedent == last
+    assert told.recent == last
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_a_prediction_rests_on_the_jobs_nearest_to_it(last, basis):
     told = explain_last(a_trace(*earlier, {"submit": 5000, "account": "physics"} | last))
     assert told.basis == basis
     assert basis in BASES
-    assert (told.precedent.jobs, told.precedent.last) == (20, 12)
-    assert (told.precedent.shortest_s, told.precedent.longest_s) == (108.0, 119.0)
+    assert (told.recent.jobs, told.recent.last) == (20, 12)
+    assert (told.recent.shortest_s, told.recent.longest_s) == (108.0, 119.0)
 
 
 def test_the_very_first_job_rests_on_nothing():
     told = explain_last(a_trace({}))
-    assert told.precedent is None
+    assert told.recent is None
     assert told.resembling == ()
     assert told.steps[0].run_time_s == pytest.approx(1800)
 

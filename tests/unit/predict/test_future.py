@@ -32,14 +32,14 @@ def with_another_future(jobs, moment, seed):
     rng = np.random.default_rng(seed)
     here = jobs[jobs["submitted_at"] < moment].reset_index(drop=True)
     n = len(here)
-    open_still = ~(JobTable.from_frame(here).ended_s < moment.timestamp())
+    open_suspended = ~(JobTable.from_frame(here).ended_s < moment.timestamp())
     started = here["submitted_at"] + pd.to_timedelta(rng.integers(0, 10_000, n), unit="s")
     run_s = np.where(rng.random(n) < 0.2, np.nan, np.round(np.exp(rng.uniform(0, 12, n))))
     ended = np.maximum(started + pd.to_timedelta(np.nan_to_num(run_s), unit="s"), moment).where(np.isfinite(run_s))
     state = rng.choice(["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"], n)
     for column, other in (("started_at", started), ("ended_at", ended), ("run_time_s", run_s), ("state", state)):
         plain = here[column].astype(object)
-        here[column] = plain.where(~open_still, pd.Series(other).astype(object))
+        here[column] = plain.where(~open_suspended, pd.Series(other).astype(object))
     later = [
         {
             "job_id": f"later{number}",

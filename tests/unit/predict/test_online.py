@@ -99,9 +99,9 @@ def test_the_future_of_the_replay_changes_no_prediction_even_through_refits():
     table = JobTable.from_frame(jobs)
     other = jobs.copy()
     moment_s = table.submitted_s[1300]
-    open_still = ~(table.ended_s < moment_s)
-    other.loc[open_still, "run_time_s"] *= 50
-    other.loc[open_still, "ended_at"] += pd.Timedelta(days=3)
+    open_suspended = ~(table.ended_s < moment_s)
+    other.loc[open_suspended, "run_time_s"] *= 50
+    other.loc[open_suspended, "ended_at"] += pd.Timedelta(days=3)
     known = table.submitted_s <= moment_s
     before = play(ReplayTrainedPredictor(jobs), table)[known]
     after = play(ReplayTrainedPredictor(other), JobTable.from_frame(other))[known]

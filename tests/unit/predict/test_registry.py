@@ -134,7 +134,7 @@ def test_a_changed_character_is_found(model, place):
     changed = record.artifact[:at] + str((int(record.artifact[at]) + 1) % 10) + record.artifact[at + 1 :]
     with pytest.raises(ModelUnreadable, match="cannot be read") as refused:
         from_record(replace(record, artifact=changed))
-    assert "helios model train" in refused.value.remedy
+    assert "helios model train" in refused.value.hint
 
 
 def no_texts(artifact):
@@ -229,7 +229,7 @@ def test_a_text_of_the_first_format_is_refused_as_old():
     record = replace(kept_record_of_the_first_format(), model_id="lab-1")
     with pytest.raises(ModelUnreadable, match="older Helios") as refused:
         from_record(record)
-    assert "helios model train" in refused.value.remedy
+    assert "helios model train" in refused.value.hint
 
 
 def kept_record_of_the_first_format():

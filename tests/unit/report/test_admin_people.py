@@ -58,7 +58,7 @@ def test_quantiles_interpolate_and_the_longest_is_the_longest() -> None:
     assert (found["mean_wait_s"], found["longest_wait_s"]) == (32, 100)
 
 
-def test_who_still_waits_counts_in_the_longest_wait_and_not_in_the_mean() -> None:
+def test_who_suspended_waits_counts_in_the_longest_wait_and_not_in_the_mean() -> None:
     pending = a_job(state="PENDING", submitted_at=at("12:00"), started_at=None, ended_at=None, run_time_s=float("nan"))
     found = row(usage(waited(60), pending), "alice")
     assert (found["waiting"], found["mean_wait_s"], found["longest_wait_s"]) == (1, 60, 12 * 3600)

@@ -47,7 +47,7 @@ def an_explained(**overrides: Any) -> Explained:
         "steps": (a_step(PRIOR, 1.0, jobs=0, run_time_s=1800.0), a_step("global", 0.5), a_step("user", 1.2)),
         "corrections": dict.fromkeys((*FEATURES, EVERY_JOB, AFTERWARDS), 1.0),
         "features": dict.fromkeys(FEATURES, 1.0),
-        "precedent": LAST,
+        "recent": LAST,
         "resembling": (),
     }
     return Explained(**(told | overrides))
@@ -234,7 +234,7 @@ def test_a_running_job_says_what_remains_and_when_that_was_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("basis", "precedent", "said"),
+    ("basis", "recent", "said"),
     [
         (
             "user+size",
@@ -250,8 +250,8 @@ def test_a_running_job_says_what_remains_and_when_that_was_known() -> None:
         ("size", LAST, "37 ended jobs of others of this size, limit and partition: the last 12 took 1 h to 5 h."),
     ],
 )
-def test_whose_jobs_a_prediction_rests_on(basis: str, precedent: RecentInGroup, said: str) -> None:
-    assert rests_on(basis, precedent, user="bob", account="lab") == f"It rests on {said}"
+def test_whose_jobs_a_prediction_rests_on(basis: str, recent: RecentInGroup, said: str) -> None:
+    assert rests_on(basis, recent, user="bob", account="lab") == f"It rests on {said}"
 
 
 def test_where_nothing_had_ended_no_past_job_is_claimed() -> None:

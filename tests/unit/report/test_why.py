@@ -96,7 +96,7 @@ def test_what_was_not_set_is_not_told_as_if_it_were(line: dict[str, str], told: 
 
 
 def test_a_job_that_is_left_alone_says_why() -> None:
-    said = text(a_why(hands_off="its user holds it", reason="JobHeldUser"))
+    said = text(a_why(excluded_reason="its user holds it", reason="JobHeldUser"))
     assert "Helios leaves it alone: its user holds it." in said
     assert "has set nothing" not in said
 

@@ -105,7 +105,7 @@ def test_without_predictions_what_has_run_long_is_taken_to_run_on() -> None:
     assert tiers(nodes, jobs) == (("old",), ("new",))
 
 
-@pytest.mark.parametrize("column", [{"hands_off": "drained"}, {"power": None}])
+@pytest.mark.parametrize("column", [{"excluded_reason": "drained"}, {"power": None}])
 def test_a_node_that_is_down_or_in_other_hands_is_not_named(column: dict[str, Any]) -> None:
     named = tiers([an_idle_node("a"), an_idle_node("b") | column])
     assert named == (("a",),)

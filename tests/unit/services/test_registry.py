@@ -81,7 +81,7 @@ def test_helios_own_services_are_installed() -> None:
     assert {"qssf", "soft_limits"} <= set(found)
     assert found["qssf"].target == "helios.services.qssf:Qssf"
     assert found["qssf"].package.startswith("helios-slurm ")
-    assert (found["qssf"].needs_proof, found["soft_limits"].needs_proof) == ("", "soft_limits")
+    assert (found["qssf"].requires_gain, found["soft_limits"].requires_gain) == ("", "soft_limits")
     assert not found["qssf"].broken
 
 
@@ -144,8 +144,8 @@ def test_a_value_that_does_not_do_is_named_with_what_is_allowed(
 ) -> None:
     with pytest.raises(ServiceInvalid) as refused:
         build(install("good", GOOD), options)
-    assert said in refused.value.fact
-    assert "gpus: int = 8" in refused.value.remedy
+    assert said in refused.value.message
+    assert "gpus: int = 8" in refused.value.hint
     assert isinstance(refused.value, UsageError)
 
 

@@ -137,13 +137,13 @@ class Learner:
         return [middle / 2, middle, 1.5 * middle + 0.25]
 
 
-def asks(learner, order):
+def asks(trainer, order):
     """Return what sets keys and estimates in the reference: at submission, and again while a job waits."""
 
     def score(jobs, now, ended, asked_s=0):
         heard = [(job.position, job.end) for job in ended]
         for job in jobs:
-            _, middle, high = learner.quantiles(job.position, heard, asked_s)
+            _, middle, high = trainer.quantiles(job.position, heard, asked_s)
             (key,) = ALL_ORDERS[order](
                 submitted_s=np.array([job.submitted]), gpus=np.array([job.gpus]), run_time_s=np.array([middle])
             )

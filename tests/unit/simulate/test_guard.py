@@ -68,7 +68,7 @@ def test_backfill_may_pass_a_promoted_job_where_it_does_not_delay_it():
     assert guarded == [0, 20, 2, 12]
 
 
-def test_partitions_keep_their_own_turns():
+def test_partitions_keep_their_own_cycles():
     workload = a_workload([(0, 10, 8, 0), (0, 99, 8, 1), (1, 5, 8, 0), (2, 5, 8, 0), (3, 5, 8, 1)])
     result = replay(
         workload,
@@ -146,10 +146,10 @@ def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is
     )
     # From its turn on, only what ran then and what was submitted before it can be in its way, one after the other.
     for job in range(len(workload)):
-        turn_s = workload.submitted_s[job] + patience_s
-        running = (result.started_s <= turn_s) & (result.ended_s > turn_s)
-        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
-        assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()
+        cycle_s = workload.submitted_s[job] + patience_s
+        running = (result.started_s <= cycle_s) & (result.ended_s > cycle_s)
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
+        assert result.started_s[job] <= cycle_s + 1 + workload.run_time_s[running | ahead].sum()
 
 
 def test_the_longest_wait_under_lies_is_bounded_and_without_a_guard_it_is_not():
@@ -298,10 +298,10 @@ def test_the_bound_by_the_backlog_needs_nothing_that_comes_later(rows, share, se
     np.testing.assert_allclose(guard.told[1:], said, rtol=1e-9, atol=1e-6)
     for job in range(len(workload)):
         past = [value for value, moment in zip(said, moments, strict=True) if moment <= result.started_s[job]]
-        turn_s = workload.submitted_s[job] + max(20, share * max(past, default=0))
-        running = (result.started_s <= turn_s) & (result.ended_s > turn_s)
-        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
-        assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()
+        cycle_s = workload.submitted_s[job] + max(20, share * max(past, default=0))
+        running = (result.started_s <= cycle_s) & (result.ended_s > cycle_s)
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
+        assert result.started_s[job] <= cycle_s + 1 + workload.run_time_s[running | ahead].sum()
 
 
 def test_a_job_counts_less_the_longer_it_has_waited():
@@ -380,6 +380,6 @@ def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_pre
         reservation=Reservation(closed=True),
     )
     for job in range(len(workload)):
-        turn_s = workload.submitted_s[job] + patience_s
-        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
-        assert result.started_s[job] <= turn_s + (int(ahead.sum()) + 2) * longest_s
+        cycle_s = workload.submitted_s[job] + patience_s
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
+        assert result.started_s[job] <= cycle_s + (int(ahead.sum()) + 2) * longest_s

@@ -227,8 +227,8 @@ def test_a_prediction_that_is_no_number_is_refused():
         ({"run_time_s": np.array([1.0, 2.0])}, "2 run times"),
     ],
 )
-def test_contradictions_are_refused(options, fact):
-    with pytest.raises(UsageError, match=fact):
+def test_contradictions_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
         starts([(0, 9, 6)], a_shape((1, 8)), **options)
 
 

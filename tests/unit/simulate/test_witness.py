@@ -59,7 +59,7 @@ def noted_by_the_reference(workload, shape, *, keys, estimates, **options):
 @pytest.mark.parametrize("guarded", [False, True])
 @given(case=clusters_with_jobs(), order=st.sampled_from(sorted(ALL_ORDERS)), which=st.integers(0, 29))
 @usual
-def test_a_witness_notes_what_each_pass_left(backfill, guarded, case, order, which):
+def test_a_job_trace_notes_what_each_pass_left(backfill, guarded, case, order, which):
     shape, workload, estimates = case
     watched = JobTrace(which % len(workload))
     run_time_s = workload.run_time_s.astype(np.float64)
@@ -92,10 +92,10 @@ def test_a_witness_notes_what_each_pass_left(backfill, guarded, case, order, whi
     assert [note["at_s"] for note in notes] == list(passes)
     for note, row in zip(notes, passes.values(), strict=True):
         size = theirs.jobs[watched.job].gpus
-        rival = next(job for job in row["queue"] if job.gpus <= size)
+        incumbent = next(job for job in row["queue"] if job.gpus <= size)
         assert (note["free"], note["room"]) == (row["free"], row["room"])
         assert note["head"] == row["queue"][0].position
-        assert backfill is Backfill.NONE or note["rival"] == rival.position
+        assert backfill is Backfill.NONE or note["incumbent"] == incumbent.position
         if size <= row["room"] and row["queue"][0].position != watched.job:
             assert note["shadow_s"] == (NEVER if row["shadow"] is None else row["shadow"])
         else:
@@ -106,7 +106,7 @@ def test_the_first_in_line_and_the_first_as_small_are_noted() -> None:
     workload = a_workload([(0, 100, 8), (1, 10, 8), (2, 10, 2), (3, 10, 4)])
     watched = JobTrace(3)
     replay(workload, a_shape((2, 4)), backfill=Backfill.SKIP, order=ORDERS["fifo"], watch=watched)
-    assert watched.notes[["at_s", "head", "rival"]].tolist() == [(3, 1, 2), (100, 2, 2)]
+    assert watched.notes[["at_s", "head", "incumbent"]].tolist() == [(3, 1, 2), (100, 2, 2)]
     assert watched.place == (3, 3)
 
 

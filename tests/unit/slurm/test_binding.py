@@ -176,11 +176,11 @@ def test_a_worker_of_another_protocol_is_refused(backend: Make) -> None:
         backend(a_worker(greeting='{"protocol": 2}')).queue()
 
 
-def test_a_python_without_pyslurm_is_refused_with_a_remedy(backend: Make) -> None:
+def test_a_python_without_pyslurm_is_refused_with_a_hint(backend: Make) -> None:
     way = backend(a_worker(versions='{"error": {"kind": "missing", "message": "No module named pyslurm"}}'))
     with pytest.raises(ClusterRefused, match="No module named pyslurm") as caught:
         way.queue()
-    assert "[slurm] python" in caught.value.remedy
+    assert "[slurm] python" in caught.value.hint
 
 
 def test_an_import_that_ends_the_process_is_named(backend: Make) -> None:
@@ -360,14 +360,14 @@ def test_what_the_worker_writes_to_standard_error_is_drained_and_quoted(backend:
     noisy = 'os.write(2, b"noise " * 50_000 + b"segfault in libslurm\\n")\nos.kill(os.getpid(), 11)'
     with pytest.raises(ClusterUnavailable, match=r"signal 11; it said: .*segfault in libslurm") as caught:
         backend(a_worker(on_call=noisy)).queue()
-    assert len(caught.value.fact) < 1000
+    assert len(caught.value.message) < 1000
 
 
 def test_of_much_noise_an_error_quotes_only_the_end(backend: Make) -> None:
     noisy = 'os.write(2, b"noise " * 50_000 + b"waiting for slurm.conf\\n")\ntime.sleep(3600)'
     with pytest.raises(ClusterUnavailable, match=r"it said: .*waiting for slurm\.conf") as caught:
         backend(a_worker(on_call=noisy), timeout_s=1.0).queue()
-    assert len(caught.value.fact) < 1000
+    assert len(caught.value.message) < 1000
 
 
 def test_closing_ends_the_worker_and_may_be_repeated(backend: Make, pids: Path) -> None:

@@ -20,12 +20,12 @@ from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def a_cluster(slurm: MemorySlurm, *, writes_per_turn: int = 100, undo: JobsUndo | None = None) -> SlurmCluster:
+def a_cluster(slurm: MemorySlurm, *, writes_per_cycle: int = 100, undo: JobsUndo | None = None) -> SlurmCluster:
     return SlurmCluster(
         slurm,
         name="venus",
         site_factor_most=10_000,
-        writes_per_turn=writes_per_turn,
+        writes_per_cycle=writes_per_cycle,
         sprio=slurm.sprio,
         undo=undo,
         clock=lambda: NOON,
@@ -34,7 +34,7 @@ def a_cluster(slurm: MemorySlurm, *, writes_per_turn: int = 100, undo: JobsUndo 
 
 def having(*entries: tuple[JobSetting, str, int]) -> JobsUndo:
     undo = JobsUndo()
-    undo.add(Written(lever=lever, job_id=job, submitted=START, value=value) for lever, job, value in entries)
+    undo.add(Written(setting=setting, job_id=job, submitted=START, value=value) for setting, job, value in entries)
     return undo
 
 
@@ -72,7 +72,7 @@ def test_a_snapshot_shows_the_queue_in_slurms_order_with_the_clock_of_the_looker
     assert snapshot.nodes["name"].tolist() == ["n1", "n2"]
 
 
-def test_one_change_carries_both_levers_of_a_job() -> None:
+def test_one_change_carries_both_setting_kinds_of_a_job() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     outcomes = a_cluster(slurm).apply([an_order(j1=0.5), a_limit("1")])
     assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.DONE]
@@ -105,7 +105,7 @@ def test_what_already_is_so_costs_no_write() -> None:
 
 def test_the_largest_changes_are_written_first_and_the_rest_waits() -> None:
     slurm = MemorySlurm(*(a_raw_job(str(number)) for number in (1, 2, 3)))
-    outcomes = a_cluster(slurm, writes_per_turn=1).apply([an_order(j1=0.2, j2=-0.1, j3=-0.9)])
+    outcomes = a_cluster(slurm, writes_per_cycle=1).apply([an_order(j1=0.2, j2=-0.1, j3=-0.9)])
     assert [change.job_id for change in slurm.changes] == ["3"]
     assert [(outcome.result, outcome.remark) for outcome in outcomes[:2]] == [(Result.POSTPONED, SPENT)] * 2
     assert outcomes[2].result is Result.DONE
@@ -115,7 +115,7 @@ def test_taking_back_comes_before_anything_new() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
     slurm.site["2"] = 137
     undo = having((JobSetting.ORDER, "2", 137))
-    outcomes = a_cluster(slurm, writes_per_turn=1, undo=undo).apply(
+    outcomes = a_cluster(slurm, writes_per_cycle=1, undo=undo).apply(
         [an_order(j1=1.0), RevertJobs(reason="stop", job_ids=("2",))]
     )
     assert slurm.site == {"2": 0}
@@ -139,11 +139,11 @@ def test_a_job_that_is_not_helios_to_touch_is_refused_with_the_reason(job: dict[
     assert slurm.changes == []
 
 
-def test_an_admins_site_factor_stays() -> None:
+def test_an_overridden_site_factor_stays() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 500
     cluster = a_cluster(slurm)
-    for action in (an_order(j1=0.5), RevertJobs(reason="stop", job_ids=("1",), lever=JobSetting.ORDER)):
+    for action in (an_order(j1=0.5), RevertJobs(reason="stop", job_ids=("1",), setting=JobSetting.ORDER)):
         outcome = only(cluster.apply([action]))
         assert (outcome.result, outcome.before) == (Result.REFUSED, "SiteFactor 500")
     assert cluster.apply([RevertJobs(reason="stop")]) == []
@@ -203,7 +203,7 @@ def test_a_restore_takes_back_what_bears_the_mark_and_is_recorded_even_after_a_n
     slurm.site |= {"1": -2537, "3": 25}
     undo = having((JobSetting.ORDER, "1", -2537), (JobSetting.SOFT_LIMIT, "2", 7), (JobSetting.ORDER, "3", 25))
     outcomes = a_cluster(slurm, undo=undo).apply([RevertJobs(reason="stop")])
-    assert {(outcome.job_id, outcome.lever, outcome.result) for outcome in outcomes} == {
+    assert {(outcome.job_id, outcome.setting, outcome.result) for outcome in outcomes} == {
         ("1", JobSetting.ORDER, Result.DONE),
         ("2", JobSetting.SOFT_LIMIT, Result.DONE),
     }
@@ -223,7 +223,7 @@ def test_a_users_own_minimum_that_bears_the_mark_is_left_and_named(minutes: int)
 @pytest.mark.parametrize(
     "record", [(JobSetting.ORDER, "1", 437), (JobSetting.SOFT_LIMIT, "1", 537), (JobSetting.ORDER, "2", 537)]
 )
-def test_a_record_of_another_value_lever_or_job_proves_nothing(record: tuple[JobSetting, str, int]) -> None:
+def test_a_record_of_another_value_setting_or_job_proves_nothing(record: tuple[JobSetting, str, int]) -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 537
     outcome = only(a_cluster(slurm, undo=having(record)).apply([RevertJobs(reason="stop")]))
@@ -261,11 +261,11 @@ def test_the_value_before_the_last_may_come_back_and_is_taken_back() -> None:
     assert slurm.site["1"] == 0
 
 
-def test_a_restore_of_one_lever_leaves_the_other() -> None:
+def test_a_restore_of_one_setting_leaves_the_other() -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=420.0))
     slurm.site["1"] = 137
     undo = having((JobSetting.ORDER, "1", 137), (JobSetting.SOFT_LIMIT, "1", 7))
-    a_cluster(slurm, undo=undo).apply([RevertJobs(reason="stop", lever=JobSetting.SOFT_LIMIT)])
+    a_cluster(slurm, undo=undo).apply([RevertJobs(reason="stop", setting=JobSetting.SOFT_LIMIT)])
     assert (slurm.site["1"], slurm.jobs["1"]["time_min_s"]) == (137, None)
 
 
@@ -284,7 +284,7 @@ def test_what_nobody_can_read_is_never_written_blindly(hiding: dict[str, object]
     outcome = only(cluster.apply([RevertJobs(reason="stop")]))
     assert (outcome.job_id, outcome.result) == ("1", Result.REFUSED)
     assert outcome.remark == f"{HIDDEN}; Helios had written SiteFactor 4037"
-    assert cluster.apply([RevertJobs(reason="stop", job_ids=("1", "2"), lever=JobSetting.ORDER)])
+    assert cluster.apply([RevertJobs(reason="stop", job_ids=("1", "2"), setting=JobSetting.ORDER)])
     assert slurm.changes == []
 
 
@@ -337,9 +337,9 @@ def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
     rows = [
-        a_standing("1", JobSetting.ORDER, 0.5),
-        a_standing("2", JobSetting.SOFT_LIMIT, 660.0),
-        a_standing("3", JobSetting.ORDER, 1),
+        a_applied("1", JobSetting.ORDER, 0.5),
+        a_applied("2", JobSetting.SOFT_LIMIT, 660.0),
+        a_applied("3", JobSetting.ORDER, 1),
     ]
     cluster.know(pd.DataFrame(rows), keep=True)
     assert cluster.snapshot().pending["urgency"].round(1).tolist() == [0.5, 0]
@@ -352,15 +352,15 @@ def test_what_only_the_book_knows_of_a_hidden_job_goes_into_the_file(tmp_path: P
     slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
-    cluster.know(pd.DataFrame([a_standing("1", JobSetting.ORDER, 0.5)]), keep=True)
+    cluster.know(pd.DataFrame([a_applied("1", JobSetting.ORDER, 0.5)]), keep=True)
     cluster.snapshot()
     assert (tmp_path / JOBS_FILE).read_text() == f"site_factor\t1\t{START}\t5037\n"
 
 
-def a_standing(job_id: str, lever: JobSetting, value: float) -> dict[str, object]:
+def a_applied(job_id: str, setting: JobSetting, value: float) -> dict[str, object]:
     submitted = pd.Timestamp(START, unit="s", tz="UTC").as_unit("us")
-    row = {"lever": lever.value, "job_id": job_id, "submitted_at": submitted, "value": value}
-    return row | {"mode": "active", "admins": 0}
+    row = {"setting": setting.value, "job_id": job_id, "submitted_at": submitted, "value": value}
+    return row | {"mode": "active", "overridden": 0}
 
 
 def test_a_task_that_changed_with_its_array_is_told_though_nobody_asked() -> None:
@@ -415,7 +415,7 @@ def test_a_job_that_is_held_while_it_is_changed_is_told_as_written() -> None:
     assert (outcome.result, outcome.after, outcome.remark) == (Result.DONE, "", UNSEEN)
 
 
-def test_of_two_wishes_for_one_lever_the_last_counts() -> None:
+def test_of_two_changes_for_one_setting_the_last_counts() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     first, second = a_cluster(slurm).apply([an_order(j1=0.5), an_order(j1=-0.5)])
     assert (first.result, second.result) == (Result.REFUSED, Result.DONE)
@@ -472,6 +472,6 @@ def test_of_more_changes_than_may_be_written_the_largest_of_each_kind_come_first
     slurm.settings["SchedulerParameters"] = "time_min_as_soft_limit"
     # Of a limit of 100 minutes: 0.93 and 0.13 of it; of the bound of the SiteFactor: 0.5 and 0.1.
     asked = [a_limit("1", minutes=7), a_limit("2", minutes=87), an_order(j3=0.5, j4=0.1)]
-    outcomes = a_cluster(slurm, writes_per_turn=2).apply(asked)
+    outcomes = a_cluster(slurm, writes_per_cycle=2).apply(asked)
     assert {outcome.job_id for outcome in outcomes if outcome.result is Result.DONE} == {"1", "3"}
     assert {outcome.remark for outcome in outcomes if outcome.result is not Result.DONE} == {SPENT}

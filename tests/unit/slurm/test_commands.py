@@ -55,7 +55,7 @@ def test_each_answer_of_many_changes_is_told_apart(program: Program, tmp_path: P
     assert len((tmp_path / "written").read_text().splitlines()) == len(ids)
 
 
-def test_a_change_names_only_the_levers_it_changes(program: Program, tmp_path: Path) -> None:
+def test_a_change_names_only_the_setting_kinds_it_changes(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL)
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
     backend.change([JobUpdate(job_id="1", site_factor=0)])
@@ -143,7 +143,7 @@ def test_a_complaint_becomes_the_error_that_it_means(program: Program, complaint
     folder = program("squeue", f"echo '{complaint}' >&2; exit 1")
     with pytest.raises(error, match=complaint.rsplit(maxsplit=1)[-1].strip("()")) as raised:
         Shell(folder=str(folder)).run("squeue")
-    assert getattr(raised.value, "remedy", "")
+    assert getattr(raised.value, "hint", "")
 
 
 def test_a_missing_program_is_told_with_where_to_say_where_it_is(tmp_path: Path) -> None:

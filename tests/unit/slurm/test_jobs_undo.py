@@ -25,9 +25,9 @@ def now_s() -> int:
 
 
 def a_value(
-    job_id: str = "1", value: int = 4037, *, submitted: int = START, lever: JobSetting = JobSetting.ORDER
+    job_id: str = "1", value: int = 4037, *, submitted: int = START, setting: JobSetting = JobSetting.ORDER
 ) -> Written:
-    return Written(lever=lever, job_id=job_id, submitted=submitted, value=value)
+    return Written(setting=setting, job_id=job_id, submitted=submitted, value=value)
 
 
 def proves(folder: Path, value: int = 4037, **job: object) -> bool:
@@ -96,9 +96,9 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 def test_jobs_that_are_gone_are_forgotten_now_and_then(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
     alive = [a_raw_job(str(number)) for number in range(1_000_000, 1_000_010)]
-    for turn in range(60):
-        gone = [a_value(str(100 * turn + number), 137) for number in range(100)]
-        undo.add([*gone, *(a_value(job["job_id"], 100 * turn + 137) for job in alive)], queue=alive)
+    for cycle in range(60):
+        gone = [a_value(str(100 * cycle + number), 137) for number in range(100)]
+        undo.add([*gone, *(a_value(job["job_id"], 100 * cycle + 137) for job in alive)], queue=alive)
     assert len((tmp_path / JOBS_FILE).read_text().splitlines()) < 2_000
     again = JobsUndo(tmp_path)
     again.refresh()

@@ -29,13 +29,13 @@ from tests.unit.slurm.slurm import SleepySlurm, a_raw_node
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def nodes_of(slurm: SleepySlurm, *, writes_per_turn: int = 100) -> SlurmNodes:
+def nodes_of(slurm: SleepySlurm, *, writes_per_cycle: int = 100) -> SlurmNodes:
     return SlurmNodes(
         slurm,
         slurm,  # type: ignore[arg-type]  # because it answers as the desk does
         name="venus",
         site_factor_most=10_000,
-        writes_per_turn=writes_per_turn,
+        writes_per_cycle=writes_per_cycle,
         clock=lambda: NOON,
     )
 
@@ -52,8 +52,8 @@ def up(*names: str) -> list[NodeAction]:
     return [PowerUp(node=name, reason="wanted soon") for name in names]
 
 
-def restore(lever: NodeSetting, **own: str) -> RevertNodes:
-    return RevertNodes(lever=lever, own=tuple(own.items()), reason="stop")
+def restore(setting: NodeSetting, **own: str) -> RevertNodes:
+    return RevertNodes(setting=setting, own=tuple(own.items()), reason="stop")
 
 
 def only(outcomes: list[NodeOutcome]) -> NodeOutcome:
@@ -216,7 +216,7 @@ def test_what_slurm_swallowed_is_a_mismatch_and_what_it_refused_a_failure() -> N
     assert outcomes[1].remark == "Invalid node state specified"
 
 
-def test_the_last_of_two_wishes_for_a_node_is_written() -> None:
+def test_the_last_of_two_changes_for_a_node_is_written() -> None:
     slurm = SleepySlurm(a_raw_node("n1"))
     outcomes = nodes_of(slurm).steer(
         [FillFirst(tiers=((), ("n1",)), reason="pack"), FillFirst(tiers=((), (), ("n1",)), reason="pack")]
@@ -236,7 +236,7 @@ def test_taking_back_and_waking_come_before_sleeping_and_weights() -> None:
         *up("n2"),
         restore(NodeSetting.WEIGHT, n3="1"),
     ]
-    outcomes = nodes_of(slurm, writes_per_turn=2).steer(actions)
+    outcomes = nodes_of(slurm, writes_per_cycle=2).steer(actions)
     assert [outcome.result for outcome in outcomes] == [Result.POSTPONED, Result.POSTPONED, Result.DONE, Result.DONE]
     assert {outcome.remark for outcome in outcomes[:2]} == {SPENT}
     assert {change.node for change in slurm.written} == {"n2", "n3"}
@@ -250,7 +250,7 @@ def test_an_order_of_filling_stands_on_the_sites_own_weights() -> None:
     own = (("n1", 20), ("n4", 50))
     again = FillFirst(tiers=(("n1",), ("n4",)), reason="pack", own=own)
     assert [outcome.after for outcome in cluster.steer([again])] == ["Weight 20", "Weight 51"]
-    cluster.steer([RevertNodes(lever=NodeSetting.WEIGHT, own=(("n4", "50"), ("n1", "20.0")), reason="stop")])
+    cluster.steer([RevertNodes(setting=NodeSetting.WEIGHT, own=(("n4", "50"), ("n1", "20.0")), reason="stop")])
     assert [node["weight"] for node in slurm.node.values()] == [20, 20, 20, 50]
 
 
@@ -271,7 +271,7 @@ def test_the_keep_awake_list_holds_the_sites_own_and_is_given_back() -> None:
     assert (second.before, second.after) == ("SuspendExcNodes n[8-9]:1,n1", "SuspendExcNodes n[8-9]:1,n2")
     again = only(cluster.steer([KeepAwake(nodes=("n2",), reason="wanted", own="n[8-9]:1")]))
     assert again.result is Result.UNCHANGED
-    back = only(cluster.steer([RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", "n[8-9]:1"),), reason="stop")]))
+    back = only(cluster.steer([RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n[8-9]:1"),), reason="stop")]))
     assert (back.result, slurm.settings["SuspendExcNodes"]) == (Result.DONE, "n[8-9]:1")
     assert len(slurm.lists) == 3
 
@@ -279,7 +279,7 @@ def test_the_keep_awake_list_holds_the_sites_own_and_is_given_back() -> None:
 def test_an_empty_own_list_is_given_back_as_none() -> None:
     slurm = SleepySlurm(a_raw_node("n1"), SuspendExcNodes="n1")
     for own in ("", "(null)"):
-        nodes_of(slurm).steer([RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", own),), reason="stop")])
+        nodes_of(slurm).steer([RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", own),), reason="stop")])
         assert slurm.settings["SuspendExcNodes"] == "(null)"
 
 

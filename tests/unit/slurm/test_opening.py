@@ -18,7 +18,7 @@ from tests.unit.slurm.test_commands import Program, program
 __all__ = ["program"]  # a fixture
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
-SETTINGS: dict[str, Any] = {"site_factor_most": 1234, "writes_per_turn": 7, "timeout_s": 9.0}
+SETTINGS: dict[str, Any] = {"site_factor_most": 1234, "writes_per_cycle": 7, "timeout_s": 9.0}
 
 
 @pytest.fixture
@@ -41,15 +41,17 @@ def test_what_is_opened_has_the_clusters_name_and_the_bounds_of_the_settings(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     told: dict[str, Any] = {}
-    monkeypatch.setattr(connect, door, lambda backend, *desk, **words: told.update(words, backend=backend, desk=desk))
+    monkeypatch.setattr(
+        connect, door, lambda backend, *operations, **words: told.update(words, backend=backend, operations=operations)
+    )
     if door == "SlurmCluster":
         connect.open_cluster(settings(slurm), environment=environment(), clock=lambda: NOW)
         assert told["sprio"].shell.folder == str(slurm)
     else:
         connect.open_nodes(settings(slurm), racks="r1=n[1-2]", environment=environment(), clock=lambda: NOW)
-        (desk,) = told["desk"]
-        assert (dict(desk.racks), desk.shell.folder) == ({"n1": "r1", "n2": "r1"}, str(slurm))
-    assert (told["name"], told["site_factor_most"], told["writes_per_turn"]) == ("lab", 1234, 7)
+        (operations,) = told["desk"]
+        assert (dict(operations.racks), operations.shell.folder) == ({"n1": "r1", "n2": "r1"}, str(slurm))
+    assert (told["name"], told["site_factor_most"], told["writes_per_cycle"]) == ("lab", 1234, 7)
     assert told["clock"]() == NOW
     assert len(told["notes"]) == 1
     assert told["backend"].shell.timeout_s == 9.0

@@ -12,7 +12,7 @@ from helios.slurm import translate
 from helios.slurm.power import (
     Exclusions,
     Surroundings,
-    hands_off,
+    excluded_reason,
     in_hand,
     join_exceptions,
     keep_awake_list,
@@ -66,7 +66,7 @@ def test_a_state_that_slurm_writes_is_a_power_state(state: str, flags: str | Non
 def test_what_an_admin_has_in_hand_is_neither_put_to_sleep_nor_woken(state: str, flags: str | None, why: str) -> None:
     node = a_raw_node("n1", state=state, flags=flags, reason="disk")
     assert why in in_hand(node)
-    assert why in hands_off(node)
+    assert why in excluded_reason(node)
 
 
 @pytest.mark.parametrize(
@@ -74,25 +74,28 @@ def test_what_an_admin_has_in_hand_is_neither_put_to_sleep_nor_woken(state: str,
 )
 def test_what_slurm_needs_is_not_put_to_sleep_but_may_be_woken(flags: str, why: str) -> None:
     node = a_raw_node("n1", flags=flags)
-    assert why in hands_off(node)
+    assert why in excluded_reason(node)
     assert in_hand(node) == ""
 
 
 def test_a_node_that_does_not_answer_is_left_alone_but_one_that_boots_has_time() -> None:
-    assert hands_off(a_raw_node("n1", flags="NOT_RESPONDING")) == "it does not answer"
-    assert hands_off(a_raw_node("n1", flags="NOT_RESPONDING+POWERING_UP")) == ""
+    assert excluded_reason(a_raw_node("n1", flags="NOT_RESPONDING")) == "it does not answer"
+    assert excluded_reason(a_raw_node("n1", flags="NOT_RESPONDING+POWERING_UP")) == ""
 
 
 @pytest.mark.parametrize(("state", "flags"), [("IDLE", None), ("ALLOCATED", None), ("MIXED", None), ("IDLE", "CLOUD")])
 def test_a_plain_node_is_anybodys(state: str, flags: str | None) -> None:
-    assert hands_off(a_raw_node("n1", state=state, flags=flags)) == ""
+    assert excluded_reason(a_raw_node("n1", state=state, flags=flags)) == ""
 
 
 def test_what_the_site_excludes_by_partition_or_state_is_named() -> None:
     excluded = Exclusions.of({"SuspendExcParts": "login,debug", "SuspendExcStates": "CLOUD,planned"})
-    assert hands_off(a_raw_node("n1", partitions="gpu,debug"), excluded) == "SuspendExcParts names its partition debug"
-    assert hands_off(a_raw_node("n1", flags="CLOUD"), excluded) == "SuspendExcStates names CLOUD"
-    assert hands_off(a_raw_node("n1"), excluded) == ""
+    assert (
+        excluded_reason(a_raw_node("n1", partitions="gpu,debug"), excluded)
+        == "SuspendExcParts names its partition debug"
+    )
+    assert excluded_reason(a_raw_node("n1", flags="CLOUD"), excluded) == "SuspendExcStates names CLOUD"
+    assert excluded_reason(a_raw_node("n1"), excluded) == ""
 
 
 def test_a_keep_awake_list_without_number_keeps_every_node_whatever_it_does() -> None:
@@ -150,13 +153,13 @@ def test_the_sites_own_list_stands_first_and_as_it_is() -> None:
     assert join_exceptions("", []) == ""
 
 
-def test_a_frame_of_nodes_says_power_hands_off_rack_and_who_is_kept_awake() -> None:
+def test_a_frame_of_nodes_says_power_excluded_reason_rack_and_who_is_kept_awake() -> None:
     drained = a_raw_node("n3", flags="DRAIN", reason="caf\udce9")
     nodes = [a_raw_node("n2", flags="POWERED_DOWN"), a_raw_node("n1"), drained]
     around = Surroundings(exclusions=Exclusions(warm=keep_awake_list("n1")), racks={"n2": "r1"})
     frame = translate.node_states(nodes, around)
     assert frame["name"].tolist() == ["n1", "n2", "n3"]
     assert frame["power"].tolist() == ["awake", "asleep", "awake"]
-    assert frame["hands_off"].astype(object).fillna("").tolist() == ["", "", "it is drained (caf\\xe9)"]
+    assert frame["excluded_reason"].astype(object).fillna("").tolist() == ["", "", "it is drained (caf\\xe9)"]
     assert frame["kept_awake"].tolist() == [1, 0, 0]
     assert frame["rack"].astype(object).fillna("").tolist() == ["", "r1", ""]

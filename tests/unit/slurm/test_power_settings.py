@@ -108,28 +108,28 @@ esac
 """
 
 
-def a_desk(folder: Path, topology: str = "tree") -> PowerConfigReader:
+def a_operations(folder: Path, topology: str = "tree") -> PowerConfigReader:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TOPOLOGY": topology}
     return PowerConfigReader(shell=Shell(folder=str(folder), environment=environment), racks={"n2": "mine"})
 
 
 def test_a_configured_rack_goes_before_the_topology(program: Program) -> None:
     folder = program("scontrol", SCONTROL)
-    assert dict(a_desk(folder)().surroundings.racks) == {"n1": "r1", "n2": "mine"}
-    assert dict(a_desk(folder, "flat")().surroundings.racks) == {"n2": "mine"}
+    assert dict(a_operations(folder)().surroundings.racks) == {"n1": "r1", "n2": "mine"}
+    assert dict(a_operations(folder, "flat")().surroundings.racks) == {"n2": "mine"}
 
 
 def test_a_keep_awake_list_is_written_whole_and_a_refusal_is_told(program: Program) -> None:
     folder = program("scontrol", SCONTROL)
-    assert a_desk(folder).keep_awake("n[1-2]:1,n9") == ""
+    assert a_operations(folder).keep_awake("n[1-2]:1,n9") == ""
     assert (folder / "written").read_text() == "update SuspendExcNodes=n[1-2]:1,n9\n"
-    assert a_desk(folder).keep_awake("no") == "Permission denied"
+    assert a_operations(folder).keep_awake("no") == "Permission denied"
 
 
 def test_a_silent_controller_is_an_error(program: Program) -> None:
     folder = program("scontrol", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
     with pytest.raises(ClusterUnavailable):
-        a_desk(folder)()
+        a_operations(folder)()
 
 
 def test_recorded_clusters_say_whether_their_nodes_can_sleep() -> None:

@@ -82,14 +82,14 @@ def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> 
 def test_a_setting_is_judged(examined: Examine, check: str, verdict: FindingLevel, settings: dict[str, str]) -> None:
     found = examined(**settings)[check]
     assert found.verdict is verdict, found
-    assert bool(found.remedy) == (verdict is not FindingLevel.OK)
+    assert bool(found.hint) == (verdict is not FindingLevel.OK)
 
 
 def test_a_script_of_the_site_that_does_not_call_the_hook_is_found(examined: Examine, tmp_path: Path) -> None:
     script, asked = tmp_path / "job_submit.lua", {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     assert examined(**asked)["priority hook"].verdict is FindingLevel.OK  # nobody can read it here
     script.write_text("function slurm_job_submit() return slurm.SUCCESS end")
-    assert str(script) in examined(**asked)["priority hook"].fact
+    assert str(script) in examined(**asked)["priority hook"].message
     script.write_text('pcall(dofile, "/etc/slurm/helios_hook.lua")')
     assert examined(**asked)["priority hook"].verdict is FindingLevel.OK
 
@@ -103,17 +103,17 @@ def test_a_table_that_slurmctld_may_not_read_is_found(monkeypatch: pytest.Monkey
     (found,) = hook_table_check(tmp_path / "hook" / "table")(ground)
     assert asked == [("slurm", tmp_path / "hook" / "table")]
     assert (found.check, found.verdict) == ("priority hook", FindingLevel.WARN)
-    assert found.remedy.startswith(f"Let slurm into the group of {tmp_path},")
+    assert found.hint.startswith(f"Let slurm into the group of {tmp_path},")
     monkeypatch.setattr(preflight, "closed_to", lambda user, path: None)
     assert list(hook_table_check(tmp_path)(ground)) == []
 
 
 def test_a_silent_controller_is_the_only_finding() -> None:
     def silent() -> dict[str, str]:
-        raise ClusterUnavailable("slurmctld does not answer", remedy="scontrol ping")
+        raise ClusterUnavailable("slurmctld does not answer", hint="scontrol ping")
 
     (finding,) = examine(shell=Shell(), configuration=silent, user="root", site_factor_most=1000)
-    assert (finding.check, finding.verdict, finding.remedy) == ("controller", FindingLevel.FAIL, "scontrol ping")
+    assert (finding.check, finding.verdict, finding.hint) == ("controller", FindingLevel.FAIL, "scontrol ping")
 
 
 def test_a_check_that_cannot_be_made_does_not_hide_the_others(program: Program, examined: Examine) -> None:

@@ -93,13 +93,13 @@ def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> 
 def test_a_setting_is_judged(examined: Examine, check: str, verdict: FindingLevel, settings: dict[str, str]) -> None:
     found = examined(**settings)[check]
     assert found.verdict is verdict, found
-    assert bool(found.remedy) == (verdict is not FindingLevel.OK)
+    assert bool(found.hint) == (verdict is not FindingLevel.OK)
 
 
 def test_a_program_that_cannot_be_run_is_named(examined: Examine, tmp_path: Path) -> None:
     (tmp_path / "resume").chmod(0o644)
     found = examined()["power programs"]
-    assert (found.verdict, found.fact) == (
+    assert (found.verdict, found.message) == (
         FindingLevel.FAIL,
         f"ResumeProgram is {tmp_path / 'resume'}, which cannot be run",
     )

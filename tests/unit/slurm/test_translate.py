@@ -55,7 +55,7 @@ def test_the_urgency_of_a_job_that_cannot_be_read_or_that_helios_did_not_set_is_
     undo = having(JobSetting.ORDER, **{"1": 9937})
     queue = translate.pending(jobs, factors, most=10_000, release=NEW, undo=undo)
     assert queue["urgency"].tolist() == [1, 0, 0]
-    assert queue["hands_off"].notna().tolist() == [False, False, True]
+    assert queue["excluded_reason"].notna().tolist() == [False, False, True]
 
 
 def test_units_and_missing_values_of_a_job() -> None:
@@ -103,14 +103,14 @@ def test_nodes_come_in_the_order_of_their_numbers() -> None:
     ],
 )
 def test_a_hand_on_a_job_is_named(factor: SiteFactor | None, why: str) -> None:
-    assert translate.hands_off(a_raw_job("1"), factor, having(JobSetting.ORDER, **{"1": -2537})) == why
+    assert translate.excluded_reason(a_raw_job("1"), factor, having(JobSetting.ORDER, **{"1": -2537})) == why
 
 
 def test_a_mark_without_a_record_is_a_hand_on_a_job() -> None:
-    assert "an admin set SiteFactor -2537, or" in translate.hands_off(a_raw_job("1"), SiteFactor(value=-2537))
+    assert "an admin set SiteFactor -2537, or" in translate.excluded_reason(a_raw_job("1"), SiteFactor(value=-2537))
 
 
-def having(lever: JobSetting, **values: int) -> JobsUndo:
+def having(setting: JobSetting, **values: int) -> JobsUndo:
     undo = JobsUndo()
-    undo.add(Written(lever=lever, job_id=job_id, submitted=START, value=value) for job_id, value in values.items())
+    undo.add(Written(setting=setting, job_id=job_id, submitted=START, value=value) for job_id, value in values.items())
     return undo

@@ -56,5 +56,5 @@ def test_where_the_sites_weights_lie_close_tiers_are_merged() -> None:
     assert weights_by_tier(own | {"next": 2}, [["a"], ["b"], ["c"], ["d"]]) == dict.fromkeys("abcd", 1)
 
 
-def test_a_node_that_no_tier_names_still_bounds_the_others() -> None:
+def test_a_node_that_no_tier_names_suspended_bounds_the_others() -> None:
     assert weights_by_tier({"a": 20, "b": 20, "quiet": 21}, [["a"], ["b"]]) == {"a": 20, "b": 20}

@@ -36,7 +36,7 @@ from helios.slurm.nodes import HEAVIEST, weights_by_tier
 from helios.slurm.power import (
     Exclusions,
     Surroundings,
-    hands_off,
+    excluded_reason,
     in_hand,
     join_exceptions,
     keep_awake_list,
@@ -98,8 +98,8 @@ def test_a_pending_job_is_read_with_every_column() -> None:
     )
     undo = JobsUndo()
     undo.add(
-        Written(lever=lever, job_id="7", submitted=START, value=value)
-        for lever, value in ((JobSetting.ORDER, 5037), (JobSetting.SOFT_LIMIT, 7))
+        Written(setting=setting, job_id="7", submitted=START, value=value)
+        for setting, value in ((JobSetting.ORDER, 5037), (JobSetting.SOFT_LIMIT, 7))
     )
     queue = translate.pending([job], {"7": SiteFactor(value=5037)}, most=10_000, release=NEW, undo=undo)
     assert whole(queue) == {
@@ -131,7 +131,7 @@ def test_a_pending_job_is_read_with_every_column() -> None:
     }
 
 
-def test_a_running_job_is_read_with_every_column_and_no_lever_but_the_users() -> None:
+def test_a_running_job_is_read_with_every_column_and_no_setting_but_the_users() -> None:
     job = a_raw_job(
         "8",
         state="RUNNING",
@@ -167,7 +167,7 @@ def test_a_running_job_is_read_with_every_column_and_no_lever_but_the_users() ->
         "node_list": "n[1-2]",
         "priority": 100_000,
         "urgency": 0.0,
-        "hands_off": "it is a component of heterogeneous job 5",
+        "excluded_reason": "it is a component of heterogeneous job 5",
     }
 
 
@@ -190,7 +190,7 @@ def test_a_node_is_read_with_every_column() -> None:
         "state": "MIXED",
         "flags": "PLANNED",
         "power": "awake",
-        "hands_off": "Slurm plans to start a job on it",
+        "excluded_reason": "Slurm plans to start a job on it",
         "kept_awake": 1,
         "rack": "r7",
         "cpus": 64,
@@ -223,14 +223,14 @@ def test_a_node_is_read_with_every_column() -> None:
 def test_why_a_job_is_left_alone_names_what_was_found(
     job: dict[str, Any], factor: SiteFactor | None, words: str
 ) -> None:
-    why = translate.hands_off(a_raw_job("1", **job), factor)
+    why = translate.excluded_reason(a_raw_job("1", **job), factor)
     assert bool(why) == bool(words)
     assert words in why
 
 
 def test_a_time_min_bears_the_mark_from_the_first_release_with_soft_limits_on() -> None:
     job, undo = a_raw_job("7", time_min_s=420.0), JobsUndo()
-    undo.add([Written(lever=JobSetting.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
+    undo.add([Written(setting=JobSetting.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
     releases = ((23, 2), (23, 11), (26, 5))
     marked = {release: translate.is_our_time_min(job, undo, release=release) for release in releases}
     assert marked == {(23, 2): False, (23, 11): True, (26, 5): True}
@@ -324,7 +324,7 @@ def test_sprio_that_fails_is_an_error_of_its_kind(program: Program) -> None:
     program("sprio", "echo 'You are not running a supported priority plugin (priority type basic)' >&2; exit 1")
     with pytest.raises(ClusterRefused) as refused:
         Sprio(shell=Shell(folder=str(folder)))()
-    assert "PriorityType=priority/multifactor" in refused.value.remedy
+    assert "PriorityType=priority/multifactor" in refused.value.hint
 
 
 # The accounting.
@@ -356,8 +356,8 @@ def test_a_window_is_refused_with_what_to_set(tmp_path: Path) -> None:
         accounting.sacct_window(NOW, NOW.replace(tzinfo=None), path=tmp_path / "w.txt")
     with pytest.raises(UsageError, match="31 days") as refused:
         accounting.sacct_window(NOW, NOW + timedelta(days=31, seconds=1), path=tmp_path / "w.txt")
-    assert "window_s" in refused.value.remedy
-    assert "2026-11-21 10:00" in refused.value.fact
+    assert "window_s" in refused.value.hint
+    assert "2026-11-21 10:00" in refused.value.message
 
 
 def test_node_events_are_asked_for_by_cluster_and_window_and_read_whole(program: Program, tmp_path: Path) -> None:
@@ -475,13 +475,13 @@ def test_a_node_in_somebodys_hand_says_in_whose_and_why(flags: str, words: str) 
     node = a_raw_node("n1", flags=flags, reason="bad disk [root@2026-11-21T10:00:00]")
     assert words in in_hand(node)
     assert in_hand(node).endswith("(bad disk)") == (flags != "NEVER_HEARD_OF")
-    assert hands_off(node) == in_hand(node)
+    assert excluded_reason(node) == in_hand(node)
 
 
 @pytest.mark.parametrize("flags", ["CLOUD", "PERFCTRS", "NET", "POWERED_DOWN", "POWERING_UP", None])
 def test_a_harmless_flag_keeps_nobody_off(flags: str | None) -> None:
     assert in_hand(a_raw_node("n1", flags=flags)) == ""
-    assert hands_off(a_raw_node("n1", flags=flags)) == ""
+    assert excluded_reason(a_raw_node("n1", flags=flags)) == ""
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_a_harmless_flag_keeps_nobody_off(flags: str | None) -> None:
 )
 def test_what_slurm_needs_is_woken_and_not_put_to_sleep(flags: str, words: str) -> None:
     assert in_hand(a_raw_node("n1", flags=flags)) == ""
-    assert words in hands_off(a_raw_node("n1", flags=flags))
+    assert words in excluded_reason(a_raw_node("n1", flags=flags))
 
 
 def test_states_of_a_node_that_is_nobodys() -> None:
@@ -505,9 +505,9 @@ def test_exclusions_by_partition_and_state_name_what_they_exclude() -> None:
     excluded = Exclusions.of({"SuspendExcParts": "login, debug", "SuspendExcStates": "mixed,PLANNED"})
     assert excluded.partitions == {"login", "debug"}
     assert excluded.states == {"MIXED", "PLANNED"}
-    assert hands_off(a_raw_node("n1", partitions="gpu,login"), excluded).endswith("login")
-    assert hands_off(a_raw_node("n1", state="MIXED"), excluded).endswith("MIXED")
-    assert hands_off(a_raw_node("n1"), excluded) == ""
+    assert excluded_reason(a_raw_node("n1", partitions="gpu,login"), excluded).endswith("login")
+    assert excluded_reason(a_raw_node("n1", state="MIXED"), excluded).endswith("MIXED")
+    assert excluded_reason(a_raw_node("n1"), excluded) == ""
 
 
 def test_a_number_in_a_keep_awake_list_keeps_the_first_so_many_that_are_ready() -> None:
@@ -577,7 +577,7 @@ def test_the_heaviest_weight_leaves_room_for_no_more_than_there_is() -> None:
 def told(outcome: NodeOutcome) -> tuple[Any, ...]:
     return (
         outcome.action,
-        outcome.lever,
+        outcome.setting,
         outcome.node,
         outcome.result,
         outcome.reason,
@@ -586,16 +586,16 @@ def told(outcome: NodeOutcome) -> tuple[Any, ...]:
     )
 
 
-def test_every_outcome_of_a_steer_names_action_lever_node_reason_and_what_was_read() -> None:
+def test_every_outcome_of_a_steer_names_action_setting_node_reason_and_what_was_read() -> None:
     slurm = SleepySlurm(*(a_raw_node(f"n{number}", weight=10) for number in (1, 2, 3, 4)), asleep("n5", weight=10))
     fill = FillFirst(tiers=(("n3",), ("n4", "gone")), reason="pack")
     actions: list[NodeAction] = [*down("n1"), *up("n5"), fill, KeepAwake(nodes=("n2", "gone"), reason="soon")]
     outcomes = nodes_of(slurm).steer(actions)
-    power_lever, weight, kept = NodeSetting.POWER, NodeSetting.WEIGHT, NodeSetting.KEEP_AWAKE
+    power_setting, weight, kept = NodeSetting.POWER, NodeSetting.WEIGHT, NodeSetting.KEEP_AWAKE
     sleeping, waking = "IDLE+POWERED_DOWN", "IDLE+POWER_UP+POWERED_DOWN"
     assert [told(outcome) for outcome in outcomes] == [
-        ("PowerDown", power_lever, "n1", Result.DONE, "nothing to do", "IDLE", "IDLE+POWER_DOWN"),
-        ("PowerUp", power_lever, "n5", Result.DONE, "wanted soon", sleeping, waking),
+        ("PowerDown", power_setting, "n1", Result.DONE, "nothing to do", "IDLE", "IDLE+POWER_DOWN"),
+        ("PowerUp", power_setting, "n5", Result.DONE, "wanted soon", sleeping, waking),
         ("FillFirst", weight, "n3", Result.UNCHANGED, "pack", "Weight 10", "Weight 10"),
         ("FillFirst", weight, "n4", Result.DONE, "pack", "Weight 10", "Weight 11"),
         ("FillFirst", weight, "gone", Result.GONE, "pack", "", ""),
@@ -619,7 +619,7 @@ def test_a_weight_or_a_list_that_nobody_can_read_is_refused() -> None:
     cluster = nodes_of(slurm)
     weight = only(cluster.steer([restore(NodeSetting.WEIGHT, n1="heavy")]))
     assert (weight.result, "heavy" in weight.remark) == (Result.REFUSED, True)
-    own = RevertNodes(lever=NodeSetting.KEEP_AWAKE, own=(("", "n[1-"),), reason="stop")
+    own = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n[1-"),), reason="stop")
     kept = only(cluster.steer([own]))
     assert (kept.result, bool(kept.remark), slurm.lists) == (Result.REFUSED, True, [])
 
@@ -648,7 +648,7 @@ def test_of_writes_beyond_the_budget_wakes_come_before_lists_sleeps_and_weights(
     by_budget = []
     for most in (1, 2, 3):
         fresh = SleepySlurm(*(dict(node) for node in slurm.node.values()))  # type: ignore[arg-type]
-        outcomes = nodes_of(fresh, writes_per_turn=most).steer(actions)
+        outcomes = nodes_of(fresh, writes_per_cycle=most).steer(actions)
         by_budget.append([outcome.action for outcome in outcomes if outcome.result is Result.DONE])
     assert by_budget == [["PowerUp"], ["KeepAwake", "PowerUp"], ["PowerDown", "KeepAwake", "PowerUp"]]
 
@@ -726,7 +726,7 @@ def test_every_finding_of_a_well_set_cluster_says_what_was_found(examined: Exami
         "priority hook": ["JobSubmitPlugins is lua"],
     }
     assert found.keys() == facts.keys()
-    missing = {name: word for name, words in facts.items() for word in words if word not in found[name].fact}
+    missing = {name: word for name, words in facts.items() for word in words if word not in found[name].message}
     assert missing == {}
 
 
@@ -742,7 +742,7 @@ def test_the_doctor_asks_slurms_programs_with_these_words(examined: Examined, tm
 
 
 @pytest.mark.parametrize(
-    ("check", "changed", "fact", "remedy"),
+    ("check", "changed", "fact", "hint"),
     [
         ("controller", {"SLURM_VERSION": "21.08.8"}, "21.08.8", "shadow"),
         ("priority", {"PriorityType": "priority/basic"}, "priority/basic", "priority/multifactor"),
@@ -765,11 +765,11 @@ def test_the_doctor_asks_slurms_programs_with_these_words(examined: Examined, tm
     ],
 )
 def test_a_finding_names_the_setting_and_what_to_set(
-    examined: Examined, check: str, changed: dict[str, str], fact: str, remedy: str
+    examined: Examined, check: str, changed: dict[str, str], message: str, hint: str
 ) -> None:
     found = examined(**changed)[check]
-    assert fact in found.fact
-    assert remedy in found.remedy
+    assert message in found.message
+    assert hint in found.hint
     assert found.verdict is not FindingLevel.OK
 
 
@@ -790,7 +790,7 @@ def test_a_finding_names_the_setting_and_what_to_set(
 )
 def test_at_the_very_bound_nothing_is_wrong(examined: Examined, check: str, changed: dict[str, str]) -> None:
     found = examined(**changed)[check]
-    assert (found.verdict, found.remedy) == (FindingLevel.OK, "")
+    assert (found.verdict, found.hint) == (FindingLevel.OK, "")
 
 
 def test_the_controllers_time_is_read_of_sdiag_or_said_to_be_missing(program: Program) -> None:
@@ -814,7 +814,7 @@ def test_sleeps_and_wakes_are_their_own_actions() -> None:
     [{"SuspendProgram": "(null)"}, {"SuspendTime": "NONE"}, {"SuspendTime": "INFINITE"}, {"SuspendTime": ""}],
 )
 def test_power_saving_is_off_without_its_program_or_its_time(examined: Examined, changed: dict[str, str]) -> None:
-    assert examined(**changed)["power"].fact == "power saving is off"
+    assert examined(**changed)["power"].message == "power saving is off"
 
 
 # What Slurm's commands print.
@@ -961,7 +961,7 @@ def test_a_node_that_scontrol_prints_is_read_with_every_field(program: Program) 
 def test_the_value_of_before_is_told_where_nothing_was_written_or_read_back() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10), a_raw_node("n2", weight=10))
     fill = FillFirst(tiers=(("n1",), ("n2",)), reason="pack")
-    spent = nodes_of(slurm, writes_per_turn=0).steer([fill])
+    spent = nodes_of(slurm, writes_per_cycle=0).steer([fill])
     assert [(outcome.result, outcome.before) for outcome in spent] == [
         (Result.UNCHANGED, "Weight 10"),
         (Result.POSTPONED, "Weight 10"),

@@ -265,7 +265,7 @@ def test_zero_is_written_although_pyslurm_drops_it(site: Site) -> None:
     assert site.written() == [[7, {"site_factor": 0, "time_min": 0}]]
 
 
-def test_only_the_lever_that_is_named_is_written(site: Site) -> None:
+def test_only_the_setting_that_is_named_is_written(site: Site) -> None:
     site.has(jobs=[a_job()])
     site.backend.change([JobUpdate(job_id="7", site_factor=-2537), JobUpdate(job_id="7", time_min=17)])
     assert site.written() == [[7, {"site_factor": -2537}], [7, {"time_min": 17}]]

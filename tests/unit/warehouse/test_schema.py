@@ -23,8 +23,8 @@ def test_every_declared_column_of_the_other_frames_has_its_place() -> None:
         (NODE_EVENTS, schema.node_events),
         (REJECTS, schema.rejects),
         (PREDICTIONS, schema.predictions),
-        (APPLIED_CHANGES, schema.standings),
-        (APPLIED_NODE_CHANGES, schema.node_standings),
+        (APPLIED_CHANGES, schema.applied_changes),
+        (APPLIED_NODE_CHANGES, schema.applied_node_changes),
         (NODE_TALLIES, schema.node_tallies),
     ]:
         assert set(kind.names) <= set(table.c.keys()), kind.name

@@ -22,9 +22,9 @@ from helios.errors import HeliosError
 from helios.model import NodePower, Snapshot
 from helios.ports import Domain
 from helios.testing import FakeLedger, FakeNodes, a_demand, a_node
-from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, all_is_well, canary, seat
+from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, active, all_is_well, canary
 
-__all__ = ["ACTIVE", "OFF", "SHADOW", "Says", "all_is_well", "canary", "seat"]
+__all__ = ["ACTIVE", "OFF", "SHADOW", "Says", "active", "all_is_well", "canary"]
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -77,7 +77,7 @@ class NodeTable:
     """Nodes and the ledger of their office, turn after turn."""
 
     cluster: FakeNodes = field(default_factory=lambda: FakeNodes(nodes=some_nodes()))
-    ledger: FakeLedger = field(default_factory=lambda: FakeLedger(office=Domain.NODES))
+    ledger: FakeLedger = field(default_factory=lambda: FakeLedger(domain=Domain.NODES))
     settings: Settings = field(default_factory=node_settings)
     memory: NodeControllerState = field(default_factory=NodeControllerState)
     holder: str = "helios-1"
@@ -87,11 +87,11 @@ class NodeTable:
     undo: Undo = field(default_factory=Undo)
     undo_fails: HeliosError | None = None
 
-    def turn(self, *seats: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
+    def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
         """Let time pass and take a turn; the memory goes through its text, as in life."""
         self.cluster.tick(after)
         report = run_node_cycle(
-            seats=seats,
+            active_services=active_services,
             cluster=self.cluster,
             expectation=self.expectation,
             ledger=self.ledger,
@@ -110,12 +110,12 @@ class NodeTable:
 
     def after_two_looks(self) -> NodeTable:
         """Have looked once, so that what is idle is so at two looks in the next turn."""
-        self.turn()
+        self.cycle()
         return self
 
     def says(self, *actions: NodeAction, after: timedelta = MINUTE, **columns: Any) -> NodeCycleReport:
         """Take a turn in which one service, active unless said otherwise, asks for this."""
-        return self.turn(seat(Says(*actions), **({"name": "ces"} | columns)), after=after)
+        return self.cycle(active(Says(*actions), **({"name": "ces"} | columns)), after=after)
 
     def release(self, reason: str = "enough") -> NodeCycleReport:
         return release_nodes(
@@ -147,8 +147,8 @@ class NodeTable:
         refused = [row for row in self.lines(target=node) if row["outcome"].startswith(("refused", "postponed"))]
         return str(refused[-1]["outcome"]) if refused else ""
 
-    def standing(self, mode: str = "active", *, lever: str = "power") -> dict[str, str]:
+    def applied(self, mode: str = "active", *, setting: str = "power") -> dict[str, str]:
         """Value by node of what stands in that mode."""
-        frame = self.ledger.standings()
-        chosen = frame[(frame["mode"] == mode) & (frame["lever"] == lever)]
+        frame = self.ledger.applied_changes()
+        chosen = frame[(frame["mode"] == mode) & (frame["setting"] == setting)]
         return dict(zip(chosen["node"], chosen["value"], strict=True))

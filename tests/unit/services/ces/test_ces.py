@@ -71,7 +71,7 @@ def test_it_is_a_service(rule: Any, mechanism: Any) -> None:
 def test_it_is_installed_and_acts_on_nodes() -> None:
     service = build("ces", {"risk": 0.02, "wake_ups_per_day": 1.5})
     assert isinstance(service, Ces)
-    assert service.office is Domain.NODES
+    assert service.domain is Domain.NODES
 
 
 # How many.
@@ -144,7 +144,7 @@ def test_the_longest_idle_sleeps_first() -> None:
     "column",
     [
         {"flags": "DRAIN"},
-        {"hands_off": "reserved"},
+        {"excluded_reason": "reserved"},
         {"kept_awake": 1},
         {"state": "DOWN", "power": None},
         {"cpus_held": 1.0},
