@@ -1,7 +1,7 @@
 """A year of audit: its size, and the CPU seconds of ``helios why``, beside reading 60 days of it as it once did.
 
-Builds the audit of a year in a temporary folder: a turn a minute, ``--rows`` rows a turn (default 10; 30 is a row for
-every job of a queue of 30 in every turn, the most there can be), each job in twelve of them. Prints bytes a row, what
+Builds the audit of a year in a temporary folder: a cycle a minute, ``--rows`` rows a cycle (default 10; 30 is a row for
+every job of a queue of 30 in every cycle, the most there can be), each job in twelve of them. Prints bytes a row, what
 deleting a day costs, and the times of ``why`` for a pending job, with the cluster in memory.
 """
 
@@ -36,7 +36,7 @@ INSERT = (
 def main() -> None:
     """Print the figures."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rows", type=int, default=10, help="rows of the audit a turn")
+    arguments.add_argument("--rows", type=int, default=10, help="rows of the audit a cycle")
     arguments.add_argument("--days", type=int, default=365)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,6 +1,6 @@
 """Submissions to a real Slurm with the priority hook and without, in one run.
 
-Batches with and without the hook take turns, because a machine's speed drifts by more than the hook costs. Besides the
+Batches with and without the hook take cycles, because a machine's speed drifts by more than the hook costs. Besides the
 rate that a user sees (one sbatch after another), the controller's own time for a submission is asked of sdiag.
 
 Usage: python -m benchmarks.hook_rate [SUBMISSIONS] [ROWS]   (as root, with Slurm installed)
@@ -139,7 +139,7 @@ def main() -> None:
         rig.control("up")
         first, each = clocked(rig)
         print(f"the hook in the controller: {each:.1f} us a submission; {first / 1000:.1f} ms to take in {rows} rows")
-        print(f"{submissions} submissions of each kind, in turns of {BATCH}; a table of {rows} rows")
+        print(f"{submissions} submissions of each kind, in cycles of {BATCH}; a table of {rows} rows")
         tell(measure(rig, submissions))
     finally:
         rig.control("wipe")

@@ -1,4 +1,4 @@
-"""A whole turn on a real Slurm with many pending jobs: look, predict, decide, check, write, read back, write down.
+"""A whole cycle on a real Slurm with many pending jobs: look, predict, decide, check, write, read back, write down.
 
 Beside it, in the same run, the naive way to write the same: one ``scontrol update`` for each job.
 
@@ -84,7 +84,7 @@ def queue_up(rig: Rig, pending: int) -> None:
 
 
 def cycle(cycles: JobController) -> tuple[CycleReport, float, Counter[str]]:
-    """Take one turn; return what came of it, its seconds and the processes that it started."""
+    """Take one cycle; return what came of it, its seconds and the processes that it started."""
     STARTED.clear()
     began = time.perf_counter()
     report = cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
@@ -92,7 +92,7 @@ def cycle(cycles: JobController) -> tuple[CycleReport, float, Counter[str]]:
 
 
 def say(what: str, report: CycleReport, seconds: float, started: Counter[str]) -> None:
-    """Print one turn."""
+    """Print one cycle."""
     counts = {str(result): number for counted in report.counts.values() for result, number in counted.items()}
     processes = f"{sum(started.values()):>3} processes {dict(started)}"
     print(f"{what:<34} {seconds:6.2f} s   {report.acted:>5,} written   {processes}")
@@ -131,7 +131,7 @@ def main(pending: int, days: int) -> None:
         print(f"naive, one scontrol a job: {1e3 * each:.1f} ms each, {each * pending:.2f} s and {pending:,} processes")
         calls = sum(quiet.values()) * 60 / CYCLE_S
         print(
-            f"steady state, a turn every {CYCLE_S} s: {calls:.0f} calls of Slurm a minute, however many jobs are pending"
+            f"steady state, a cycle every {CYCLE_S} s: {calls:.0f} calls of Slurm a minute, however many jobs are pending"
         )
         site.close()
     finally:
@@ -140,7 +140,7 @@ def main(pending: int, days: int) -> None:
 
 
 def cycle_of(cycles: JobController, what: str) -> Counter[str]:
-    """Take a turn, print it, and return the processes that it started."""
+    """Take a cycle, print it, and return the processes that it started."""
     report, seconds, started = cycle(cycles)
     say(what, report, seconds, started)
     return started

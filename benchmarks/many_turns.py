@@ -1,6 +1,6 @@
-"""Turns without end on a cluster in memory: what grows, and what does not.
+"""Cycles without end on a cluster in memory: what grows, and what does not.
 
-Takes ``--turns N`` turns (default 1,000) of ``--step`` seconds on the fake cluster of :mod:`helios.testing`, with 30
+Takes ``--cycles N`` cycles (default 1,000) of ``--step`` seconds on the fake cluster of :mod:`helios.testing`, with 30
 jobs pending at any moment, and keeps what the night keeps. Prints resident memory, open files, files of the state
 folder and bytes of the database as it goes, and what the audit holds. ``--mode shadow`` changes nothing on the cluster.
 """
@@ -38,7 +38,7 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What was measured after so many turns; sizes in bytes."""
+    """What was measured after so many cycles; sizes in bytes."""
 
     cycles: int
     resident: int
@@ -52,7 +52,7 @@ class Reading:
         """Return it in one line."""
         sizes = f"RSS {self.resident / 2**20:,.0f} MiB, database {self.database / 2**20:,.1f} MiB"
         files = f"{self.open_files} open files, {self.state_files} in the state folder"
-        return f"{self.cycles:>7,} turns: {sizes}, {files}, {self.decisions:,} audit rows, {self.cpu_s:,.0f} s CPU"
+        return f"{self.cycles:>7,} cycles: {sizes}, {files}, {self.decisions:,} audit rows, {self.cpu_s:,.0f} s CPU"
 
 
 class Crowd:
@@ -100,7 +100,7 @@ class Crowd:
 def take_cycles(
     folder: Path, *, cycles: int, step: timedelta, mode: Mode, every: int, tell: Callable[[Reading], None]
 ) -> list[Reading]:
-    """Take turns in ``folder`` and return what was measured after each ``every`` of them."""
+    """Take cycles in ``folder`` and return what was measured after each ``every`` of them."""
     town = Town(folder, history={"jobs_for_predictions": 1_000})
     modes, crowd, read = {"qssf": ServiceMode(mode=mode)}, Crowd(town), []
     night = town.cluster.now + DAY
@@ -139,7 +139,7 @@ def main() -> None:
     """Print the figures."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--turns", type=int, default=1_000)
-    arguments.add_argument("--step", type=int, default=60, help="seconds between turns")
+    arguments.add_argument("--step", type=int, default=60, help="seconds between cycles")
     arguments.add_argument("--mode", choices=[Mode.SHADOW.value, Mode.ACTIVE.value], default=Mode.ACTIVE.value)
     given = arguments.parse_args()
     every = max(given.cycles // 20, 1)

@@ -1,16 +1,16 @@
-"""What marks cost jobs that are submitted between two turns: orders of the queue with and without the priority hook.
+"""What marks cost jobs that are submitted between two cycles: orders of the queue with and without the priority hook.
 
-Without the hook a new job has SiteFactor 0 until the next turn, behind every pending job that has a positive one. Here
+Without the hook a new job has SiteFactor 0 until the next cycle, behind every pending job that has a positive one. Here
 the same jobs run on the same nodes under Slurm's rules in six ways, drawn many times:
 
 - plain: Slurm alone, first come, first served;
-- no hook: qssf, each job at 0 until the next turn;
-- hook: qssf, each job submitted with the value that the next turn would give it;
+- no hook: qssf, each job at 0 until the next cycle;
+- hook: qssf, each job submitted with the value that the next cycle would give it;
 - hook, half: the same, but that half of the jobs find no row in the hook's table;
 - shifted: no hook, all values moved down so that none is above 0 and only promoted jobs have 0;
 - clipped: no hook, positive values are left out.
 
-Turns come at a fixed period with the cap on one user's share, as live ones.
+Cycles come at a fixed period with the cap on one user's share, as live ones.
 
 python -m benchmarks.new_jobs [--draws 24] [--turn-s 60]   (about five minutes)
 """
@@ -39,7 +39,7 @@ from helios.simulate.snapshot import Predictions, moment
 N_JOBS, NODES, GPUS = 300, 4, 8
 BEGAN = pd.Timestamp("2026-01-01T00:00:00Z")
 RUNS_S = (20.0, 60.0, 180.0, 600.0, 3600.0)
-"""Mean run times of the jobs: with the default turn of 60 s, from a third of a turn to sixty turns."""
+"""Mean run times of the jobs: with the default turn of 60 s, from a third of a cycle to sixty cycles."""
 LOAD = 1.15
 """GPU seconds asked for while jobs arrive, as a part of what the nodes have: a queue that grows, then drains."""
 SPREAD, ERROR = 1.5, 0.7
@@ -62,7 +62,7 @@ SITE = SlurmSite(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """Jobs as they are submitted, what is predicted of them, and when the first turn comes."""
+    """Jobs as they are submitted, what is predicted of them, and when the first cycle comes."""
 
     jobs: SlurmJobs
     predictions: Predictions
@@ -180,7 +180,7 @@ def table(run_s: float, cycle_s: float, draws: int) -> list[str]:
             ways[name].append(measured(waits_s(drawn, cycle_s, shape, hook=hook, patience_s=patience_s), gpus))
     mean, p95, longest, large = np.mean(plain, axis=0)
     lines = [
-        f"mean run time {run_s:,.0f} s, a turn each {cycle_s:g} s, {draws} draws; plain, mean of the draws: "
+        f"mean run time {run_s:,.0f} s, a cycle each {cycle_s:g} s, {draws} draws; plain, mean of the draws: "
         f"mean wait {mean:,.0f} s, 95th {p95:,.0f} s, longest {longest:,.0f} s, large jobs {large:,.0f} s",
         f"  {'% against plain':<16} {'mean wait':>20} {'95th':>20} {'longest':>20} {'large jobs':>20}  worse mean in",
     ]
@@ -195,7 +195,7 @@ def main(words: list[str] | None = None) -> None:
     """Draw, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.new_jobs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draws", type=int, default=24, help="of each mean run time (default 24)")
-    parser.add_argument("--turn-s", type=float, default=60.0, help="between turns, s (default 60)")
+    parser.add_argument("--turn-s", type=float, default=60.0, help="between cycles, s (default 60)")
     asked = parser.parse_args(words)
     print("median (least to most) over the draws; the way with the worst draw first")
     for run_s in RUNS_S:

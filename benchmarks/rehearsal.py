@@ -1,6 +1,6 @@
 """Services in the loop: jobs per second of a replay in which a service acts, beside the compiled policy, in one run.
 
-    python -m benchmarks.rehearsal [--jobs N] [--only kth,philly] [--with-model]
+    python -m benchmarks.service replay [--jobs N] [--only kth,philly] [--with-model]
 
 The traces are KTH-SP2 on its 100 nodes and Philly per virtual cluster at 40 % of its nodes, from the folder that
 HELIOS_TRACES names. All replays have the same jobs, the same machine, EASY by the users' limits (7 days where there is
@@ -9,7 +9,7 @@ something may start, has neither grid nor promotion, and is compared with the co
 run it, it has both, and is asked every 30 s. The night owl is the package of docs/write-a-service.md, unchanged.
 
 Rates are per CPU second, set-up included, compilation not; the better of two replays. With ``--with-model`` jobs are
-predicted as in ``helios rehearse``, by a model that is trained on the way, which is most of what a rehearsal costs.
+predicted as in ``helios rehearse``, by a model that is trained on the way, which is most of what a service replay costs.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Result(StrEnum):
     REFUSED = "refused"
     """A guard or the cluster's door said no before anything was written."""
     POSTPONED = "postponed"
-    """The budget of calls is spent; asked again next turn."""
+    """The budget of calls is spent; asked again next cycle."""
     GONE = "gone"
     """The job started or ended meanwhile; nothing to do."""
     FAILED = "failed"
@@ -196,12 +196,12 @@ class SoftLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevertJobs:
-    """Take back what Helios set, so that the cluster is as it would be without it.
+    """Revert what Helios set, so that the cluster is as it would be without it.
 
     Attributes
     ----------
-    lever : Lever, optional
-        None: every lever.
+    setting : Setting, optional
+        None: every setting.
     job_ids : tuple of str, optional
         None: every job that Helios ever touched and that is still pending.
     hidden : bool
@@ -228,7 +228,7 @@ class Outcome:
     ----------
     action : str
         Name of the action's class.
-    lever : Lever
+    setting : Setting
         What was to change.
     job_id : str
         On which job.
@@ -350,11 +350,11 @@ class FillFirst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevertNodes:
-    """Take back what Helios set on nodes, so that the cluster is as it would be without it.
+    """Revert what Helios set on nodes, so that the cluster is as it would be without it.
 
     Attributes
     ----------
-    lever : NodeLever
+    setting : NodeLever
         POWER: wake them; WEIGHT: the site's own weight; KEEP_AWAKE: the site's own list.
     own : tuple of (str, str)
         Each node and what the site itself had there, as text: a weight; of POWER empty; of KEEP_AWAKE one pair of an
@@ -381,7 +381,7 @@ class NodeOutcome:
     ----------
     action : str
         Name of the action's class.
-    lever : NodeLever
+    setting : NodeLever
         What was to change.
     node : str
         On which node; of the keep-awake list, which is the cluster's, empty text.

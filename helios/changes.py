@@ -1,4 +1,4 @@
-"""What actions ask of jobs: one value on one lever of one job each, and what becomes of it.
+"""What actions ask of jobs: one value on one setting of one job each, and what becomes of it.
 
 A live Slurm, a simulated one and the fake take actions apart, judge them and tell of them by this; the simulator whose
 urgencies are no SiteFactors judges by its own rules.
@@ -34,15 +34,15 @@ from helios.actions import (
 )
 
 Key = tuple[JobSetting, str]
-"""One lever of one job, by its id."""
+"""One setting of one job, by its id."""
 
 Value = TypeVar("Value", int, float)
-"""What a cluster holds on a lever."""
+"""What a cluster holds on a setting."""
 
 GONE = "it is no longer pending"
 INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
 HIDDEN = "the cluster hides what stands on it now"
-"""Begins the remark about a value of Helios that is not taken back, since nobody can see whether it still stands."""
+"""Begins the remark about a value of Helios that is not reverted, since nobody can see whether it still stands."""
 TOO_LONG = "it is not below the time limit"
 USERS_OWN = "the user set a --time-min"
 SOFT_LIMIT_FLAG = "time_min_as_soft_limit"
@@ -62,9 +62,9 @@ class ValueMapping(Generic[Value]):
     of_urgency, of_run_time : callable
         Return the value for an urgency, and for a soft limit.
     nothing : callable
-        Returns the value of a lever on which nothing is set.
+        Returns the value of a setting on which nothing is set.
     words : callable
-        Returns a value of a lever, for a person.
+        Returns a value of a setting, for a person.
     """
 
     of_urgency: Callable[[float], Value]
@@ -87,7 +87,7 @@ def slurm_value_mapping(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange(Generic[Value]):
-    """A value that is wanted on one lever of one job.
+    """A value that is wanted on one setting of one job.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class SettingChange(Generic[Value]):
     def outcome(
         self, result: Result, *, before: Value | None = None, after: Value | None = None, remark: str = ""
     ) -> Outcome:
-        """Return ``result`` as the outcome of this wish; None stands for not read."""
+        """Return ``result`` as the outcome of this change; None stands for not read."""
         return Outcome(
             action=self.action,
             setting=self.setting,
@@ -140,14 +140,14 @@ def setting_changes(
     pending: Callable[[], Iterable[str]],
     is_set: Callable[[JobSetting, str], bool],
 ) -> Iterator[SettingChange[Value]]:
-    """Return what an action asks for, in its order, each wish when it is asked for.
+    """Return what an action asks for, in its order, each change when it is asked for.
 
     Parameters
     ----------
     pending : callable
         Returns the ids of the pending jobs on which Helios may have set something.
     is_set : callable
-        Returns whether there is something to do, or to say, about a lever of one of these.
+        Returns whether there is something to do, or to say, about a setting of one of these.
 
     Raises
     ------
@@ -206,7 +206,7 @@ class ChangeContext:
     Attributes
     ----------
     before : int, optional
-        What stands on the lever; None: it cannot be read.
+        What stands on the setting; None: it cannot be read.
     is_set : bool
         Whether it is proved that Helios has set that.
     hands_off : str
@@ -231,7 +231,7 @@ class ChangeContext:
 
 
 def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
-    """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
+    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
     if change.takes_back:
         return _of_a_restore(change, ground)
     if why := ground.excluded_reason or _why_no_soft_limit(change, ground):
@@ -271,7 +271,7 @@ def _unchanged(change: SettingChange[int], ground: ChangeContext) -> Outcome:
 # What services ask for, node by node: the form in which it can be checked, and back again.
 
 NodeKey = tuple[NodeSetting, str]
-"""One lever of one node; the keep-awake list is the cluster's and has an empty name."""
+"""One setting of one node; the keep-awake list is the cluster's and has an empty name."""
 LIST: NodeKey = (NodeSetting.KEEP_AWAKE, "")
 ASLEEP, AWAKE = "asleep", "awake"
 """What is asked of a node's power, as the book has it."""
@@ -279,7 +279,7 @@ ASLEEP, AWAKE = "asleep", "awake"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChange:
-    """One value for one lever of one node.
+    """One value for one setting of one node.
 
     Attributes
     ----------
@@ -297,7 +297,7 @@ class NodeChange:
 
     @property
     def key(self) -> NodeKey:
-        """Lever and node."""
+        """Setting and node."""
         return self.setting, self.node
 
     @property
@@ -334,7 +334,7 @@ TIER = "tier "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedNodeChanges:
-    """All that a service asked for in one turn.
+    """All that a service asked for in one cycle.
 
     Attributes
     ----------
@@ -434,12 +434,12 @@ def _fill_first(changes: Sequence[NodeChange], own: Mapping[NodeKey, str]) -> li
     return [FillFirst(tiers=tuple(map(tuple, tiers)), reason=changes[0].reason, own=weights)]
 
 
-# What services ask for, lever by lever and job by job: the form in which it can be checked, and back again.
+# What services ask for, setting by setting and job by job: the form in which it can be checked, and back again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChange:
-    """One value for one lever of one job.
+    """One value for one setting of one job.
 
     Attributes
     ----------
@@ -458,7 +458,7 @@ class JobChange:
 
     @property
     def key(self) -> Key:
-        """Lever and job."""
+        """Setting and job."""
         return self.setting, self.job_id
 
     def outcome(self, result: Result, remark: str = "") -> Outcome:
@@ -471,7 +471,7 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedChanges:
-    """All that a service asked for in one turn.
+    """All that a service asked for in one cycle.
 
     Attributes
     ----------
@@ -489,7 +489,7 @@ class RequestedChanges:
 def to_changes(actions: Sequence[Action]) -> RequestedChanges:
     """Take the actions of a service apart.
 
-    A ``RevertJobs`` is the wish that nothing stands, which is what a job has that is not named.
+    A ``RevertJobs`` is the change that nothing stands, which is what a job has that is not named.
 
     Raises
     ------

@@ -117,7 +117,7 @@ class SlurmSettings(_Section):
         description="Bound of the SiteFactor that Helios writes, either way; compare with your PriorityWeight*",
     )
     writes_per_cycle: int = Field(
-        default=500, ge=1, description="Most jobs changed in one turn; the rest wait for the next"
+        default=500, ge=1, description="Most jobs changed in one cycle; the rest wait for the next"
     )
 
 
@@ -145,11 +145,11 @@ class Control(_Section):
         description="Largest share of the jobs put ahead of others' in a partition that one user may have",
     )
     mismatches_to_open: int = Field(
-        default=5, ge=1, description="Turns with failures or mismatches in a row that open the breaker"
+        default=5, ge=1, description="Cycles with failures or mismatches in a row that open the breaker"
     )
-    breaker_s: int = Field(default=900, ge=1, description="How long an open breaker keeps Helios still, s")
+    breaker_s: int = Field(default=900, ge=1, description="How long an open breaker suspends Helios, s")
     failures_to_suspend: int = Field(
-        default=3, ge=1, description="Turns in a row in which a service fails before it is benched"
+        default=3, ge=1, description="Cycles in a row in which a service fails before it is suspended"
     )
 
 
@@ -167,15 +167,13 @@ class HistorySettings(_Section):
 class DaemonSettings(_Section):
     """When things happen."""
 
-    cycle_s: int = Field(default=60, ge=1, description="Time between turns of the services, s")
+    cycle_s: int = Field(default=60, ge=1, description="Time between cycles of the services, s")
     ingest_s: int = Field(default=300, ge=30, description="Time between readings of the accounting, s")
     nightly: str = Field(
         default="02:30", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time of the nightly analysis"
     )
     listen: str = Field(default="127.0.0.1:9842", description="HOST:PORT of /metrics and /healthz; empty: not served")
-    release_on_stop: bool = Field(
-        default=True, description="Take back everything that Helios set when the daemon stops"
-    )
+    release_on_stop: bool = Field(default=True, description="Revert everything that Helios set when the daemon stops")
     logs: Literal["text", "json"] = Field(default="text", description="Form of the log lines")
 
 
@@ -204,7 +202,7 @@ class Retention(_Section):
     shadow_days: int = Field(
         default=60, ge=7, description="Days of decisions kept that services in shadow only would have made"
     )
-    cycles_days: int = Field(default=400, ge=7, description="Days of turns kept, a row each")
+    cycles_days: int = Field(default=400, ge=7, description="Days of cycles kept, a row each")
     predictions_days: int = Field(
         default=400, ge=60, description="Days after a job's submission for which its predictions are kept"
     )

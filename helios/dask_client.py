@@ -39,7 +39,7 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     connect_s : float
         Longest wait for its answer, and for its goodbye.
     instead : str
-        What can be done without one, as an error's remedy ends.
+        What can be done without one, as an error's hint ends.
     default : bool
         Whether Dask's own collections find this client by themselves.
 

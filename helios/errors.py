@@ -10,7 +10,7 @@ class HeliosError(Exception):
     ----------
     fact : str
         What happened, in one sentence a person can read.
-    remedy : str, optional
+    hint : str, optional
         What to try next; printed below the fact.
     """
 
@@ -116,7 +116,7 @@ class HookTableInvalid(HeliosError):
 
 
 class MemoryDamaged(HeliosError):
-    """What control remembers of its last turn cannot be read."""
+    """What control remembers of its last cycle cannot be read."""
 
 
 class DaskUnavailable(HeliosError):

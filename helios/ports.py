@@ -136,7 +136,7 @@ class NodeCluster(Protocol):
 
 
 class Domain(StrEnum):
-    """What a service acts on; each office has its own turn, lease and door, and may run under its own identity."""
+    """What a service acts on; each domain has its own cycle, lease and door, and may run under its own identity."""
 
     JOBS = "jobs"
     NODES = "nodes"
@@ -148,7 +148,7 @@ class Service(Protocol):
     ``decide`` is deterministic: no clock (time is ``snapshot.taken_at``), network, disk or randomness of its own.
     A service is a class with a frozen dataclass ``Options`` as an attribute and ``__init__(self, options)``, registered
     in the entry point group ``helios.services``. One that acts on nodes has the class attribute
-    ``office = Office.NODES``; one without it acts on jobs.
+    ``domain = Domain.NODES``; one without it acts on jobs.
     """
 
     every: timedelta
@@ -183,7 +183,7 @@ class JobwiseService(Service, Protocol):
 
     Of the cluster it may look at ``longest_backlog_s``, which is the same for all. A replay then need not ask it about
     the whole queue at every event, but about a job when it comes, when it is predicted again or the backlog is another,
-    and when the wish expires: the answers are the same, and tens of thousands of jobs a second are replayed.
+    and when the change expires: the answers are the same, and tens of thousands of jobs a second are replayed.
     ``decide`` must say the same as ``changes``; :func:`helios.services.qssf.reorders` makes it of them.
     """
 
@@ -218,7 +218,7 @@ class Ledger(Protocol):
         ...
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return what stands changed, columns of ``APPLIED_CHANGES``; of the office of nodes ``APPLIED_NODE_CHANGES``."""
+        """Return what stands changed, columns of ``APPLIED_CHANGES``; of the domain of nodes ``APPLIED_NODE_CHANGES``."""
         ...
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:

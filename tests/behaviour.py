@@ -261,7 +261,7 @@ COMMANDS = (
     Command(name="slurm-resume", after="slurm-pause", words="resume", live=True),
 )
 LEFT_OUT = {
-    "daemon": "it runs until it is told to stop; what its turns do is in the cycles",
+    "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
     "nightly": "its window ends now; its parts are model nightly and report nightly",
 }
@@ -794,7 +794,7 @@ def record_cycles(folder: Path, _: Path, only: frozenset[str]) -> Iterator[tuple
 
 
 class World:
-    """What both kinds of worlds share: a seeded chance, services, and the conditions of a turn."""
+    """What both kinds of worlds share: a seeded chance, services, and the conditions of a cycle."""
 
     services: tuple[str, ...]
     cluster: Any
@@ -825,7 +825,7 @@ class World:
         self.ledger.fail_next(times=0)
         yield {"world": self.seed, "applied_changes": _rows(self.ledger.applied_changes()), **self.left()}
 
-    # What each kind of world has of its own: how long until the next turn, who does what, and what is left in the end.
+    # What each kind of world has of its own: how long until the next cycle, who does what, and what is left in the end.
 
     def step_s(self) -> int:
         raise NotImplementedError
@@ -874,7 +874,7 @@ class World:
         return Preconditions(**(usual | self.problem))
 
     def disturb(self) -> None:
-        """Let something go wrong around the turn, or not."""
+        """Let something go wrong around the cycle, or not."""
         self.problem, self.pause_asked = {}, ""
         if self.happens(0.15):
             self.problem = self.one_of(
@@ -892,8 +892,8 @@ class World:
             )
             self.note("trouble", sorted(self.problem))
         if self.happens(0.05):
-            self.pause_asked = "in the middle of a turn"
-            self.note("a pause is asked for during the turn")
+            self.pause_asked = "in the middle of a cycle"
+            self.note("a pause is asked for during the cycle")
         if self.happens(0.04):
             self.controller += 1
             self.note("another controller answers")
@@ -1217,7 +1217,7 @@ SITE_CYCLES = 120
 
 
 def site_story(folder: Path) -> Iterator[Json]:
-    """Take turns of the real services on a fake cluster with a real warehouse, and yield what these leave there."""
+    """Take cycles of the real services on a fake cluster with a real warehouse, and yield what these leave there."""
     folder.mkdir()
     rng = np.random.default_rng(5)
     site = Town(folder, services={"qssf": {}, "soft_limits": {}})
@@ -1332,7 +1332,7 @@ def difference(name: str, old: str, new: str) -> list[str]:
 
 
 def _readable(text: str) -> list[str]:
-    """Break lines of JSON, so that a difference shows one field and not a turn."""
+    """Break lines of JSON, so that a difference shows one field and not a cycle."""
     if not text.startswith('{"'):
         return text.splitlines()
     return [line for cycle in text.splitlines() for line in pretty(json.loads(cycle)).splitlines()]

@@ -1,4 +1,4 @@
-"""Between the turns of an office: what it remembers, the word of a kill switch, and what must not meet a turn."""
+"""Between the turns of a domain: what it remembers, the word of a kill switch, and what must not meet a cycle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from helios.ports import Domain, Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
 
-# Ledgers that keep nothing: for a turn that is only planned, and for one that has no database.
+# Ledgers that keep nothing: for a cycle that is only planned, and for one that has no database.
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def open_controller_warehouse(url: str) -> Iterator[Warehouse | HeliosError]:
 
 
 def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, domain: Domain) -> Ledger:
-    """Return the ledger of a cluster's office; where it cannot be had, one that says why."""
+    """Return the ledger of a cluster's domain; where it cannot be had, one that says why."""
     if isinstance(warehouse, HeliosError):
         return UnavailableLedger(warehouse)
     try:
@@ -97,8 +97,8 @@ class UnavailableLedger:
 
 # Keep processes that share a state folder apart, and tell them from all others.
 #
-# Processes of one Helios share its lease, and must not act beside each other: one takes a turn at a time, and one
-# daemon runs for each office. The kernel ends a lock with its process. The files are the owner's alone: who can open
+# Processes of one Helios share its lease, and must not act beside each other: one takes a cycle at a time, and one
+# daemon runs for each domain. The kernel ends a lock with its process. The files are the owner's alone: who can open
 # one can hold it.
 
 LOCK = "turn.lock"
@@ -109,38 +109,38 @@ _OF_THIS_PROCESS = uuid4().hex
 
 
 class CycleUnderWay(HeliosError):
-    """Another process of this Helios is taking a turn."""
+    """Another process of this Helios is taking a cycle."""
 
 
 class DaemonRuns(HeliosError):
     """Another daemon has this state folder and acts on the same."""
 
     exit_code = 75
-    """EX_TEMPFAIL of sysexits.h: nothing was begun, systemd tries again, and nothing is taken back after it."""
+    """EX_TEMPFAIL of sysexits.h: nothing was begun, systemd tries again, and nothing is reverted after it."""
 
 
 @contextmanager
 def hold_cycle_lock(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[None]:
-    """Keep other processes of this Helios, which share its lease, from taking a turn meanwhile.
+    """Keep other processes of this Helios, which share its lease, from taking a cycle meanwhile.
 
     Parameters
     ----------
     within_s : float
-        How long to wait for the end of a turn that is being taken, s.
+        How long to wait for the end of a cycle that is being taken, s.
     lock : str
         Name of the lock's file: turns on jobs and on nodes do not wait for each other.
 
     Raises
     ------
     TurnUnderWay
-        One is taking a turn.
+        One is taking a cycle.
     HeliosError
         The folder cannot be written.
     """
     with _lock(folder / lock, within_s=within_s) as other:
         if other is not None:
             raise CycleUnderWay(
-                f"Another process{other} is taking a turn on this machine just now.",
+                f"Another process{other} is taking a cycle on this machine just now.",
                 hint=f"Try again in a moment. If it stays so, see who holds {folder / lock}: lslocks",
             )
         yield
@@ -196,7 +196,7 @@ def process_identity(folder: Path) -> str:
     try:
         number = _number_kept_in(folder)
     except OSError:
-        number = _OF_THIS_PROCESS  # who cannot write there takes no turn either
+        number = _OF_THIS_PROCESS  # who cannot write there takes no cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
 
@@ -240,7 +240,7 @@ Memory = TypeVar("Memory", ControllerState, NodeControllerState)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerStateStore(Generic[Memory]):
-    """What one office keeps of a cluster from one turn to the next.
+    """What one domain keeps of a cluster from one cycle to the next.
 
     Attributes
     ----------
@@ -251,7 +251,7 @@ class ControllerStateStore(Generic[Memory]):
     folder : Path
         Where a kill switch that has no database leaves word.
     memory, released : str
-        Names under which the warehouse has its memory, and who took everything back outside of turns.
+        Names under which the warehouse has its memory, and who took everything back outside of cycles.
     released_file : str
         The latter, in the folder.
     """
@@ -302,7 +302,7 @@ class ControllerStateStore(Generic[Memory]):
         warehouse.remember(self.cluster, self.memory, memory.to_json(), at=at)
 
     def taken_back_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
-        """Return which kill switches took everything back outside of turns, by where they left word."""
+        """Return which kill switches took everything back outside of cycles, by where they left word."""
         found = {}
         if (self.folder / self.released_file).exists():
             found[self.released_file] = "helios-release.sh"
@@ -312,7 +312,7 @@ class ControllerStateStore(Generic[Memory]):
         return {where: who for where, who in found.items() if who}
 
     def forget(self, warehouse: Warehouse, taken_back: Mapping[str, str], *, at: datetime) -> None:
-        """Remove the word of these kill switches: a turn has gone by it."""
+        """Remove the word of these kill switches: a cycle has gone by it."""
         if self.released in taken_back:
             warehouse.remember(self.cluster, self.released, "", at=at)
         if self.released_file in taken_back:
@@ -322,13 +322,13 @@ class ControllerStateStore(Generic[Memory]):
 
 @contextmanager
 def between_cycles(folder: Path, *, within_s: float, lock: str) -> Iterator[tuple[str, ...]]:
-    """Keep this machine's turns away meanwhile; where one does not end in time, say so instead of waiting on."""
+    """Keep this machine's cycles away meanwhile; where one does not end in time, say so instead of waiting on."""
     disturbed: tuple[str, ...] = ()
     with ExitStack() as held:
         try:
             held.enter_context(hold_cycle_lock(folder, within_s=within_s, lock=lock))
         except HeliosError as problem:
-            disturbed = (f"what a turn that is under way sets is taken back in the next one: {problem.message}",)
+            disturbed = (f"what a cycle that is under way sets is reverted in the next one: {problem.message}",)
         yield disturbed
 
 

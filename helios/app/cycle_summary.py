@@ -1,4 +1,4 @@
-"""What the daemon's clock calls, and what a turn tells of itself.
+"""What the daemon's clock calls, and what a cycle tells of itself.
 
 The daemon stands above this room and is handed these callables; so it can be driven by toys, and a use case never
 learns that a clock calls it.
@@ -45,7 +45,7 @@ class CycleTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleSummary:
-    """One turn, as logs, health and metrics show it.
+    """One cycle, as logs, health and metrics show it.
 
     Attributes
     ----------
@@ -58,9 +58,9 @@ class CycleSummary:
     tallies : tuple of Tally
         What became of the proposals, by service, mode and result.
     seconds : float
-        How long the turn took.
+        How long the cycle took.
     predictions : int
-        Run times predicted for this turn.
+        Run times predicted for this cycle.
     history_read_at : datetime, optional
         Aware; up to when the cluster's history is known. None: it was never read.
     model_trained_at : datetime, optional
@@ -74,7 +74,7 @@ class CycleSummary:
     notes : tuple of str
         What the operator should be told besides; the daemon says each once.
     trouble : str
-        What kept the turn from being taken at all, as a cluster that is away: the turn then counts as failed. Empty:
+        What kept the cycle from being taken at all, as a cluster that is away: the cycle then counts as failed. Empty:
         it was taken, be it to decide that nothing is to be done.
     """
 
@@ -94,10 +94,10 @@ class CycleSummary:
     problem: str = ""
 
     def line(self) -> str:
-        """Return the turn in one line, for a person."""
+        """Return the cycle in one line, for a person."""
         seen = f"{self.pending} pending, {self.running} running, {self.seconds:.1f} s"
         if self.problem:
-            return f"no turn: {self.problem}"
+            return f"no cycle: {self.problem}"
         if self.suspended:
             return f"{seen}; nothing is done: {'; '.join(self.suspended)}"
         said = ", ".join(f"{t.service} ({t.mode}) {t.result.value} {t.jobs}" for t in self.tallies if t.jobs)
@@ -106,7 +106,7 @@ class CycleSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCycleSummary:
-    """One turn on nodes, as logs, health and metrics show it.
+    """One cycle on nodes, as logs, health and metrics show it.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class NodeCycleSummary:
     by_helios : int
         Nodes asleep or on the way there because Helios asked for it.
     slept, woken, weighed : int
-        Nodes told to sleep, told to wake, and given another weight, in this turn.
+        Nodes told to sleep, told to wake, and given another weight, in this cycle.
     protected : str
         Why nothing is put to sleep until a person clears it; empty: nothing of the kind.
     quarantined : int
@@ -146,9 +146,9 @@ class NodeCycleSummary:
         return self.slept + self.woken + self.weighed
 
     def line(self) -> str:
-        """Return the turn in one line, for a person."""
+        """Return the cycle in one line, for a person."""
         if self.problem:
-            return f"no turn on nodes: {self.problem}"
+            return f"no cycle on nodes: {self.problem}"
         seen = ", ".join(f"{number} {state}" for state, number in self.nodes.items() if number) or "no nodes"
         seen = f"{seen}, {self.seconds:.1f} s"
         if self.suspended:
@@ -163,7 +163,7 @@ class DaemonOperations:
     """Everything that the clock has done, each bound to its configuration already.
 
     Each returns one line for the log (empty: nothing worth a line) and raises HeliosError when it could not do its
-    work. Whatever a chore raises ends that run only. ``cycle``, ``nodes``, ``hook`` and ``release`` never run at the
+    work. Whatever a task raises ends that run only. ``cycle``, ``nodes``, ``hook`` and ``release`` never run at the
     same time; ``ingest`` and ``nightly`` run beside them, from other threads.
 
     Attributes
@@ -179,7 +179,7 @@ class DaemonOperations:
     nightly : callable
         Train, judge, report.
     release : callable
-        Given why: take back everything that Helios set, the hook's table too, and verify that nothing is left.
+        Given why: revert everything that Helios set, the hook's table too, and verify that nothing is left.
         Idempotent. It raises when something is left or cannot be verified.
     """
 

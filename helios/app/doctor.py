@@ -1,4 +1,4 @@
-"""Preflight: everything that must be so for Helios to act well on a cluster, each finding with its remedy."""
+"""Preflight: everything that must be so for Helios to act well on a cluster, each finding with its hint."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[Finding]:
-    """Return why new jobs of a cluster wait for the next turn to get their place, though a service orders them."""
+    """Return why new jobs of a cluster wait for the next cycle to get their place, though a service orders them."""
     if not _orders(settings, name):
         return []
     unpublished = [] if settings.hook.publish else [_unpublished(FindingLevel.FAIL)]
@@ -235,7 +235,7 @@ def _modes(settings: Settings, name: str) -> Iterator[Finding]:
 
 
 def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
-    """Say what the daemon last told of itself, and why its last turn did nothing."""
+    """Say what the daemon last told of itself, and why its last cycle did nothing."""
     try:
         told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
@@ -300,7 +300,7 @@ def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     yield Finding(
         check="breaker",
         verdict=FindingLevel.WARN if bad else FindingLevel.OK,
-        message=f"{state.value}" + (f" after {memory.breaker.bad_in_row} bad turns in a row" if bad else ""),
+        message=f"{state.value}" + (f" after {memory.breaker.bad_in_row} bad cycles in a row" if bad else ""),
         hint="See what failed: helios report decisions" if bad else "",
     )
 
@@ -338,7 +338,7 @@ def _pause(settings: Settings, name: str) -> Iterator[Finding]:
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
-    """Say whether there is a table for the hook: without one, new jobs stand behind marked ones until the next turn."""
+    """Say whether there is a table for the hook: without one, new jobs stand behind marked ones until the next cycle."""
     orders = _orders(settings, name)
     if not settings.hook.publish:
         yield _unpublished(FindingLevel.FAIL if orders else FindingLevel.OK)

@@ -246,7 +246,7 @@ def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, 
 
 
 def _by_the_hook(cycles: JobController, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
-    """Return what stands on a job though no turn has written it: the hook did, at submission."""
+    """Return what stands on a job though no cycle has written it: the hook did, at submission."""
     if not pending or not job["urgency"]:
         return ()
     return (f"SiteFactor {cycles.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)

@@ -1,4 +1,4 @@
-"""Turns on a live cluster: the other rooms put together around control's."""
+"""Cycles on a live cluster: the other rooms put together around control's."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class JobController:
         return is_paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> ControllerState:
-        """Return what control remembers of the last turn that led.
+        """Return what control remembers of the last cycle that led.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class JobController:
         return modes_or_off(self.modes, folder=self._folder, services=self.services)
 
     def summary(self) -> CycleSummary:
-        """Take a turn in the modes that were set, and return what the daemon tells of it.
+        """Take a cycle in the modes that were set, and return what the daemon tells of it.
 
         Raises
         ------
@@ -227,7 +227,7 @@ class JobController:
         )
 
     def release(self, reason: str, *, hidden: bool = False) -> CycleReport:
-        """Take back everything that Helios set and look whether anything is left; it needs no database.
+        """Revert everything that Helios set and look whether anything is left; it needs no database.
 
         See :func:`helios.control.release`.
         """
@@ -292,7 +292,7 @@ class JobController:
         seconds: float,
         taken_back: Mapping[str, str],
     ) -> CycleReport:
-        """Write down what is not control's to write; that it cannot be is a note, not a failure of the turn."""
+        """Write down what is not control's to write; that it cannot be is a note, not a failure of the cycle."""
         try:
             if isinstance(warehouse, HeliosError):
                 raise warehouse
@@ -304,7 +304,7 @@ class JobController:
                 warehouse.add_cycles(self.site.name, cycles_frame(report, seconds=seconds))
             self._keep_predictions(warehouse, report.taken_at)
         except HeliosError as problem:
-            return replace(report, notes=(*report.notes, f"this turn could not be written down: {problem.message}"))
+            return replace(report, notes=(*report.notes, f"this cycle could not be written down: {problem.message}"))
         return report
 
     def _keep_predictions(self, warehouse: Warehouse, made_at: datetime) -> None:
@@ -334,7 +334,7 @@ def lease_holder(settings: Settings) -> str:
 
 
 def refuse_other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Domain = Domain.JOBS) -> str:
-    """Return who else holds the lease of a cluster's office; empty: nobody, or it cannot be known."""
+    """Return who else holds the lease of a cluster's domain; empty: nobody, or it cannot be known."""
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
         lease = warehouse.lease(cluster, domain=domain)
         if lease is not None and lease["holder"] not in {None, lease_holder(settings)}:
@@ -344,7 +344,7 @@ def refuse_other_leader(settings: Settings, cluster: str, *, now: datetime, doma
 
 
 def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
-    """Return a turn as one row of ``CYCLES``."""
+    """Return a cycle as one row of ``CYCLES``."""
     row = {
         "taken_at": report.taken_at,
         "seconds": seconds,

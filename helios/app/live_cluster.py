@@ -103,7 +103,7 @@ class LiveCluster:
         Takes the book of what stands (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``, whether to
         write into ``jobs.undo`` what only the book has.
     nodes : callable
-        Gives the door to the nodes, which is opened when it is first asked for: an office of its own.
+        Gives the door to the nodes, which is opened when it is first asked for: a domain of its own.
     notes : tuple of str
         How the cluster is reached, and why so.
     close : callable
@@ -132,7 +132,7 @@ def configured_services(settings: Settings, *, domain: Domain | None = None) -> 
 
     Parameters
     ----------
-    office : Office, optional
+    domain : Domain, optional
         Only those that act on this; None: all.
 
     Raises

@@ -19,7 +19,7 @@ from helios.warehouse import Warehouse
 
 PAUSE_FILE = "PAUSED"
 RELEASED = "released"
-"""What the warehouse remembers under this name: that a kill switch took back what the book still names."""
+"""What the warehouse remembers under this name: that a kill switch reverted what the book still names."""
 RELEASED_FILE = "RELEASED"
 """The same, of a kill switch that has no database."""
 PAUSED = "paused"
@@ -72,7 +72,7 @@ def set_mode(
     reason: str,
     now: datetime,
 ) -> ServiceMode:
-    """Let a service go so far from its next turn on.
+    """Let a service go so far from its next cycle on.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def not_paused(problems: Iterable[str]) -> HeliosError:
 
 
 def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
-    """Undo :func:`pause`; nothing to undo is fine. What was taken back meanwhile is nobody's will: it may be set again.
+    """Undo :func:`pause`; nothing to undo is fine. What was reverted meanwhile is nobody's will: it may be set again.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Turns on the nodes of a live cluster: the other rooms put together around control's."""
+"""Cycles on the nodes of a live cluster: the other rooms put together around control's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 MEMORY = "nodes"
 RELEASED = "released_nodes"
-"""What the warehouse remembers under this name: that a kill switch took back what the book of nodes still names."""
+"""What the warehouse remembers under this name: that a kill switch reverted what the book of nodes still names."""
 RELEASED_FILE = "RELEASED.nodes"
 """The same, of a kill switch that has no database."""
 TALLY_EVERY = timedelta(minutes=9)
@@ -82,7 +82,7 @@ class NodeController:
     clock : callable
         Gives the time, aware.
     patient : bool
-        As :class:`~helios.app.node_demand.NodeDemand`: a daemon's turns do not wait for the forecasters.
+        As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
 
     Raises
     ------
@@ -134,7 +134,7 @@ class NodeController:
         return is_paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> NodeControllerState:
-        """Return what control remembers of the last turn on nodes that led.
+        """Return what control remembers of the last cycle on nodes that led.
 
         Raises
         ------
@@ -202,7 +202,7 @@ class NodeController:
         )
 
     def summary(self) -> NodeCycleSummary:
-        """Take a turn in the modes that were set, and return what the daemon tells of it.
+        """Take a cycle in the modes that were set, and return what the daemon tells of it.
 
         Raises
         ------
@@ -260,7 +260,7 @@ class NodeController:
             self._leave_the_undo_to_the_leader()
             with suppress(HeliosError):
                 if memory is not None:
-                    # Read again: a Helios with another state folder may have ended a turn in between.
+                    # Read again: a Helios with another state folder may have ended a cycle in between.
                     last = self._keeping.read(warehouse)
                     memory = replace(last, wakes={**report.memory.wakes, **last.wakes})
                     self._keeping.write(warehouse, memory, at=now)
@@ -287,7 +287,7 @@ class NodeController:
         return memory
 
     def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
-        """Look once more: a node must be idle at two looks running, and a plan may have no turn before it."""
+        """Look once more: a node must be idle at two looks running, and a plan may have no cycle before it."""
         look = self.nodes.snapshot()
         follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
         before = memory.idle if follows else {}
@@ -351,7 +351,7 @@ class NodeController:
     def _kept(
         self, warehouse: Warehouse | HeliosError, report: NodeCycleReport, *, taken_back: Mapping[str, str]
     ) -> NodeCycleReport:
-        """Write down what is not control's to write; that it cannot be is a note, not a failure of the turn."""
+        """Write down what is not control's to write; that it cannot be is a note, not a failure of the cycle."""
         if not report.leads:  # a standby must not overwrite what the leader remembers
             self._leave_the_undo_to_the_leader()
             return report
@@ -363,7 +363,7 @@ class NodeController:
                 self._keeping.forget(warehouse, taken_back, at=report.taken_at)
             self._tally(warehouse, report)
         except HeliosError as problem:
-            return replace(report, notes=(*report.notes, f"this turn could not be written down: {problem.message}"))
+            return replace(report, notes=(*report.notes, f"this cycle could not be written down: {problem.message}"))
         return report
 
     def _tally(self, warehouse: Warehouse, report: NodeCycleReport) -> None:
@@ -379,7 +379,7 @@ class NodeController:
 def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) -> None:
     """Let turns on nodes go on after a pause: a memory that cannot be read is forgotten, one that can is kept.
 
-    Cool-downs, failed wakes and protected mode are no reason to pause and none to forget. What was taken back meanwhile
+    Cool-downs, failed wakes and protected mode are no reason to pause and none to forget. What was reverted meanwhile
     is nobody's will.
     """
     try:

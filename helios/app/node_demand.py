@@ -148,7 +148,7 @@ class _Learned:
 
 
 _SUSPENDED_LEARNING = (
-    "the forecasters still learn from the history, which takes minutes after a start; the next turns have it"
+    "the forecasters still learn from the history, which takes minutes after a start; the next cycles have it"
 )
 _NO_NODES = "no node of the cluster is in service"
 

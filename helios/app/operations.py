@@ -1,4 +1,4 @@
-"""The daemon's chores, and the same once by hand: each use case bound to one configuration and one live cluster."""
+"""The daemon's tasks, and the same once by hand: each use case bound to one configuration and one live cluster."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def operations_for(
     domains: frozenset[Domain] = ALL_DOMAINS,
     ingest: bool = True,
 ) -> DaemonOperations:
-    """Return the chores of the live cluster that this machine reaches; nothing is touched before one is called.
+    """Return the tasks of the live cluster that this machine reaches; nothing is touched before one is called.
 
     Parameters
     ----------
     cluster : str, optional
         Refuse any other cluster than this one.
-    offices : frozenset of Office
+    domains : frozenset of Domain
         What this process acts on; on nodes only if a service is configured that does.
     ingest : bool
         Whether this process reads the accounting.
@@ -50,7 +50,7 @@ def operations_for(
         Nothing is left to do: no configured service acts on nodes, and nothing else was asked for.
     """
     settings = configuration.settings
-    # A mistake in a service's options is told at the start, not every turn.
+    # A mistake in a service's options is told at the start, not every cycle.
     on_nodes = bool(configured_services(settings, domain=Domain.NODES)) and Domain.NODES in domains
     on_jobs = Domain.JOBS in domains
     if not (on_jobs or on_nodes):
@@ -73,7 +73,7 @@ def operations_for(
 class Operations:
     """One configuration and one live cluster, which is opened when it is first needed, and again when that failed.
 
-    Chores may run beside each other in several threads; turns and releases do not.
+    Tasks may run beside each other in several threads; cycles and releases do not.
     """
 
     def __init__(
@@ -150,17 +150,17 @@ class Operations:
         )
 
     def cycle(self) -> CycleSummary:
-        """Take one turn in the modes that were set."""
+        """Take one cycle in the modes that were set."""
         return self.cycles.summary()
 
     def node_cycle(self) -> NodeCycleSummary:
-        """Take one turn on the nodes in the modes that were set."""
+        """Take one cycle on the nodes in the modes that were set."""
         return self.node_cycles.summary()
 
     def publish_hook(self) -> str:
         """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
 
-        While turns are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to a
+        While cycles are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to a
         pending job it must not do to a new one. Nor does a service that sits out reach it.
 
         Raises
@@ -175,7 +175,7 @@ class Operations:
             if retract(table):
                 return "the hook's table was removed"
             lacking = not resting and hook_orders_new_jobs(self._who_may_reach_the_hook(now))
-            return f"{UNPUBLISHED}: new jobs have no place until the next turn" if lacking else ""
+            return f"{UNPUBLISHED}: new jobs have no place until the next cycle" if lacking else ""
         rows, notes = hook_rows(
             cycles.predictions.knowledge,
             self._who_may_reach_the_hook(now),
@@ -213,7 +213,7 @@ class Operations:
         )
 
     def release(self, why: str, *, hidden: bool = False) -> CycleReport:
-        """Take back everything, the hook's table too; no service need be there, or have options that can be used.
+        """Revert everything, the hook's table too; no service need be there, or have options that can be used.
 
         Parameters
         ----------
@@ -223,7 +223,7 @@ class Operations:
         Raises
         ------
         HookTableInvalid
-            The table cannot be removed. The jobs were taken back all the same, as far as the error says.
+            The table cannot be removed. The jobs were reverted all the same, as far as the error says.
         """
         bare = self.settings.model_copy(update={"services": {}})
         try:
@@ -243,7 +243,7 @@ class Operations:
         return NodeController(self.site, bare, clock=self._clock).release(why)
 
     def everything_back(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
-        """Take back everything on jobs and nodes; return what became of each, and both in one line.
+        """Revert everything on jobs and nodes; return what became of each, and both in one line.
 
         Raises
         ------
@@ -268,12 +268,12 @@ class Operations:
         return jobs, nodes, "; ".join(told)
 
     def release_at_the_end(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
-        """Take back everything that this Helios set: nothing of an office in which another one writes to the cluster.
+        """Revert everything that this Helios set: nothing of a domain in which another one writes to the cluster.
 
         Raises
         ------
         HeliosError
-            Something is left, or nobody could look; both offices were tried.
+            Something is left, or nobody could look; both domains were tried.
         """
         done, problems = [], []
         for domain in sorted(domains):
@@ -288,7 +288,7 @@ class Operations:
 
     def _released(self, domain: Domain, why: str) -> str:
         if holder := refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=domain):
-            return f"nothing of {domain} was taken back: what stands is another Helios' ({holder})"
+            return f"nothing of {domain} was reverted: what stands is another Helios' ({holder})"
         if domain is Domain.JOBS:
             return release_jobs(self.release(why))
         if not self.settings.power.wake_on_stop:
@@ -310,7 +310,7 @@ def release_jobs(report: CycleReport) -> str:
             "unknown: the cluster could not be looked at" if report.remaining is None else ", ".join(report.remaining)
         )
         raise HeliosError(
-            f"Not everything could be taken back; left: {left}. {' '.join(report.notes)}",
+            f"Not everything could be reverted; left: {left}. {' '.join(report.notes)}",
             hint="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
             "administrator; it needs neither Python nor the database.",
         )

@@ -139,7 +139,7 @@ def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
 
 
 QUANTILES = ("p10_s", "p50_s", "p90_s")
-# A stored prediction is replaced by one that differs by more: else every turn would store the whole queue again.
+# A stored prediction is replaced by one that differs by more: else every cycle would store the whole queue again.
 WORTH_STORING = 1.25
 # How long after a job's end its record is looked for first: accounting is late by minutes. What is later still is found
 # too, by reading everything again.

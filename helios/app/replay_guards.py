@@ -1,8 +1,8 @@
-"""Whose each lever of each job is in a rehearsal, and what of it is taken back: the rules of a live turn.
+"""Whose each setting of each job is in a service replay, and what of it is reverted: the rules of a live cycle.
 
-As :mod:`helios.control` has them: of several services that want a lever the first has it, and keeps it from those after
-it also while it is not asked; what a service that was asked no longer names is taken back, and all that a benched
-one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``RevertJobs`` is the wish that
+As :mod:`helios.control` has them: of several services that want a setting the first has it, and keeps it from those after
+it also while it is not asked; what a service that was asked no longer names is reverted, and all that a suspended
+one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``RevertJobs`` is the change that
 nothing stands, which is what a job has that is not named.
 """
 
@@ -21,14 +21,14 @@ from helios.jit import cached_jit
 from helios.simulate.core.state import NEVER
 from helios.simulate.steppable import SteppableReplay
 
-# The cap on one user's share in a rehearsal: the guard of a live turn (``control.guards.capped``), over columns.
+# The cap on one user's share in a service replay: the guard of a live cycle (``control.guards.capped``), over columns.
 
 Floats = NDArray[np.float64]
 _SECOND_US = 1_000_000
 
 
 class UserCap:
-    """What of a service's wishes a live turn would let pass, and what it would make neutral.
+    """What of a service's changes a live cycle would let pass, and what it would make neutral.
 
     Parameters
     ----------
@@ -125,13 +125,13 @@ _STANDS = frozenset({Result.DONE, Result.UNCHANGED})
 
 
 class ReplayGuards:
-    """Carries out what services propose, as far as each may, and takes back what they no longer ask for.
+    """Carries out what services propose, as far as each may, and reverts what they no longer ask for.
 
     Parameters
     ----------
     cluster : Playable
     seats : int
-        How many services there are. Each goes by its number: the first that wants a lever is the smallest.
+        How many services there are. Each goes by its number: the first that wants a setting is the smallest.
     most_of_one_user : float
         As ``control.most_of_one_user`` has it; 1: no cap.
     """
@@ -169,7 +169,7 @@ class ReplayGuards:
         return _and(outcomes, Result.REFUSED, int(another.sum()))
 
     def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
-        """Do what a service proposes, and take back what it no longer does; say how many jobs ended in each way."""
+        """Do what a service proposes, and revert what it no longer does; say how many jobs ended in each way."""
         restores = [action for action in actions if isinstance(action, RevertJobs)]
         orders = [action for action in actions if isinstance(action, Reorder)]
         limits = [action for action in actions if isinstance(action, SoftLimit)]
@@ -182,7 +182,7 @@ class ReplayGuards:
         return Counter(outcomes) + Counter(self._limit(active, limits))
 
     def release(self, active: int) -> Mapping[Result, int]:
-        """Take back all that a service has."""
+        """Revert all that a service has."""
         return self.act(active, ())
 
     def _order(self, active: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
@@ -220,7 +220,7 @@ class ReplayGuards:
         return _and(counts, Result.REFUSED, len(limits) - len(its))
 
     def _take_back_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
-        """Take back the soft limits of a service but some, and yield what became of those that still pend."""
+        """Revert the soft limits of a service but some, and yield what became of those that still pend."""
         dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == active and job_id not in but)
         for job_id in dropped:
             del self._limited_by[job_id]

@@ -281,7 +281,7 @@ def decision_report(
 
 
 def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
-    """Report per day and service what was proposed, done and refused, and when Helios kept still."""
+    """Report per day and service what was proposed, done and refused, and when Helios suspended."""
     with open_context(ask) as operations:
         return service_days(
             operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until),

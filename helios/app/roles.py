@@ -1,4 +1,4 @@
-"""Least rights in PostgreSQL for a daemon of each office, by the services that are configured."""
+"""Least rights in PostgreSQL for a daemon of each domain, by the services that are configured."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ _FOR_EVER = np.iinfo(np.int64).min  # as NaT
 
 
 class ReplayState:
-    """What a jobwise service has been asked about: new jobs, jobs predicted again and expired wishes are outdated."""
+    """What a jobwise service has been asked about: new jobs, jobs predicted again and expired changes are outdated."""
 
     def __init__(self, cluster: SteppableReplay) -> None:
         self._cluster = cluster
@@ -203,7 +203,7 @@ class ReplayState:
         return jobs
 
     def told(self, jobs: Positions, until: NDArray[np.datetime64]) -> None:
-        """Take note that it was asked about ``jobs``, all that were outdated, and until when its wishes hold."""
+        """Take note that it was asked about ``jobs``, all that were outdated, and until when its changes hold."""
         self._again = []
         # One by one: most often there is one.
         for job, until_us in zip(jobs.tolist(), until.view(np.int64).tolist(), strict=True):
@@ -225,14 +225,14 @@ class ReplayState:
         return bool(self._expires_s[job] == expires_s and self._cluster.started_s[job] == NEVER)
 
 
-# Services asked along a replayed timeline: the same objects that a live turn asks, on a cluster made of arithmetic.
+# Services asked along a replayed timeline: the same objects that a live cycle asks, on a cluster made of arithmetic.
 #
 # A service is asked at a moment when something may start and there is a choice, at most once in its ``every``; where
 # it is too early, as soon as ``every`` has passed. In between nothing would come of its answer. All services that are
 # asked at a moment see one snapshot, and what they propose is applied in their order before anything starts at that
-# moment. What a service no longer asks for is taken back, as :mod:`helios.app.replay_guards` has it.
+# moment. What a service no longer asks for is reverted, as :mod:`helios.app.replay_guards` has it.
 #
-# A jobwise service (:class:`helios.ports.JobwiseService`) is asked for the same wishes at the same moments, but only
+# A jobwise service (:class:`helios.ports.JobwiseService`) is asked for the same changes at the same moments, but only
 # about jobs of which it may wish something else than when it was asked last: the replay is the same, at many times
 # the speed.
 
@@ -245,7 +245,7 @@ MOMENTS_PER_REPORT = 500
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReplayedService:
-    """One service in a rehearsal, and what became of it.
+    """One service in a service replay, and what became of it.
 
     Attributes
     ----------
@@ -259,10 +259,10 @@ class ReplayedService:
         How many jobs its proposals ended for in each way.
     troubles : Counter
         What it raised, and how often.
-    benched : bool
+    suspended : bool
         Whether it raised too often running, and was asked no more.
     raises_to_bench : int
-        Times running that it may raise, the last included; as in a live turn.
+        Times running that it may raise, the last included; as in a live cycle.
     """
 
     name: str
@@ -477,7 +477,7 @@ def _checked_changes(changes: ChangeRequests, n_jobs: int) -> ChangeRequests:
     if len(changes.urgency) != n_jobs or len(changes.until) != n_jobs:
         raise TypeError(f"{len(changes.urgency)} wishes that hold until {len(changes.until)} times, for {n_jobs} jobs")
     if (np.abs(changes.urgency) > 1).any():
-        raise ValueError("a wish has an urgency that is not between -1 and 1")
+        raise ValueError("a change has an urgency that is not between -1 and 1")
     return changes
 
 
@@ -491,13 +491,13 @@ def _checked(actions: Iterable[Action]) -> list[JobAction]:
 
 
 BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
-"""What a Slurm site has without Helios, and what backfill plans with in a rehearsal."""
+"""What a Slurm site has without Helios, and what backfill plans with in a service replay."""
 CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
 """Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
 TOLERANCE = 10_000
 """Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
 PREDICT_AGAIN_S = 600
-"""How often what waits is predicted again, as :class:`helios.app.prediction_value.ReplayTarget` has it and live turns do, s."""
+"""How often what waits is predicted again, as :class:`helios.app.prediction_value.ReplayTarget` has it and live cycles do, s."""
 DRAWS = 2_000
 LONGEST_MAY_GROW = 0.05
 """Share by which the longest wait, which hangs on single jobs, may differ and still count as no longer."""
@@ -508,7 +508,7 @@ _TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedServiceReport:
-    """What became of one service in a rehearsal.
+    """What became of one service in a service replay.
 
     Attributes
     ----------
@@ -519,7 +519,7 @@ class ReplayedServiceReport:
         Jobs that its proposals ended for in each way, by Result.
     troubles : mapping of str to int
         What it raised, and how often.
-    benched : bool
+    suspended : bool
         It raised three times running and was asked no more.
     """
 
@@ -536,7 +536,7 @@ class ReplayedServiceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServiceReplay:
-    """What a rehearsal found.
+    """What a service replay found.
 
     Attributes
     ----------

@@ -275,7 +275,7 @@ def slurm_whatif(
     Parameters
     ----------
     services : mapping of str to Service, optional
-        Services by name that act together in a replay of their own, in turns as they would live; None: there is none.
+        Services by name that act together in a replay of their own, in cycles as they would live; None: there is none.
 
     Raises
     ------
@@ -372,7 +372,7 @@ def _simulated(
     services: Mapping[str, Service],
     progress: Progress,
 ) -> tuple[Run, tuple[str, ...]]:
-    """Replay today's setup with services acting in turns; return what is measured, and what they did."""
+    """Replay today's setup with services acting in cycles; return what is measured, and what they did."""
     found = simulate_services_on_slurm(
         setup.jobs,
         request.site,
@@ -385,7 +385,7 @@ def _simulated(
         seed=request.seed,
         progress=progress,
     )
-    title = f"{' + '.join(services)}, in turns"
+    title = f"{' + '.join(services)}, in cycles"
     return _run(title, setup, request.site, found.replay.started_s, found.replay.ended_s), found.notes
 
 

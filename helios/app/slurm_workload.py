@@ -217,7 +217,7 @@ def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str,
     return found, codes.astype(np.int64)
 
 
-# Services on a site's own Slurm, simulated: the same objects, turns and predictions that a live cluster would have.
+# Services on a site's own Slurm, simulated: the same objects, cycles and predictions that a live cluster would have.
 
 Positions = NDArray[np.int64]
 

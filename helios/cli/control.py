@@ -1,4 +1,4 @@
-"""What a person says to a Helios that acts: take a turn, go so far and no further, stop, go on."""
+"""What a person says to a Helios that acts: take a cycle, go so far and no further, stop, go on."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def cycle_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take one turn: look at the queue, predict, decide, and say what would be changed. Nothing is written.
+    """Take one cycle: look at the queue, predict, decide, and say what would be changed. Nothing is written.
 
-    With --apply the turn is taken, in the modes that were set (helios mode). Example: helios turn --as active
+    With --apply the cycle is taken, in the modes that were set (helios mode). Example: helios turn --as active
     """
     if apply and mode is not None:
         raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios turn --apply")
@@ -83,7 +83,7 @@ def mode_(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say how far a service may go; it holds from the service's next turn on.
+    """Say how far a service may go; it holds from the service's next cycle on.
 
     off: it is not asked. shadow: it is asked, nothing is written, the audit says what would have been. canary: it acts
     on some jobs. active: on all. Example: helios mode qssf canary --percent 10 --reason 'first trial'
@@ -136,7 +136,7 @@ def mode_(
 
 
 def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False, as_json: AsJson = False) -> None:
-    """Stop Helios at once: take back everything it set, verify that, and do nothing until helios resume.
+    """Stop Helios at once: revert everything it set, verify that, and do nothing until helios resume.
 
     Nodes that it put to sleep are woken. It works without the daemon, and with the database gone. A value that bears
     Helios' mark and is in no record of it, or that Slurm hides, is left, named, and makes the exit status 1.
@@ -160,7 +160,7 @@ def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False,
         problems.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
     if name is None or not _ever_worked(url, name):
         problems.append(
-            f"no Helios has taken a turn with these settings: if one runs here, it has others and does not see {folder}"
+            f"no Helios has taken a cycle with these settings: if one runs here, it has others and does not see {folder}"
         )
     for problem in problems:
         say(f"warning: {problem}")
@@ -203,7 +203,7 @@ def resume_(cluster: Cluster = None) -> None:
     _resumes_the_nodes_daemon(Path(settings.control.state_folder))
     modes = modes_in_force(settings.database.url, name, configured_services(settings))
     said = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
-    show(f"Helios goes on with its next turn: {said}.")
+    show(f"Helios goes on with its next cycle: {said}.")
 
 
 def nightly_(cluster: Cluster = None) -> None:
@@ -230,7 +230,7 @@ def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
 
 
 def _ever_worked(url: str, cluster: str) -> bool:
-    """Return whether a Helios with these settings has ever taken a turn on the cluster."""
+    """Return whether a Helios with these settings has ever taken a cycle on the cluster."""
     try:
         with Warehouse.open(url) as warehouse:
             return any(warehouse.lease(cluster, domain=domain) is not None for domain in Domain)
@@ -328,7 +328,7 @@ def _cluster_name(url: str, cluster: str | None) -> str:
         return str(choose_cluster(warehouse, None)["name"])
 
 
-# ``helios power``: what the nodes do, one turn on them, and a person's word that a node is mended.
+# ``helios power``: what the nodes do, one cycle on them, and a person's word that a node is mended.
 
 power_commands = typer.Typer(no_args_is_help=True, help="Nodes: which sleep, which wake, and why.")
 
@@ -356,9 +356,9 @@ def cycle(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take one turn on the nodes: look, forecast, decide, and say what would be changed. Nothing is written.
+    """Take one cycle on the nodes: look, forecast, decide, and say what would be changed. Nothing is written.
 
-    With --apply the turn is taken, in the modes that were set (helios mode).
+    With --apply the cycle is taken, in the modes that were set (helios mode).
     """
     if apply and mode is not None:
         raise UsageError(

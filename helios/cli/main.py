@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "doctor": (
         "system:doctor_",
-        "Examine the cluster and Helios' own state, each finding with its remedy. No job is touched.",
+        "Examine the cluster and Helios' own state, each finding with its hint. No job is touched.",
     ),
     "why": (
         "job:why_",
@@ -41,12 +41,12 @@ COMMANDS = {
     ),
     "cycle": (
         "control:turn_",
-        "Take one turn: look at the queue, predict, decide, and say what would be changed. Nothing is written.",
+        "Take one cycle: look at the queue, predict, decide, and say what would be changed. Nothing is written.",
     ),
-    "mode": ("control:mode_", "Say how far a service may go; it holds from the service's next turn on."),
+    "mode": ("control:mode_", "Say how far a service may go; it holds from the service's next cycle on."),
     "pause": (
         "control:pause_",
-        "Stop Helios at once: take back everything it set, verify that, and do nothing until helios resume.",
+        "Stop Helios at once: revert everything it set, verify that, and do nothing until helios resume.",
     ),
     "resume": (
         "control:resume_",
@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "daemon": (
         "system:daemon_",
-        "Read, decide and act in a rhythm, until SIGTERM: then take back what was set, verify it, and exit 0.",
+        "Read, decide and act in a rhythm, until SIGTERM: then revert what was set, verify it, and exit 0.",
     ),
     "trace": ("trace:commands", "Job history: load it, look at it."),
     "model": ("model:commands", "Predict run times from history, and judge the prediction."),

@@ -77,7 +77,7 @@ def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
 
 def promote_(model_id: ModelId, cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
-    """Put a model in charge of its cluster; shrinkage in place of an id: none. The daemon's next turn uses it."""
+    """Put a model in charge of its cluster; shrinkage in place of an id: none. The daemon's next cycle uses it."""
     url, name = _site(cluster)
     _tell(
         model_registry.promote(url, name, model_id, by=getpass.getuser(), why=why, now=datetime.now(UTC)),

@@ -98,7 +98,7 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
     Parameters
     ----------
     write : str
-        How the subcommand is written, for the remedy.
+        How the subcommand is written, for the hint.
 
     Raises
     ------

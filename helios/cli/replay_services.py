@@ -150,7 +150,7 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
     on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
     if on_nodes and (names or len(on_nodes) == len(built)):
         raise UsageError(
-            f"{', '.join(on_nodes)} acts on nodes, and a rehearsal shows the waits of jobs.",
+            f"{', '.join(on_nodes)} acts on nodes, and a service replay shows the waits of jobs.",
             hint="See what it would do: helios energy whatif",
         )
     return {name: service for name, service in built.items() if name not in on_nodes}

@@ -249,7 +249,7 @@ def services(
     helpformat: Helpformat = False,
     json: AsJson = False,
 ) -> None:
-    """Show per service and day what it proposed, what came of it, and when and why Helios kept still."""
+    """Show per service and day what it proposed, what came of it, and when and why Helios suspended."""
     _list_fields(helpformat, decisions_report.BY_SERVICE)
     ask = _ask(cluster, start, end, None, None, None)
     form = _form(fields, noheader, parsable, parsable2, json)

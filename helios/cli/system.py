@@ -29,7 +29,7 @@ COLOURS = {FindingLevel.OK: "green", FindingLevel.WARN: "yellow", FindingLevel.F
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Examine the cluster and Helios' own state, each finding with its remedy. No job is touched.
+    """Examine the cluster and Helios' own state, each finding with its hint. No job is touched.
 
     Exit status 1 if something fails. Example: helios doctor
     """
@@ -89,7 +89,7 @@ def daemon_(
         bool, typer.Option("--ingest/--no-ingest", help="Also read the accounting; no: another daemon does.")
     ] = True,
 ) -> None:
-    """Read, decide and act in a rhythm, until SIGTERM: then take back what was set, verify it, and exit 0.
+    """Read, decide and act in a rhythm, until SIGTERM: then revert what was set, verify it, and exit 0.
 
     Log lines go to standard error. Example: HELIOS_DAEMON_LOGS=json helios daemon --no-nightly
     """

@@ -62,7 +62,7 @@ def slurm(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            "--service", help="Also replay with this service acting in turns, as the configuration has it; repeatable."
+            "--service", help="Also replay with this service acting in cycles, as the configuration has it; repeatable."
         ),
     ] = None,
     report: Report = None,

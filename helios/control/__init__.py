@@ -1,4 +1,4 @@
-"""Prudence: one turn - look, ask, check, act, write down - and everything that keeps it from doing harm.
+"""Prudence: one cycle - look, ask, check, act, write down - and everything that keeps it from doing harm.
 
 Services propose, this room disposes. It knows clusters and ledgers by their sockets only, has no clock of its own, and
 passes no service's wish that a guard refuses.

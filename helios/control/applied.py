@@ -56,7 +56,7 @@ class AppliedNodeChange:
 
     @property
     def key(self) -> NodeKey:
-        """Lever and node."""
+        """Setting and node."""
         return self.setting, self.node
 
     @property
@@ -66,7 +66,7 @@ class AppliedNodeChange:
 
 
 NodeBook = dict[NodeKey, AppliedNodeChange]
-"""What stands, by lever and node."""
+"""What stands, by setting and node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def read_applied_nodes(frame: pd.DataFrame) -> AppliedNodeChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:
-    """What would have to be taken back, in plain words that outlive the database: what a kill switch reads.
+    """What would have to be reverted, in plain words that outlive the database: what a kill switch reads.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Undo:
         )
 
     def rows(self, *, at: datetime, service: str) -> NodeBook:
-        """Return it as entries of a book that are nobody's, to be taken back."""
+        """Return it as entries of a book that are nobody's, to be reverted."""
         pairs = [
             *((NodeSetting.POWER, node, "asleep", "") for node in self.asleep),
             *((NodeSetting.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
@@ -272,7 +272,7 @@ class AppliedChange:
 
     @property
     def key(self) -> Key:
-        """Lever and job."""
+        """Setting and job."""
         return self.setting, self.job_id
 
     @property
@@ -291,7 +291,7 @@ class AppliedChange:
 
 
 Book = dict[Key, AppliedChange]
-"""What stands, by lever and job."""
+"""What stands, by setting and job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The minutes of a turn: every line that goes to the audit, and the sums a person looks at first.
+"""The minutes of a cycle: every line that goes to the audit, and the sums a person looks at first.
 
 What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal or a
-failure is written when it is new, not every turn: jobs that fail on and on would else fill the audit with one line.
+failure is written when it is new, not every cycle: jobs that fail on and on would else fill the audit with one line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AuditEntry:
 
 
 class AuditLog:
-    """What is taken down while a turn goes on.
+    """What is taken down while a cycle goes on.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class AuditLog:
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
     def is_news(self, service: str, message: str) -> bool:
-        """Return whether ``message`` was not said of ``service`` at the last turn that acted; empty: no."""
+        """Return whether ``message`` was not said of ``service`` at the last cycle that acted; empty: no."""
         before = self._said_before.get(service, frozenset())
         if not message and not before:
             return False

@@ -1,6 +1,6 @@
-"""A breaker: after several bad turns in a row Helios keeps still for a while, then tries one turn.
+"""A breaker: after several bad cycles in a row Helios keeps still for a while, then tries one cycle.
 
-Pure: time is given. It is kept with the memory of the last turn, so that a restart does not shorten the wait.
+Pure: time is given. It is kept with the memory of the last cycle, so that a restart does not shorten the wait.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from helios.config import Control
 
 
 class BreakerState(StrEnum):
-    """Whether turns may write."""
+    """Whether cycles may write."""
 
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
-    """The wait is over; the next turn that writes decides."""
+    """The wait is over; the next cycle that writes decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class CircuitBreaker:
     Attributes
     ----------
     bad_in_row : int
-        Turns that wrote and were bad, since the last good one.
+        Cycles that wrote and were bad, since the last good one.
     opened_at : datetime, optional
         When it opened last; None: it is closed.
     """
@@ -39,13 +39,13 @@ class CircuitBreaker:
     opened_at: datetime | None = None
 
     def state(self, *, now: datetime, settings: Control) -> BreakerState:
-        """Return whether turns may write now."""
+        """Return whether cycles may write now."""
         if self.opened_at is None:
             return BreakerState.CLOSED
         return BreakerState.HALF_OPEN if now >= self.closes_at(settings) else BreakerState.OPEN
 
     def closes_at(self, settings: Control) -> datetime:
-        """Return when an open breaker lets a turn try.
+        """Return when an open breaker lets a cycle try.
 
         Raises
         ------
@@ -57,11 +57,11 @@ class CircuitBreaker:
         return self.opened_at + timedelta(seconds=settings.breaker_s)
 
     def after_a_good_cycle(self) -> CircuitBreaker:
-        """Return the breaker after a turn whose every write was read back as asked."""
+        """Return the breaker after a cycle whose every write was read back as asked."""
         return CircuitBreaker()
 
     def after_a_bad_cycle(self, *, now: datetime, settings: Control) -> CircuitBreaker:
-        """Return the breaker after a turn in which a write failed or read back as something else."""
+        """Return the breaker after a cycle in which a write failed or read back as something else."""
         bad = self.bad_in_row + 1
         opens = self.opened_at is not None or bad >= settings.mismatches_to_open
         return CircuitBreaker(bad_in_row=bad, opened_at=now if opens else None)
@@ -94,7 +94,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSuspension:
-    """Who failed in the last turn that asked it; a service without a fault is not named."""
+    """Who failed in the last cycle that asked it; a service without a fault is not named."""
 
     faults: Mapping[str, Fault] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
-"""One turn: take the lease, look, ask, check, write down what is meant, act, read back, write down what became of it.
+"""One cycle: take the lease, look, ask, check, write down what is meant, act, read back, write down what became of it.
 
 Every failure on the way means that nothing is done, and says so. A crash at any point leaves a book that names at
-least every job that was touched, so that the next turn can put it right.
+least every job that was touched, so that the next cycle can put it right.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ LONGEST_FAULT = 300
 
 
 Asked = TypeVar("Asked")
-"""All that a service asked for, in the form of its office."""
+"""All that a service asked for, in the form of its domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def ask(
             proposals[active.name] = understand(list(active.service.decide(_own_copy(snapshot))))
             suspension = suspension.without(active.name)
         except Exception as raised:
-            # Whatever a service may raise: the others and the turn must go on, and the reason is kept.
+            # Whatever a service may raise: the others and the cycle must go on, and the reason is kept.
             fault = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:LONGEST_FAULT]
             suspension = suspension.after_a_failure(active.name, what=fault, now=now)
             minutes.say(_failed(active, snapshot, fault))
@@ -197,19 +197,19 @@ def run_cycle(
     Parameters
     ----------
     seats : sequence of Seat
-        In the order of configuration, which settles who has a lever that two services want.
+        In the order of configuration, which settles who has a setting that two services want.
     expectation : callable
         Returns the snapshot with predictions.
     conditions : callable
         What the caller knows of the world. It should not fail for want of a database: None says that.
     now : datetime
-        Start of the turn; the lease lasts from it.
+        Start of the cycle; the lease lasts from it.
     holder : str
-        Name of this Helios, the same in all its turns, and after a restart.
+        Name of this Helios, the same in all its cycles, and after a restart.
     memory : TurnMemory
-        Of the report of the turn before.
+        Of the report of the cycle before.
     paused : callable
-        Why Helios is paused, empty: it is not; asked again before each door that writes, as a turn takes its time.
+        Why Helios is paused, empty: it is not; asked again before each door that writes, as a cycle takes its time.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def run_cycle(
 
 
 class _Suspended(Exception):
-    """Nothing is to be done in this turn."""
+    """Nothing is to be done in this cycle."""
 
     def __init__(self, *reasons: str) -> None:
         super().__init__(*reasons)
@@ -240,7 +240,7 @@ class _Suspended(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _Cycle:
-    """A turn while it goes on: each method is a step, in this order."""
+    """A cycle while it goes on: each method is a step, in this order."""
 
     cluster: Cluster
     ledger: Ledger
@@ -270,7 +270,7 @@ class _Cycle:
         try:
             self.token = self.ledger.acquire(holder=self.holder, now=self.now, lasts=lasts)
         except HeliosError as error:
-            # Not the end yet: a pause must be able to take everything back without a database.
+            # Not the end yet: a pause must be able to revert everything without a database.
             self.faults += (f"the lease could not be taken: {error.message}",)
             return
         if self.token is None:
@@ -409,7 +409,7 @@ class _Cycle:
         self.everything = revert_everything(self.cluster, reason)
         self.minutes = release_entries(self.everything, now=self.now, reason=reason)
         if self.memory.suspended and not self.minutes.changed:
-            self.minutes.lines.clear()  # what cannot be taken back is written down once, not in every turn
+            self.minutes.lines.clear()  # what cannot be reverted is written down once, not in every cycle
         self._write(applied_after(self.known, self.everything))
 
     def _disputed(self, context: CycleContext) -> tuple[CycleContext, frozenset[Key]]:
@@ -457,7 +457,7 @@ class _Cycle:
                 )
         if execution.plan.take_back:
             number = len(execution.plan.take_back)
-            self._say_cycle(Mode.ACTIVE, reason=f"will take back {number} changes", outcome="meant")
+            self._say_cycle(Mode.ACTIVE, reason=f"will revert {number} changes", outcome="meant")
         if not self._write(applied):
             del self.minutes.lines[self.written :]
             raise _Suspended("what was meant could not be written down, so it was not done")
@@ -538,27 +538,27 @@ def run_node_cycle(
     Parameters
     ----------
     seats : sequence of Seat
-        In the order of configuration, which settles who has a lever that two services want.
+        In the order of configuration, which settles who has a setting that two services want.
     expectation : callable
         Returns the snapshot with the demand for nodes, and predictions. Without demand nodes are woken, none is put to
         sleep.
     ledger : Ledger
-        Of the office of nodes: its own lease, and ``APPLIED_NODE_CHANGES``.
+        Of the domain of nodes: its own lease, and ``APPLIED_NODE_CHANGES``.
     conditions : callable
         What the caller knows of the world. It should not fail for want of a database: None says that.
     now : datetime
-        Start of the turn; the lease lasts from it.
+        Start of the cycle; the lease lasts from it.
     holder : str
-        Name of this Helios, the same in all its turns, and after a restart.
+        Name of this Helios, the same in all its cycles, and after a restart.
     memory : NodeMemory
-        Of the report of the turn before.
+        Of the report of the cycle before.
     undo : callable
-        Writes down, outside of the database, what would have to be taken back. It is called before anything is done;
+        Writes down, outside of the database, what would have to be reverted. It is called before anything is done;
         if it raises a :class:`HeliosError`, nothing is.
     undone : callable
         Reads what ``undo`` wrote last.
     paused : callable
-        Why Helios is paused, empty: it is not; asked again before each door that writes, as a turn takes its time.
+        Why Helios is paused, empty: it is not; asked again before each door that writes, as a cycle takes its time.
 
     Raises
     ------
@@ -589,7 +589,7 @@ def run_node_cycle(
 
 @dataclass(slots=True, kw_only=True)
 class _NodeCycle:
-    """A turn while it goes on: each method is a step, in this order."""
+    """A cycle while it goes on: each method is a step, in this order."""
 
     cluster: NodeCluster
     ledger: Ledger
@@ -795,7 +795,7 @@ class _NodeCycle:
         lines, notes = self.minutes.lines, self.minutes.notes
         self.minutes = node_release_entries(self.awakening, now=self.now, reason=reason)
         if self.memory.cycle.suspended and not self.minutes.changed:
-            self.minutes.lines.clear()  # what cannot be taken back yet is written down once, not in every turn
+            self.minutes.lines.clear()  # what cannot be reverted yet is written down once, not in every cycle
         self.minutes.lines[:0], self.minutes.notes[:0] = lines, notes
         self.activity = NodeActivity(memory=self.memory)
         self.activity.take_note(self.awakening.outcomes, now=self.now)
@@ -825,7 +825,7 @@ class _NodeCycle:
                 )
         if execution.plan.take_back:
             number = len(execution.plan.take_back)
-            self._say_cycle(Mode.ACTIVE, reason=f"will take back {number} changes", outcome="meant")
+            self._say_cycle(Mode.ACTIVE, reason=f"will revert {number} changes", outcome="meant")
         try:
             self.undo(Undo.of(applied))
         except HeliosError as error:

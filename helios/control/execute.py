@@ -96,7 +96,7 @@ def record_intent(execution: Execution) -> AppliedChanges:
 def execute(execution: Execution, *, cluster: Cluster, applied: AppliedChanges, minutes: AuditLog) -> AppliedChanges:
     """Act, and return the books settled by what became of it.
 
-    A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the turn began;
+    A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the cycle began;
     what was entered stays entered.
 
     Parameters
@@ -118,7 +118,7 @@ def execute(execution: Execution, *, cluster: Cluster, applied: AppliedChanges, 
 
 
 class _Stopped(Exception):
-    """Nothing more may be written in this turn."""
+    """Nothing more may be written in this cycle."""
 
 
 def _check_preconditions(execution: Execution) -> None:
@@ -326,7 +326,7 @@ def execute_nodes(
 ) -> AppliedNodeChanges:
     """Act, and return the books settled by what became of it.
 
-    A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the turn began;
+    A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the cycle began;
     what was entered stays entered.
 
     Parameters

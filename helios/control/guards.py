@@ -1,6 +1,6 @@
 """What nobody can switch off: no service, no mode, no option.
 
-A guard looks at one wish and the job it is about, and says why not; what is refused leaves that reason. The cap on one
+A guard looks at one change and the job it is about, and says why not; what is refused leaves that reason. The cap on one
 user's share does not refuse: it makes neutral.
 """
 
@@ -39,7 +39,7 @@ def apply_guards(
     of_the_overridden: frozenset[Key],
     most_of_one_user: float,
 ) -> GuardResult:
-    """Pass one service's wishes through every guard.
+    """Pass one service's changes through every guard.
 
     Parameters
     ----------
@@ -65,14 +65,14 @@ def apply_guards(
 def keep_one_owner(
     changes: Mapping[str, Sequence[JobChange]], *, held: Mapping[Key, str]
 ) -> tuple[dict[str, tuple[JobChange, ...]], dict[str, tuple[Outcome, ...]]]:
-    """Let each lever of each job have one service: the first configured wins.
+    """Let each setting of each job have one service: the first configured wins.
 
     Parameters
     ----------
-    wishes : mapping
-        By service, in the order of configuration; a service that was not asked this turn has none.
+    changes : mapping
+        By service, in the order of configuration; a service that was not asked this cycle has none.
     held : mapping
-        The service whose change stands there now. It keeps its lever from services configured after it, even in a turn
+        The service whose change stands there now. It keeps its setting from services configured after it, even in a cycle
         in which it is not asked.
 
     Returns
@@ -84,7 +84,7 @@ def keep_one_owner(
     allowed = {name: tuple(change for change in asked if owner[change.key] == name) for name, asked in changes.items()}
     refused = {
         name: tuple(
-            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this lever of the job")
+            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this setting of the job")
             for change in asked
             if owner[change.key] != name
         )

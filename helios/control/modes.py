@@ -47,7 +47,7 @@ class ServiceMode:
         A job belongs to a canary if all partitions it may run in are named; empty: all partitions.
     percent : int, optional
         Share of the jobs, 1 to 100, chosen by a digest of the job's id (of an array: its master's id), so that the same
-        jobs are chosen in every turn, and all tasks of an array alike. A larger share keeps those of a smaller one.
+        jobs are chosen in every cycle, and all tasks of an array alike. A larger share keeps those of a smaller one.
         Of a service that acts on nodes: share of the nodes, by a digest of the node's name.
     """
 
@@ -94,7 +94,7 @@ def cluster_for_mode(
     Parameters
     ----------
     look : callable
-        Gives the snapshot of this turn. It must not lead to the cluster: a shadow is given nothing else.
+        Gives the snapshot of this cycle. It must not lead to the cluster: a shadow is given nothing else.
     stands : mapping
         What would stand if the shadows could act.
     """
@@ -217,7 +217,7 @@ def node_cluster_for_mode(
     Parameters
     ----------
     look : callable
-        Gives the snapshot of this turn. It must not lead to the cluster: a shadow is given nothing else.
+        Gives the snapshot of this cycle. It must not lead to the cluster: a shadow is given nothing else.
     stands : mapping
         What would stand if the shadows could act.
     """

@@ -1,6 +1,6 @@
 """What nobody can switch off about nodes: no service, no mode, no option.
 
-A guard looks at one wish and the node it is about, and says why not; what is refused leaves that reason. How many nodes
+A guard looks at one change and the node it is about, and says why not; what is refused leaves that reason. How many nodes
 may be away or on their way at once is counted in :mod:`helios.control.node_guards`.
 """
 
@@ -75,7 +75,7 @@ class NodeGuardResult:
 def apply_node_guards(
     changes: Sequence[NodeChange], *, context: NodeCycleContext, mode: ServiceMode
 ) -> NodeGuardResult:
-    """Pass one service's wishes through every guard that looks at one node."""
+    """Pass one service's changes through every guard that looks at one node."""
     once, twice = _each_once(changes)
     same = [
         change
@@ -97,14 +97,14 @@ def apply_node_guards(
 def keep_one_node_owner(
     changes: Mapping[str, Sequence[NodeChange]], *, held: Mapping[NodeKey, str]
 ) -> tuple[dict[str, tuple[NodeChange, ...]], dict[str, tuple[NodeOutcome, ...]]]:
-    """Let each lever of each node have one service: the first configured wins.
+    """Let each setting of each node have one service: the first configured wins.
 
     Parameters
     ----------
-    wishes : mapping
-        By service, in the order of configuration; a service that was not asked this turn has none.
+    changes : mapping
+        By service, in the order of configuration; a service that was not asked this cycle has none.
     held : mapping
-        The service whose change stands there now: it keeps its lever from services configured after it.
+        The service whose change stands there now: it keeps its setting from services configured after it.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def keep_one_node_owner(
     allowed = {name: tuple(change for change in asked if owner[change.key] == name) for name, asked in changes.items()}
     refused = {
         name: tuple(
-            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this lever of the node")
+            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this setting of the node")
             for change in asked
             if owner[change.key] != name
         )
@@ -263,7 +263,7 @@ def _not_idle(node: ObservedNode, context: NodeCycleContext) -> str:
     return "" if now - since >= timedelta(seconds=idle_s) else f"it has not been idle for {idle_s} s"
 
 
-# How many nodes may be away at once, and which must stay: counted as wishes are let through, one after the other.
+# How many nodes may be away at once, and which must stay: counted as changes are let through, one after the other.
 
 Verdict = tuple[Result, str]
 """Why not, and whether it may be asked again; an empty reason: it may."""
@@ -272,7 +272,7 @@ CROWDED = "as many nodes are on their way as may be"
 
 
 class PowerBudget:
-    """What is left of the bounds of ``[power]`` in one turn.
+    """What is left of the bounds of ``[power]`` in one cycle.
 
     Parameters
     ----------

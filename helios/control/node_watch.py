@@ -54,7 +54,7 @@ class NodeObservation:
     Attributes
     ----------
     released : bool
-        Whether a kill switch took everything back since the last turn.
+        Whether a kill switch took everything back since the last cycle.
     """
 
     nodes: Mapping[str, ObservedNode]

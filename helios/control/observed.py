@@ -85,7 +85,7 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
 
 
 def carried_values(jobs: Sequence[PendingJob]) -> list[Key]:
-    """Return every lever of every job on which something that Helios set is seen."""
+    """Return every setting of every job on which something that Helios set is seen."""
     return [(setting, job.job_id) for job in jobs for setting in JobSetting if job.carries(setting)]
 
 

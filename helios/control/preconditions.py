@@ -18,12 +18,12 @@ from helios.control.state import ControllerState
 from helios.model import Snapshot
 
 MANY = 10
-"""Records pending that do not vanish within a turn together with nodes, unless an answer was cut short."""
+"""Records pending that do not vanish within a cycle together with nodes, unless an answer was cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preconditions:
-    """What only the caller can know of the world around a turn.
+    """What only the caller can know of the world around a cycle.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Preconditions:
     clock_skew_s : float, optional
         The controller's clock minus ours, s; None: it could not be measured.
     released : str
-        Which kill switches took everything back outside of turns since one acted last; empty: none did.
+        Which kill switches took everything back outside of cycles since one acted last; empty: none did.
     drift : str
         Why predictions are not to be trusted, for a person; empty: nothing is known against them.
     """
@@ -64,14 +64,14 @@ def suspension_reasons(
     memory: ControllerState,
     now: datetime,
 ) -> list[str]:
-    """Return every reason why nothing may be written in this turn, for a person; none: it may.
+    """Return every reason why nothing may be written in this cycle, for a person; none: it may.
 
     Parameters
     ----------
     snapshot, jobs
         What was seen, and its pending jobs with their predictions.
     now : datetime
-        Start of the turn.
+        Start of the cycle.
     """
     shared = cluster_suspension_reasons(conditions, settings, snapshot=snapshot, memory=memory, now=now)
     if conditions.paused:
@@ -88,7 +88,7 @@ def suspension_reasons(
 def cluster_suspension_reasons(
     conditions: Preconditions, settings: Control, *, snapshot: Snapshot, memory: ControllerState, now: datetime
 ) -> list[str]:
-    """Return the reasons that hold for every office, whatever it acts on: all but those about predictions of jobs."""
+    """Return the reasons that hold for every domain, whatever it acts on: all but those about predictions of jobs."""
     if conditions.paused:
         return [f"paused: {conditions.paused}"]  # whoever paused it wants to read that, not what else there is
     reasons = [
@@ -111,16 +111,16 @@ def _breaker(memory: ControllerState, settings: Control, now: datetime) -> str:
     breaker = memory.breaker
     if breaker.state(now=now, settings=settings) is not BreakerState.OPEN:
         return ""
-    return f"the breaker is open until {_moment(breaker.closes_at(settings))}: {breaker.bad_in_row} bad turns in a row"
+    return f"the breaker is open until {_moment(breaker.closes_at(settings))}: {breaker.bad_in_row} bad cycles in a row"
 
 
 def _old_look(snapshot: Snapshot, settings: Control, now: datetime) -> str:
-    # The lease was taken for lease_s at the start of the turn: a look farther away is outside of it.
+    # The lease was taken for lease_s at the start of the cycle: a look farther away is outside of it.
     apart = snapshot.taken_at - now
     if abs(apart) <= timedelta(seconds=settings.lease_s):
         return ""
     side = "in the future" if apart > timedelta(0) else "too long ago"
-    return f"the cluster was looked at {side}: at {_moment(snapshot.taken_at)}, the turn began at {_moment(now)}"
+    return f"the cluster was looked at {side}: at {_moment(snapshot.taken_at)}, the cycle began at {_moment(now)}"
 
 
 def _cut_short(snapshot: Snapshot, memory: ControllerState) -> str:
@@ -137,7 +137,7 @@ def _cut_short(snapshot: Snapshot, memory: ControllerState) -> str:
 def _other_controller(conditions: Preconditions, memory: ControllerState) -> str:
     if memory.controller is None or conditions.controller in {None, memory.controller}:
         return ""
-    return f"the controller changed from {memory.controller} to {conditions.controller}: one turn to settle"
+    return f"the controller changed from {memory.controller} to {conditions.controller}: one cycle to settle"
 
 
 def _skew(conditions: Preconditions, settings: Control) -> str:

@@ -1,6 +1,6 @@
 """From what services ask for to what is sent to the cluster: guarded, owned, different from what stands, affordable.
 
-Pure. Desired state: what stands and is no longer asked for by a service that may write is taken back, and exactly that.
+Pure. Desired state: what stands and is no longer asked for by a service that may write is reverted, and exactly that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Service
 
 NOBODY = "it bears Helios' mark and nobody asks for it"
-SPENT = "the writes of this turn are spent"
+SPENT = "the writes of this cycle are spent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class ActiveService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleContext:
-    """What a turn sees and remembers of the cluster before it asks anybody.
+    """What a cycle sees and remembers of the cluster before it asks anybody.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class JobReversion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcilePlan:
-    """What a turn will do.
+    """What a cycle will do.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class ReconcilePlan:
     take_back : tuple of TakeBack
         On the cluster.
     shadows_end : tuple of TakeBack
-        What would be taken back, if the shadows could act.
+        What would be reverted, if the shadows could act.
     forget : frozenset of Key
         Real entries behind which nothing is seen on the cluster any more.
     orphans : int
@@ -114,7 +114,7 @@ def plan_jobs(
     Parameters
     ----------
     proposals : mapping
-        Of the services that were asked in this turn and answered.
+        Of the services that were asked in this cycle and answered.
     seats : sequence of Seat
         In the order of configuration; without those that sit out.
     """
@@ -311,11 +311,11 @@ def _size(change: JobChange, context: CycleContext) -> float:
 # From what services ask of nodes to what is sent to the cluster: guarded, owned, within bounds, affordable.
 #
 # Pure. Sleep and wake are asked for once and stand until somebody wakes the node; weights and the keep-awake list
-# stand until a service says otherwise. What stands for a service that may no longer write is taken back.
+# stand until a service says otherwise. What stands for a service that may no longer write is reverted.
 
 SOON_S = 600.0
 """How long before the cluster's idle timer ends a node counts as on its way to sleep, s."""
-TAKEN_BACK = "what stands there is taken back first"
+TAKEN_BACK = "what stands there is reverted first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,9 +337,9 @@ class NodeReconcilePlan:
     take_back : tuple of GiveBack
         On the cluster.
     shadows_end : tuple of GiveBack
-        What would be taken back, if the shadows could act.
+        What would be reverted, if the shadows could act.
     waiting : tuple of NodeStanding
-        What must be taken back and cannot be yet: nodes still falling asleep, drained since, or no room on the way.
+        What must be reverted and cannot be yet: nodes still falling asleep, drained since, or no room on the way.
     """
 
     send: Mapping[str, tuple[NodeChange, ...]] = field(default_factory=dict)
@@ -361,7 +361,7 @@ def plan_nodes(
     Parameters
     ----------
     proposals : mapping
-        Of the services that were asked in this turn and answered.
+        Of the services that were asked in this cycle and answered.
     seats : sequence of Seat
         In the order of configuration; without those that sit out.
     """
@@ -453,7 +453,7 @@ class _Draft:
         )
 
     def cut(self, writers: Sequence[ActiveService], *, left: int) -> None:
-        """Keep what the writes of a turn pay for: power first, then the list, weights last."""
+        """Keep what the writes of a cycle pay for: power first, then the list, weights last."""
         order = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
         for active in writers:
             changes = sorted(self.send[active.name], key=lambda change: order.index(change.setting))

@@ -1,4 +1,4 @@
-"""The kill switch: take back everything that Helios ever set, look again, and say what is left.
+"""The kill switch: revert everything that Helios ever set, look again, and say what is left.
 
 It needs neither the lease nor the database: a person asked. What Helios set is known by its mark on the job together
 with a record of it. What bears the mark and is in no record, and what the cluster hides, is left and named.
@@ -51,7 +51,7 @@ class ReleaseResult:
     Attributes
     ----------
     outcomes : list of Outcome
-        The last of each lever of each job.
+        The last of each setting of each job.
     remaining : list of Key, optional
         What is still seen on the cluster, or was left there; None: it could not be looked at.
     hidden, unproved : tuple of str
@@ -107,7 +107,7 @@ def revert_everything(cluster: Cluster, reason: str, *, hidden: bool = False) ->
 def release(
     *, cluster: Cluster, ledger: Ledger, now: datetime, holder: str, reason: str, hidden: bool = False
 ) -> CycleReport:
-    """Take back everything, verify it by a second look, write it down, and clear the book.
+    """Revert everything, verify it by a second look, write it down, and clear the book.
 
     Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``suspended`` and ``notes`` of the
     report. Somebody else's changes stay in the book as theirs.
@@ -183,7 +183,7 @@ def jobs_in(everything: ReleaseResult) -> tuple[str, ...] | None:
 
 
 def applied_after(applied: AppliedChanges, everything: ReleaseResult) -> AppliedChanges:
-    """Return the book without what was taken back: what remains or could not be looked at stays, and what is theirs."""
+    """Return the book without what was reverted: what remains or could not be looked at stays, and what is theirs."""
     left = everything.remaining
     stays = set(applied.real) if left is None else set(left)
     return AppliedChanges(
@@ -232,7 +232,7 @@ class NodeReleaseResult:
     Attributes
     ----------
     outcomes : list of NodeOutcome
-        The last of each lever of each node.
+        The last of each setting of each node.
     remaining : list of NodeStanding, optional
         What still stands on the cluster; None: it could not be looked at.
     snapshot : Snapshot, optional
@@ -257,7 +257,7 @@ class NodeReleaseResult:
 
 
 def all_awake(cluster: NodeCluster, real: NodeBook, reason: str) -> NodeReleaseResult:
-    """Take back everything of the book that is seen to stand, then look whether any is left.
+    """Revert everything of the book that is seen to stand, then look whether any is left.
 
     A sleeping node that an admin has in hand by now is left as it is, and is not waited for; the book keeps it.
     """
@@ -295,7 +295,7 @@ def applied_on(snapshot: Snapshot, real: NodeBook) -> list[AppliedNodeChange]:
 
 
 def with_undo_records(applied: AppliedNodeChanges, undo: Undo, *, at: datetime) -> AppliedNodeChanges:
-    """Return the books with what the undo file names and they do not: nobody's, so that it is taken back."""
+    """Return the books with what the undo file names and they do not: nobody's, so that it is reverted."""
     return AppliedNodeChanges(real={**undo.rows(at=at, service=HELIOS), **applied.real}, shadow=applied.shadow)
 
 
@@ -339,7 +339,7 @@ def release_nodes(
     holder : str
         Who asks; the lease is taken for the audit if it is free, and given back.
     memory : NodeMemory, optional
-        Of the last turn, to watch the wakes; None: it is not known.
+        Of the last cycle, to watch the wakes; None: it is not known.
     """
     notes: list[str] = []
     applied = _known(ledger, undone, notes, at=now)
@@ -404,7 +404,7 @@ def _told_of(awakening: NodeReleaseResult) -> str:
     left = awakening.names()
     if not left:
         return f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
-    return f"{Result.POSTPONED}: {len(left)} cannot be taken back yet: {', '.join(left[:20])}; asked again"
+    return f"{Result.POSTPONED}: {len(left)} cannot be reverted yet: {', '.join(left[:20])}; asked again"
 
 
 def _known(

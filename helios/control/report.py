@@ -1,4 +1,4 @@
-"""What a turn hands back."""
+"""What a cycle hands back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from helios.model import NODE_TALLIES, NodePower, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CycleReport:
-    """What was seen, decided and done in one turn.
+    """What was seen, decided and done in one cycle.
 
     Attributes
     ----------
     taken_at : datetime
-        When the cluster was looked at; the start of the turn, if it was not.
+        When the cluster was looked at; the start of the cycle, if it was not.
     acted : int
         Jobs changed on the cluster.
     still : tuple of str
@@ -38,7 +38,7 @@ class CycleReport:
     gpus_pending, gpus_running : int
         GPUs asked for and held.
     decisions : DataFrame
-        The lines of this turn, columns of ``DECISIONS``, whether or not they could be written down.
+        The lines of this cycle, columns of ``DECISIONS``, whether or not they could be written down.
     seen : bool
         Whether the cluster could be looked at.
     recorded : bool
@@ -46,11 +46,11 @@ class CycleReport:
     leads : bool
         Whether this Helios had the lease. A standby's memory must not be kept over that of the one that leads.
     remaining : tuple of str, optional
-        After everything was to be taken back: jobs that still carry something. None: that could not be seen.
+        After everything was to be reverted: jobs that still carry something. None: that could not be seen.
     notes : tuple of str
         What the operator should be told besides.
     memory : TurnMemory
-        To be kept, and given to the next turn.
+        To be kept, and given to the next cycle.
     """
 
     taken_at: datetime
@@ -71,7 +71,7 @@ class CycleReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was to be taken back is left, as far as was looked."""
+        """Whether nothing that was to be reverted is left, as far as was looked."""
         return self.remaining == ()
 
     def counts_json(self) -> str:
@@ -106,12 +106,12 @@ def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeCycleReport:
-    """What was seen, decided and done about nodes in one turn.
+    """What was seen, decided and done about nodes in one cycle.
 
     Attributes
     ----------
     taken_at : datetime
-        When the nodes were looked at; the start of the turn, if they were not.
+        When the nodes were looked at; the start of the cycle, if they were not.
     slept, woken, weighed : tuple of str
         Nodes put to sleep, woken, and given another weight, on the cluster.
     still : tuple of str
@@ -123,21 +123,21 @@ class NodeCycleReport:
     asleep_by_helios : int
         Nodes asleep, or falling asleep, because Helios asked for it.
     decisions : DataFrame
-        The lines of this turn, columns of ``DECISIONS``, whether or not they could be written down.
+        The lines of this cycle, columns of ``DECISIONS``, whether or not they could be written down.
     tallies : DataFrame
         Columns of ``NODE_TALLIES``, a row for each pool; none if the nodes were not seen.
     seen, recorded, leads : bool
         Whether the cluster could be looked at, every line was written down, and this Helios had the lease. A standby's
         memory must not be kept over that of the one that leads.
     remaining : tuple of str, optional
-        After everything was to be taken back: nodes on which something stands yet, as those that fall asleep and can
+        After everything was to be reverted: nodes on which something stands yet, as those that fall asleep and can
         be woken only then. None: that could not be seen.
     notes : tuple of str
         What the operator should be told besides.
     protected : str
         Why nothing is put to sleep any more until a person clears it; empty: nodes are.
     memory : NodeMemory
-        To be kept, and given to the next turn.
+        To be kept, and given to the next cycle.
     """
 
     taken_at: datetime
@@ -160,7 +160,7 @@ class NodeCycleReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was to be taken back is left, as far as was looked."""
+        """Whether nothing that was to be reverted is left, as far as was looked."""
         return self.remaining == ()
 
 

@@ -1,4 +1,4 @@
-"""What control takes from one turn to the next, as text, so that a restart forgets nothing that keeps it still."""
+"""What control takes from one cycle to the next, as text, so that a restart forgets nothing that keeps it still."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helios.control.circuit_breaker import CircuitBreaker, ServiceSuspension
 from helios.errors import MemoryDamaged
 
 EARLY = 0.1
-"""Part of its interval by which a service may be asked early: turns do not come to the second."""
+"""Part of its interval by which a service may be asked early: cycles do not come to the second."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading JSON raises that is damaged or was written by somebody else: 1e999 for a count, 10^4 brackets."""
@@ -23,7 +23,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
-    """What the last turn left.
+    """What the last cycle left.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class ControllerState:
             )
         except UNREADABLE as reason:
             raise MemoryDamaged(
-                f"what control remembers of its last turn cannot be read: {reason}",
+                f"what control remembers of its last cycle cannot be read: {reason}",
                 hint="Helios keeps still. To start without a memory: helios pause, then helios resume.",
             ) from reason
 
@@ -108,7 +108,7 @@ def state_digest(outcome: Outcome | NodeOutcome) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-# What the power turn takes from one turn to the next, as text: a restart forgets no cool-down, cycle or failure.
+# What the power turn takes from one cycle to the next, as text: a restart forgets no cool-down, cycle or failure.
 
 DAY = timedelta(days=1)
 APART = timedelta(hours=1)
@@ -147,7 +147,7 @@ class NodeControllerState:
     Attributes
     ----------
     turn : TurnMemory
-        What every office remembers: who was asked, breaker, bench, controller, what was said.
+        What every domain remembers: who was asked, breaker, bench, controller, what was said.
     looked_at : datetime, optional
         When the nodes were looked at last; None: never.
     idle : mapping

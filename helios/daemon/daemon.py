@@ -1,4 +1,4 @@
-"""The daemon's life: start, wait for a signal, take back, end."""
+"""The daemon's life: start, wait for a signal, revert, end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from helios.errors import ConfigurationInvalid
 from helios.ports import Domain
 
 WRITER_S = 45.0
-"""How long the end waits for a turn that runs, s: one call to a slow controller (slurm.timeout_s) and a little."""
+"""How long the end waits for a cycle that runs, s: one call to a slow controller (slurm.timeout_s) and a little."""
 RELEASE_S = 60.0
-"""How long taking back may last, s."""
+"""How long reverting may last, s."""
 READER_S = 5.0
 """How long the end waits for a reading, s; it is only reading, and begins again where it left off."""
 BIND_S = 60.0
@@ -60,7 +60,7 @@ class Daemon:
 
     Parameters
     ----------
-    chores : Chores
+    tasks : Tasks
         What is done.
     settings : Settings
         When, and where it may be looked at.
@@ -123,14 +123,14 @@ class Daemon:
         _log.info("started: %s", self._rhythm_in_words())
 
     def beat(self) -> None:
-        """Give a sign of life: to the service manager only while turns make progress."""
+        """Give a sign of life: to the service manager only while cycles make progress."""
         self._beaten_s = self._times.monotonic_s()
         if self._clock.makes_progress():
             self._notifier.alive()
             self._starved = False
         elif not self._starved:
             self._starved = True
-            _log.critical("no turn has begun or ended for %.0f s: the watchdog is no longer fed", self._silence_s())
+            _log.critical("no cycle has begun or ended for %.0f s: the watchdog is no longer fed", self._silence_s())
         self._serve_again()
         report = self._health.report()
         self._notifier.status(f"{report['state']}: {_headline(report)}")
@@ -146,7 +146,7 @@ class Daemon:
         return self._times.monotonic_s() - self._beaten_s > DEAD_S
 
     def stop(self, *, why: str) -> Ending:
-        """Call nothing any more, wait for the chore that writes, take back what was set, and end."""
+        """Call nothing any more, wait for the task that writes, revert what was set, and end."""
         self._notifier.stopping()
         self._health.ending("stopping")
         self._clock.stop()
@@ -181,15 +181,15 @@ class Daemon:
                 self._serve()
 
     def _take_back(self, why: str) -> tuple[bool, bool]:
-        """Return whether all is taken back that should be, and whether a thread is stuck."""
+        """Return whether all is reverted that should be, and whether a thread is stuck."""
         if not self._clock.writing.shut(within_s=WRITER_S):
-            _log.error("a turn is stuck: nothing was taken back. What to do: run helios-release.sh")
+            _log.error("a cycle is stuck: nothing was reverted. What to do: run helios-release.sh")
             return False, True
         if self._keeps:
             _log.warning("what Helios set stands: daemon.release_on_stop is false")
             return True, False
         if self._health.stands_by:
-            _log.info("standby: nothing was set from here, nothing to take back")
+            _log.info("standby: nothing was set from here, nothing to revert")
             return True, False
         return _bounded(lambda: self._release(why), within_s=RELEASE_S)
 
@@ -198,7 +198,7 @@ class Daemon:
             _log.info("%s", self._tasks.release(why))
         except Exception as error:  # the process ends anyway; its last word must be what is left
             problem = task_error(error)
-            _log.error("not all is taken back: %s", problem.line(), exc_info=error if problem.defect else None)
+            _log.error("not all is reverted: %s", problem.line(), exc_info=error if problem.defect else None)
             return False
         return True
 
@@ -208,7 +208,7 @@ class Daemon:
         nightly = f"nightly analysis next at {night:%Y-%m-%d %H:%M %Z}" if night else "no nightly analysis"
         reading = f"a reading every {rhythm.ingest_s:.0f} s" if self._clock.ingest else "no reading"
         on = " and ".join({"cycle": "jobs"}.get(name, name) for name in self._clock.cycles)
-        return f"a turn on {on} every {rhythm.cycle_s:.0f} s, {reading}, {nightly}"
+        return f"a cycle on {on} every {rhythm.cycle_s:.0f} s, {reading}, {nightly}"
 
     def _silence_s(self) -> float:
         return self._clock.silent_for_s()
@@ -222,7 +222,7 @@ def run(
     environment: Mapping[str, str],
     times: TaskTimes | None = None,
 ) -> Ending:
-    """Do the chores until a signal comes: SIGTERM and SIGINT end it, SIGHUP changes nothing and says so.
+    """Do the tasks until a signal comes: SIGTERM and SIGINT end it, SIGHUP changes nothing and says so.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def _bounded(work: Callable[[], bool], *, within_s: float) -> tuple[bool, bool]:
     thread.start()
     thread.join(within_s)
     if thread.is_alive():
-        _log.error("taking back did not end in %.0f s. What to do: run helios-release.sh", within_s)
+        _log.error("reverting did not end in %.0f s. What to do: run helios-release.sh", within_s)
         return False, True
     return bool(answers) and answers[0], False
 
@@ -290,7 +290,7 @@ def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> S
 
 
 def _steady(tasks: DaemonOperations) -> list[str]:
-    """Return which chores this process has of those that must succeed again and again for it to be well."""
+    """Return which tasks this process has of those that must succeed again and again for it to be well."""
     works = {"cycle": tasks.cycle, "nodes": tasks.nodes, "ingest": tasks.ingest}
     return [name for name, work in works.items() if work is not None]
 
@@ -306,4 +306,4 @@ def _headline(report: Mapping[str, object]) -> str:
         return "; ".join(reasons)
     said = [str(report["note"])] if report["note"] else []
     said += [str(cycle["line"]) for cycle in (report["cycle"], report["nodes"]) if isinstance(cycle, dict)]
-    return "; ".join(said) or "the first turn is to come"
+    return "; ".join(said) or "the first cycle is to come"

@@ -1,4 +1,4 @@
-"""How the daemon fares: what it remembers of each chore, and whether that is well."""
+"""How the daemon fares: what it remembers of each task, and whether that is well."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ FAILURES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskHealth:
-    """How one chore fared lately.
+    """How one task fared lately.
 
     Attributes
     ----------
@@ -121,12 +121,12 @@ class TaskHealth:
 
 
 class Health:
-    """What the daemon knows of itself; written by the chores' threads, read by whoever asks.
+    """What the daemon knows of itself; written by the tasks' threads, read by whoever asks.
 
     Parameters
     ----------
     lately_s : mapping of str to float
-        The chores that must have succeeded lately for the daemon to be well, and what lately means for each, s.
+        The tasks that must have succeeded lately for the daemon to be well, and what lately means for each, s.
     times : Times
         The clocks.
     """
@@ -145,35 +145,35 @@ class Health:
 
     @property
     def last_cycle(self) -> CycleSummary | None:
-        """The last turn that was taken; None: none yet."""
+        """The last cycle that was taken; None: none yet."""
         return self._cycle
 
     @property
     def stands_by(self) -> bool:
-        """Whether other processes of Helios write to this cluster, as far as the last turns saw."""
+        """Whether other processes of Helios write to this cluster, as far as the last cycles saw."""
         cycles = [cycle for cycle in (self._cycle, self._nodes) if cycle is not None]
         return bool(cycles) and not any(cycle.lease_held for cycle in cycles)
 
     def began(self, name: str, *, at: datetime) -> None:
-        """Take note that a chore began."""
+        """Take note that a task began."""
         self._change(name, began_at=at, at_work=True)
 
     def succeeded(self, name: str, *, at: datetime, line: str) -> None:
-        """Take note that a chore ended well; an empty line leaves what it said before."""
+        """Take note that a task ended well; an empty line leaves what it said before."""
         said = {"line": line} if line else {}
         self._change(name, succeeded_at=at, at_work=False, failures=0, problem="", **said)
 
     def failed(self, name: str, *, at: datetime, problem: str) -> None:
-        """Take note that a chore failed."""
+        """Take note that a task failed."""
         failures = self.of(name).failures + 1
         self._change(name, failed_at=at, at_work=False, failures=failures, problem=problem)
 
     def turned(self, cycle: CycleSummary) -> None:
-        """Take note of a turn."""
+        """Take note of a cycle."""
         self._cycle = cycle
 
     def turned_nodes(self, cycle: NodeCycleSummary) -> None:
-        """Take note of a turn on nodes."""
+        """Take note of a cycle on nodes."""
         self._nodes = cycle
 
     def ending(self, word: str) -> None:
@@ -181,7 +181,7 @@ class Health:
         self._ending = word
 
     def of(self, name: str) -> TaskHealth:
-        """Return how one chore fares."""
+        """Return how one task fares."""
         with self._lock:
             return self._tasks.get(name, TaskHealth())
 

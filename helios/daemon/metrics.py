@@ -35,7 +35,7 @@ class Metrics:
         self._declare_nodes()
 
     def turned(self, cycle: CycleSummary) -> None:
-        """Count a turn."""
+        """Count a cycle."""
         self._cycle = cycle
         self._cycles.labels(outcome=_outcome(cycle)).inc()
         self._seconds.observe(cycle.seconds)
@@ -44,7 +44,7 @@ class Metrics:
         self._show_state(cycle)
 
     def turned_nodes(self, cycle: NodeCycleSummary) -> None:
-        """Count a turn on nodes."""
+        """Count a cycle on nodes."""
         self._node_cycles.labels(outcome=_outcome(cycle)).inc()
         self._count(cycle.tallies)
         for did, number in (("sleep", cycle.slept), ("wake", cycle.woken), ("weight", cycle.weighed)):
@@ -59,7 +59,7 @@ class Metrics:
             self._decisions.labels(**labels).inc(tally.jobs)
 
     def succeeded(self, task: str, *, at: datetime) -> None:
-        """Take note when a chore last ended well."""
+        """Take note when a task last ended well."""
         self._success.labels(task=task).set(at.timestamp())
 
     def failed(self, task: str) -> None:
@@ -67,7 +67,7 @@ class Metrics:
         self._failures.labels(task=task).inc()
 
     def left_out(self, task: str) -> None:
-        """Count a time that was left out, since the chore or another was still at work."""
+        """Count a time that was left out, since the task or another was still at work."""
         self._left_out.labels(task=task).inc()
 
     def _declare_work(self) -> None:
@@ -77,11 +77,14 @@ class Metrics:
             ["service", "mode", "result"],
             registry=self.registry,
         )
-        self._predictions = Counter("helios_predictions", "Run times predicted in turns", registry=self.registry)
+        self._predictions = Counter("helios_predictions", "Run times predicted in cycles", registry=self.registry)
         self._cycles = Counter(
-            "helios_cycles", "Turns taken: acted, quiet (nothing to change), still", ["outcome"], registry=self.registry
+            "helios_cycles",
+            "Cycles taken: acted, quiet (nothing to change), still",
+            ["outcome"],
+            registry=self.registry,
         )
-        self._seconds = Histogram("helios_cycle_seconds", "Length of a turn", buckets=SECONDS, registry=self.registry)
+        self._seconds = Histogram("helios_cycle_seconds", "Length of a cycle", buckets=SECONDS, registry=self.registry)
         self._success = Gauge(
             "helios_task_last_success_timestamp_seconds", "When it last ended well", ["task"], registry=self.registry
         )
@@ -92,7 +95,7 @@ class Metrics:
 
     def _declare_nodes(self) -> None:
         self._node_cycles = Counter(
-            "helios_node_cycles", "Turns taken on nodes: acted, quiet, still", ["outcome"], registry=self.registry
+            "helios_node_cycles", "Cycles taken on nodes: acted, quiet, still", ["outcome"], registry=self.registry
         )
         self._node_changes = Counter(
             "helios_node_changes", "Nodes put to sleep, woken, weighed anew", ["change"], registry=self.registry
@@ -120,7 +123,7 @@ class Metrics:
         self._mode = Gauge("helios_service_mode", "1: its mode now", ["service", "mode"], registry=self.registry)
         self._breaker = Gauge("helios_breaker_state", "1: its state now", ["state"], registry=self.registry)
         self._lease = Gauge("helios_lease_held", "1: this Helios is the one that writes", registry=self.registry)
-        self._suspended = Gauge("helios_suspended", "1: a rail kept the last turn from acting", registry=self.registry)
+        self._suspended = Gauge("helios_suspended", "1: a rail kept the last cycle from acting", registry=self.registry)
 
     def _show_state(self, cycle: CycleSummary) -> None:
         self._mode.clear()

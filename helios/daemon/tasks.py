@@ -1,8 +1,8 @@
-"""The clock: APScheduler calls each chore when its time has come.
+"""The clock: APScheduler calls each task when its time has come.
 
-Three rules keep it harmless. A chore never overlaps with itself, and the chores that write to the cluster or to the
+Three rules keep it harmless. A task never overlaps with itself, and the tasks that write to the cluster or to the
 hook's table never overlap with each other: they share one worker and one door. Times that were missed are never made
-up for, only the last of them counts: a chore looks at the world as it is when it runs. Nothing that a chore raises
+up for, only the last of them counts: a task looks at the world as it is when it runs. Nothing that a task raises
 ends the process.
 """
 
@@ -50,7 +50,7 @@ from helios.errors import HeliosError
 
 
 class ExclusiveSection:
-    """Lets one chore in at a time, until it is shut for good."""
+    """Lets one task in at a time, until it is shut for good."""
 
     def __init__(self) -> None:
         self._inside = Lock()
@@ -77,7 +77,7 @@ class ExclusiveSection:
         return left
 
 
-# What went wrong in a chore, and how long it then waits: pure values, no clock.
+# What went wrong in a task, and how long it then waits: pure values, no clock.
 
 MOST_WAIT_S = 300.0
 """Longest wait between tries, s. After a repair nobody should wait for Helios longer than for a cup of coffee."""
@@ -86,11 +86,11 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskError:
-    """Why a chore could not be done.
+    """Why a task could not be done.
 
     Attributes
     ----------
-    fact, remedy : str
+    fact, hint : str
         What happened, and what to try next.
     defect : bool
         Helios did not raise it on purpose: the traceback belongs in the log.
@@ -109,7 +109,7 @@ class TaskError:
         return error_kind(self.message)
 
     def line(self) -> str:
-        """Return fact and remedy in one line."""
+        """Return fact and hint in one line."""
         parts = [self.message, self.hint]
         return " What to do: ".join(" ".join(part.split()) for part in parts if part)
 
@@ -142,7 +142,7 @@ def task_error(error: Exception) -> TaskError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How a chore has fared lately, and from when it may run again.
+    """How a task has fared lately, and from when it may run again.
 
     After the first failure it runs at its next time; then it waits two, four, eight intervals, but never longer than
     ``MOST_WAIT_S`` or one interval.
@@ -193,7 +193,7 @@ class Backoff:
         return self.problem is None or self.problem.kind != problem.kind
 
 
-# One chore as the scheduler calls it: it never raises, waits longer the more often it fails, and says so once.
+# One task as the scheduler calls it: it never raises, waits longer the more often it fails, and says so once.
 
 
 class Task:
@@ -212,7 +212,7 @@ class Task:
     repeats : bool, optional
         Whether a line that differs from the last in figures only is worth a line.
     door : Door
-        Shared by chores that must not run at the same time.
+        Shared by tasks that must not run at the same time.
     """
 
     def __init__(
@@ -268,9 +268,9 @@ class Task:
         self._overlap_said = True
 
     def say_late(self) -> None:
-        """Take note that its time came and went while another chore was at work."""
+        """Take note that its time came and went while another task was at work."""
         self._metrics.left_out(self.name)
-        self._log.warning("its time passed while another chore was at work: left out until the next")
+        self._log.warning("its time passed while another task was at work: left out until the next")
 
     def _try(self) -> bool:
         began_s = self._times.monotonic_s()
@@ -308,16 +308,16 @@ class Task:
             self._log.debug("again: %s", problem.line())
 
 
-# Says when Helios falls still, why, and when it goes on: once each, however often a turn finds it so.
+# Says when Helios falls still, why, and when it goes on: once each, however often a cycle finds it so.
 
 
 class StateChangeLog:
-    """Compares each turn with the one before.
+    """Compares each cycle with the one before.
 
     Parameters
     ----------
-    chore : str
-        Whose turns: ``cycle`` or ``nodes``, as the log has it.
+    task : str
+        Whose cycles: ``cycle`` or ``nodes``, as the log has it.
     """
 
     def __init__(self, task: str = "cycle") -> None:
@@ -327,9 +327,9 @@ class StateChangeLog:
         self._held: bool | None = None
 
     def hear(self, cycle: CycleSummary | NodeCycleSummary) -> None:
-        """Take note of a turn."""
+        """Take note of a cycle."""
         self._say_lease(cycle)
-        if not cycle.problem:  # which is the chore's to say
+        if not cycle.problem:  # which is the task's to say
             self._say_suspended(cycle)
         self._say_notes(cycle)
 
@@ -384,7 +384,7 @@ class Schedule:
     Attributes
     ----------
     turn_s, ingest_s : float
-        Time between turns, and between readings, s.
+        Time between cycles, and between readings, s.
     nightly : str, optional
         Local time of the nightly analysis, HH:MM; None: somebody else sees to it.
     heartbeat_s : float
@@ -400,24 +400,24 @@ class Schedule:
     zone: ZoneInfo | None = None
 
     def lately_s(self, *, tasks: Iterable[str] = ("cycle", "ingest")) -> dict[str, float]:
-        """Return how long ago each chore that the health rests on may have succeeded: three times, and a minute."""
+        """Return how long ago each task that the health rests on may have succeeded: three times, and a minute."""
         every_s = {"cycle": self.cycle_s, "nodes": self.cycle_s, "ingest": self.ingest_s}
         return {name: 3 * every_s[name] + 60 for name in tasks}
 
     def stuck_s(self) -> float:
-        """Return after how long without a sign of progress turns are stuck.
+        """Return after how long without a sign of progress cycles are stuck.
 
-        A slow turn is none: each call to the cluster is bounded by slurm.timeout_s, and a turn makes several.
+        A slow turn is none: each call to the cluster is bounded by slurm.timeout_s, and a cycle makes several.
         """
         return max(5 * self.cycle_s, 300)
 
 
 class TaskScheduler:
-    """Calls the chores in their rhythm.
+    """Calls the tasks in their rhythm.
 
     Parameters
     ----------
-    chores : Chores
+    tasks : Tasks
         What is called.
     rhythm : Rhythm
         When.
@@ -460,7 +460,7 @@ class TaskScheduler:
         self._scheduler = self._scheduler_of()
 
     def start(self) -> None:
-        """Begin; the first turn and the first reading at once."""
+        """Begin; the first cycle and the first reading at once."""
         now = datetime.now(self._scheduler.timezone)
         for name, cycle in self.cycles.items():
             self._every(self._rhythm.cycle_s, cycle.tick, name=name, worker="writes", first=now)
@@ -482,16 +482,16 @@ class TaskScheduler:
             self._hook_is_due()
 
     def due(self) -> dict[str, datetime]:
-        """Return when each chore that has its times is called next; nothing before the start."""
+        """Return when each task that has its times is called next; nothing before the start."""
         jobs = [job for job in self._scheduler.get_jobs() if job.id != self.hook.name]
         return {job.id: job.next_run_time for job in jobs if getattr(job, "next_run_time", None)}
 
     def makes_progress(self) -> bool:
-        """Return whether turns begin and end; those that fail do too."""
+        """Return whether cycles begin and end; those that fail do too."""
         return self.silent_for_s() < self._rhythm.stuck_s()
 
     def silent_for_s(self) -> float:
-        """Return for how long no turn has begun or ended of the kind that has been silent longest, s."""
+        """Return for how long no cycle has begun or ended of the kind that has been silent longest, s."""
         return max((cycle.silent_for_s() for cycle in self.cycles.values()), default=0.0)
 
     def stop(self) -> None:
@@ -521,16 +521,16 @@ class TaskScheduler:
             yield "nodes", lambda: self._nodes(self._taken(nodes))
 
     def _taken(self, cycle: Callable[[], Summary]) -> Summary:
-        """Take a turn; where its lock is another's and Helios is paused by file, take everything back without the lock.
+        """Take a cycle; where its lock is another's and Helios is paused by file, revert everything without the lock.
 
-        That is as safe as helios pause, which does not wait for ever either: whoever takes a turn sees the file too.
+        That is as safe as helios pause, which does not wait for ever either: whoever takes a cycle sees the file too.
         """
         try:
             return cycle()
         except CycleUnderWay as held:
             if not self._paused():
                 raise
-            told = self._tasks.release("paused by file, while another process keeps turns away")
+            told = self._tasks.release("paused by file, while another process keeps cycles away")
             raise CycleUnderWay(f"{held.message} Helios is paused: {told}.", hint=held.hint) from held
 
     def _nodes(self, summary: NodeCycleSummary) -> str:
@@ -551,15 +551,15 @@ class TaskScheduler:
         return summary.line() if self._is_worth_a_line(summary) else ""
 
     def _mind_the_hook(self, summary: CycleSummary) -> None:
-        """Have the hook's table follow at once when turns fall still or act again, or a mode was set."""
+        """Have the hook's table follow at once when cycles fall still or act again, or a mode was set."""
         before, self._bounds = self._bounds, (dict(summary.modes), bool(summary.suspended))
         if before is not None and before != self._bounds:
             self._hook_is_due()
 
     def _is_worth_a_line(self, summary: CycleSummary) -> bool:
-        """Return whether jobs were changed, or services met another answer than the turn before.
+        """Return whether jobs were changed, or services met another answer than the cycle before.
 
-        What stays as it is belongs in health and metrics: a line for each turn would bury the others.
+        What stays as it is belongs in health and metrics: a line for each cycle would bury the others.
         """
         before = self._outcomes
         self._outcomes = frozenset(
@@ -629,7 +629,7 @@ class TaskScheduler:
 
     @staticmethod
     def _grace_s(interval_s: float) -> int:
-        """Return how late a chore may begin: one interval, since after that its next time has come anyway.
+        """Return how late a task may begin: one interval, since after that its next time has come anyway.
 
         After a machine slept, the last of the missed times is younger than that, and is caught up with at once.
         """

@@ -1,4 +1,4 @@
-"""What Helios writes down about itself: modes, turns, decisions, what stands changed, what was read."""
+"""What Helios writes down about itself: modes, cycles, decisions, what stands changed, what was read."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ PROMOTIONS = FrameKind(
 DECISIONS = FrameKind(
     name="decisions",
     columns=columns(
-        ("decided_at", TIME, "When; the rows of one turn share it"),
+        ("decided_at", TIME, "When; the rows of one cycle share it"),
         ("service", "category", "Who proposed it; 'helios' for control itself"),
         ("mode", "category", "A Mode, or 'paused'"),
-        ("action", "category", "Reorder, SoftLimit, Restore, ...; Turn for a line about a whole turn"),
+        ("action", "category", "Reorder, SoftLimit, Restore, ...; Turn for a line about a whole cycle"),
         ("target", "str", "Job id, partition, node, or the cluster's name"),
         ("reason", "str", "Why, for a person"),
         ("before", "str", "What was read before, in the mechanism's words; missing: not applicable"),
@@ -56,7 +56,7 @@ DECISIONS = FrameKind(
 APPLIED_CHANGES = FrameKind(
     name="applied_changes",
     columns=columns(
-        ("setting", "category", "A Lever: what of the job stands changed"),
+        ("setting", "category", "A Setting: what of the job stands changed"),
         ("job_id", "str", "The job, as in QUEUE"),
         ("submitted_at", TIME, "Its submission: ids are used again"),
         ("service", "category", "Who asked for it"),
@@ -115,7 +115,7 @@ CYCLES = FrameKind(
     name="cycles",
     columns=columns(
         ("taken_at", TIME, "When the cluster was looked at"),
-        ("seconds", "float64", "How long the turn took, s"),
+        ("seconds", "float64", "How long the cycle took, s"),
         ("pending", "int64", "Jobs pending, array tasks counted one by one"),
         ("running", "int64", "Jobs running"),
         ("gpus_pending", "int64", "GPUs that pending jobs ask for"),

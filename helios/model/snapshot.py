@@ -102,7 +102,7 @@ class Snapshot:
         """Return a column of ``pending`` as a plain array, not to be written to.
 
         It says the same as the frame. A simulated cluster answers without making one, which is most of what a service
-        costs in a rehearsal.
+        costs in a service replay.
 
         Parameters
         ----------

@@ -37,7 +37,7 @@ REASONS = {
     "Licenses": "it waits for a licence",
     "JobArrayTaskLimit": "as many tasks of its array run as it allows itself",
 }
-# What became of a wish, by helios.actions.Result.
+# What became of a change, by helios.actions.Result.
 ACTIVITY = {
     "done": "set {after}",
     "would": "would have set {after}",
@@ -45,7 +45,7 @@ ACTIVITY = {
     "mismatch": "set {after}, and something else was read back",
     "failed": "could not set {after}",
 }
-UNDONE = "took back what Helios had set, if anything"
+UNDONE = "reverted what Helios had set, if anything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class NodeStatus:
         found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
         for row in self.applied_changes.to_dict("records"):
             theirs = "; changed by somebody else, left alone" if row["overridden"] else ""
-            stands = f"{row['lever']}: {row['value']}{theirs}"
+            stands = f"{row['setting']}: {row['value']}{theirs}"
             cells = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
             found.setdefault(cells, []).append((_text(row["node"]), row["written_at"]))
         for cells, rows in found.items():

@@ -42,7 +42,7 @@ def reorders(
 
     Parameters
     ----------
-    wishes : Wishes
+    changes : Wishes
         For all pending jobs of ``snapshot``, in its order.
     why : callable
         Returns the reason of each place, given the rows of their jobs in the snapshot.
@@ -55,7 +55,7 @@ def reorders(
         An urgency is not between -1 and 1.
     """
     if (np.abs(changes.urgency) > 1).any():
-        raise ValueError("a wish has an urgency that is not between -1 and 1")
+        raise ValueError("a change has an urgency that is not between -1 and 1")
     return [
         Ranking(
             partition=partition,
@@ -147,7 +147,7 @@ class QssfOptions:
         With ``balanced``: whether the service of a job counts less while it waits.
     promote_after_s : float
         Waiting after which a job goes first, s, whatever the backlog; 0: ``share`` of the backlog says; inf: never
-        (the longest wait is then unbounded). See Notes: The price. In a rehearsal on eleven days of Philly at half
+        (the longest wait is then unbounded). See Notes: The price. In a service replay on eleven days of Philly at half
         its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
         against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
     promote_factor : float

@@ -57,7 +57,7 @@ class InstalledService:
         First line of the class's docstring.
     options : tuple of Option
         In the declared order.
-    office : Office
+    domain : Domain
         What it acts on.
     needs_proof : str
         What the site's own history must show before it may act; empty: nothing.
@@ -176,7 +176,7 @@ def find_flaws(service_class: Any) -> list[str]:
         flaws.append("it has no method decide(self, snapshot); add one that returns actions")
     domain = getattr(service_class, "domain", Domain.JOBS)
     if domain not in set(Domain):
-        flaws.append(f"its office is {domain!r}; let it be Office.JOBS or Office.NODES of helios.ports")
+        flaws.append(f"its domain is {domain!r}; let it be Domain.JOBS or Domain.NODES of helios.ports")
     options = getattr(service_class, "Options", None)
     if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
         flaws.append("it has no dataclass Options; nest one: @dataclass(frozen=True, kw_only=True) class Options")

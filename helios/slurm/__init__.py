@@ -1,1 +1,1 @@
-"""The one room that touches a running Slurm: looks through commands or pyslurm, acts through two levers, reads back."""
+"""The one room that touches a running Slurm: looks through commands or pyslurm, acts through two settings, reads back."""

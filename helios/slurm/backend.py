@@ -119,7 +119,7 @@ class RawNode(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUpdate:
-    """What is to be written to one job; at least one of the two levers.
+    """What is to be written to one job; at least one of the two settings.
 
     Attributes
     ----------

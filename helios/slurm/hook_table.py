@@ -27,7 +27,7 @@ TABLE = Path("hook") / "table"
 PUBLISHED = TABLE.with_name("published")
 """Where it stands what tables ever had, and when: the proof that a value on a job is the hook's."""
 KEPT = timedelta(days=7)
-"""How long a row is remembered that is no longer published; by then a turn has taken its jobs into ``jobs.undo``."""
+"""How long a row is remembered that is no longer published; by then a cycle has taken its jobs into ``jobs.undo``."""
 
 FORMAT = "helios-hook 1"
 MOST_ROWS = 200_000
@@ -42,7 +42,7 @@ _ROW = re.compile(
     r"([A-Za-z0-9_.~%*-]+) ([A-Za-z0-9_.~%*-]+) ([0-9]{1,10}|\*) ([0-9]{1,10}|\*) (-?[0-9]{1,10}) ([0-9]{1,10})"
 )
 _SPAN = re.compile(r"(\d+) (\d+|-) (site_factor|time_min) (\S+) (\S+) (\d+|\*) (-?\d+)", re.ASCII)
-_ANEW = "Jobs are submitted unchanged meanwhile; the daemon publishes another with its next turn, if it acts."
+_ANEW = "Jobs are submitted unchanged meanwhile; the daemon publishes another with its next cycle, if it acts."
 _MODULUS = 2**31 - 1
 
 _TOO_LARGE = 2**31

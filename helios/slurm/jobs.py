@@ -34,7 +34,7 @@ from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JobsUndo, Written
 from helios.slurm.undo_file import UndoNotWritten
 
-# What was read of a queue at one moment, by lever: the ground that every change is judged on.
+# What was read of a queue at one moment, by setting: the ground that every change is judged on.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +144,14 @@ def to_updates(actions: Sequence[JobAction], look: QueueReading, *, most: int) -
 
 
 def judge_update(change: SettingChange[int], look: QueueReading) -> Outcome | None:
-    """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
+    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
     if change.job_id not in look.jobs:
         return change.outcome(Result.GONE, remark=GONE)
     return judge_change(change, _ground(change, look))
 
 
 def size(change: SettingChange[int], look: QueueReading, *, most: int) -> float:
-    """Return how much a wish that is to be written changes: what is taken back first, then 2 to 0."""
+    """Return how much a change that is to be written changes: what is reverted first, then 2 to 0."""
     before = look.value(change.setting, change.job_id) or 0
     if change.takes_back:
         return 3.0 if before else 2.5
@@ -174,13 +174,13 @@ def _ground(change: SettingChange[int], look: QueueReading) -> ChangeContext:
 
 
 def _concerns(setting: JobSetting, look: QueueReading, job_id: str) -> bool:
-    """Return whether a restore of everything has something to do, or to say, about a lever of a pending job."""
+    """Return whether a restore of everything has something to do, or to say, about a setting of a pending job."""
     if look.is_ours(setting, job_id) or look.suspect(setting, job_id):
         return True
     return setting is JobSetting.ORDER and look.hidden(job_id) != 0
 
 
-SPENT = "the writes of this turn are spent"
+SPENT = "the writes of this cycle are spent"
 UNASKED = "nobody asked for it: it changed while its array was written"
 OVERRULED = "a later action of the same call asks otherwise"
 
@@ -258,7 +258,7 @@ class SlurmCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, read back, and say what became of each job that an action names.
 
-        What is written stands in the undo file before. A ``Restore`` that names no jobs takes back what is proved to be
+        What is written stands in the undo file before. A ``Restore`` that names no jobs reverts what is proved to be
         Helios' own; it refuses, job by job, what bears the mark and is in no record, and what Slurm hides. A task of an
         array that changed though nobody asked for it is told as a mismatch.
 
@@ -332,7 +332,7 @@ class SlurmCluster:
         return look
 
     def _chosen(self, changes: Mapping[int, SettingChange[int]], look: QueueReading) -> _Choice:
-        """Choose what is written now: of each lever of a job the last wish, within the budget of jobs."""
+        """Choose what is written now: of each setting of a job the last wish, within the budget of jobs."""
         last = {(change.setting, change.job_id): at for at, change in changes.items()}
         left_out = {at: OVERRULED for at, change in changes.items() if last[change.setting, change.job_id] != at}
         sizes: dict[str, float] = {}
@@ -347,7 +347,7 @@ class SlurmCluster:
     def _written(
         self, changes: Mapping[int, SettingChange[int]], look: QueueReading
     ) -> tuple[dict[int, Outcome], list[Outcome]]:
-        """Write and read back; return what became of each wish, and of jobs that changed without one."""
+        """Write and read back; return what became of each change, and of jobs that changed without one."""
         if not changes:
             return {}, []
         answers = self._answers(list(changes.values()), look)
@@ -391,14 +391,14 @@ class SlurmCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """Which wishes are written now, and why the others are not."""
+    """Which changes are written now, and why the others are not."""
 
     writes: Mapping[int, SettingChange[int]]
     left_out: Mapping[int, str]
 
 
 def outcome_after(change: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
-    """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
+    """Return what became of a change that was written, from what was read before and after and what Slurm answered."""
     was = before.value(change.setting, change.job_id)
     if change.job_id not in after.jobs:
         return change.outcome(Result.GONE, before=was, remark=GONE)
@@ -416,17 +416,17 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
         wrote = change.terms.words(change.setting, before.hidden(change.job_id))
         said = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
         return replace(said, before=f"priority {own}", after=f"priority {now}")
-    # It was written: said otherwise, nobody would remember that it is to be taken back.
+    # It was written: said otherwise, nobody would remember that it is to be reverted.
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
 def _meant(changes: Iterable[SettingChange[int]], look: QueueReading) -> list[Written]:
-    """Return what is about to be written and would have to be taken back."""
+    """Return what is about to be written and would have to be reverted."""
     return [_entry(change.setting, look.jobs[change.job_id], change.wanted) for change in changes if change.wanted]
 
 
 def _gone(changes: Iterable[SettingChange[int]], after: QueueReading) -> list[Written]:
-    """Return what was taken back and is seen to be gone, or was written away where nobody sees it."""
+    """Return what was reverted and is seen to be gone, or was written away where nobody sees it."""
     return [
         _entry(change.setting, after.jobs[change.job_id], 0)
         for change in changes

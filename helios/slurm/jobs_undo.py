@@ -1,7 +1,7 @@
 """What Helios wrote to jobs, in a file that a shell reads too: the proof that a value is Helios' own.
 
 A mark alone proves nothing: a user may ask for a minimum of 17 minutes, an admin may write a SiteFactor of 537. Helios
-takes back a value only if it bears the mark and stands here, for this job, with this submission. A value that the
+reverts a value only if it bears the mark and stands here, for this job, with this submission. A value that the
 priority hook wrote is proved by what was published for that user and partition when the job was submitted.
 
 Lines of words with tabs between, ``site_factor JOB SUBMITTED VALUE`` and ``time_min JOB SUBMITTED MINUTES``; an array
@@ -59,7 +59,7 @@ class Written:
 class JobsUndo:
     """The record of what Helios wrote to jobs.
 
-    One process at a time may add to it (the turn's lock), any number may read.
+    One process at a time may add to it (the cycle's lock), any number may read.
 
     Parameters
     ----------

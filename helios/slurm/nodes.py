@@ -87,7 +87,7 @@ def _added(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[s
     return {node: places[rank[node]] * steps // len(places) for node in members}
 
 
-# What actions ask of Slurm's nodes: one thing wanted on one lever of one node each, and whether it may be written.
+# What actions ask of Slurm's nodes: one thing wanted on one setting of one node each, and whether it may be written.
 
 DOWN, UP = "POWER_DOWN", "POWER_UP"
 """The two states that are ever written: never ``POWER_DOWN_ASAP``, which drains, or ``_FORCE``, which kills jobs."""
@@ -125,7 +125,7 @@ class NodeReading:
         return cls(nodes={node["name"]: node for node in nodes}, powering=powering, warm=kept)
 
     def said(self, setting: NodeSetting, node: str) -> str:
-        """Return what stands on a lever of a node, in Slurm's words; empty: it cannot be read."""
+        """Return what stands on a setting of a node, in Slurm's words; empty: it cannot be read."""
         if setting is NodeSetting.KEEP_AWAKE:
             return f"SuspendExcNodes {self.powering.settings.keep_awake or '(null)'}"
         if node not in self.nodes:
@@ -137,7 +137,7 @@ class NodeReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNodeUpdate:
-    """What is wanted on one lever of one node.
+    """What is wanted on one setting of one node.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class PlannedNodeUpdate:
         return NodeUpdate(node=self.node, state=self.wanted)
 
     def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
-        """Return ``result`` as the outcome of this wish."""
+        """Return ``result`` as the outcome of this change."""
         return NodeOutcome(
             action=self.action,
             setting=self.setting,
@@ -192,7 +192,7 @@ def to_node_updates(actions: Sequence[NodeAction], look: NodeReading) -> list[Pl
 
 
 def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
-    """Return the outcome of a wish that must not, cannot or need not be written; None: it is to be written."""
+    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
     if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in look.nodes:
         return change.outcome(Result.GONE, remark=NO_NODE)
     before = look.said(change.setting, change.node)
@@ -213,7 +213,7 @@ def is_in_state(change: PlannedNodeUpdate, look: NodeReading) -> bool:
 
 
 def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
-    """Return what became of a wish that was written, from what was read before and after and what Slurm answered."""
+    """Return what became of a change that was written, from what was read before and after and what Slurm answered."""
     was, seen = before.said(change.setting, change.node), after.said(change.setting, change.node)
     if not seen:
         return change.outcome(Result.GONE, before=was, remark=NO_NODE)
@@ -343,7 +343,7 @@ class SlurmNodes:
     site_factor_most : int
         Bound of the SiteFactor that Helios writes to jobs.
     writes_per_turn : int
-        Most nodes changed by one :meth:`steer`; what is taken back comes first, then wakes, sleeps and weights, and the
+        Most nodes changed by one :meth:`steer`; what is reverted comes first, then wakes, sleeps and weights, and the
         rest is ``POSTPONED``.
     clock : callable
         Returns the time, aware.
@@ -414,7 +414,7 @@ class SlurmNodes:
         self.backend.close()
 
     def _written(self, changes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
-        """Write, read back, and return what became of each wish; sleeps last, each judged once more right before."""
+        """Write, read back, and return what became of each change; sleeps last, each judged once more right before."""
         sleeps = {
             at: change
             for at, change in changes.items()
@@ -484,7 +484,7 @@ class SlurmNodes:
 def _left_out(
     changes: Sequence[PlannedNodeUpdate], judged: Mapping[int, NodeOutcome], look: NodeReading, most: int
 ) -> dict[int, NodeOutcome]:
-    """Return what is not written now: of each lever of a node all wishes but the last, and what exceeds the budget."""
+    """Return what is not written now: of each setting of a node all changes but the last, and what exceeds the budget."""
     last = {(change.setting, change.node): at for at, change in enumerate(changes)}
     open_changes = [at for at in range(len(changes)) if at not in judged]
     overruled = [at for at in open_changes if last[changes[at].setting, changes[at].node] != at]

@@ -54,7 +54,7 @@ class Finding:
         ``fail``: Helios cannot order jobs here, or must not; ``warn``: something does less than it could.
     fact : str
         What was found.
-    remedy : str
+    hint : str
         What to do; empty: nothing.
     """
 
@@ -165,7 +165,7 @@ def _priority(ground: PreflightContext) -> Iterator[Finding]:
         yield Finding(
             check="priority",
             verdict=FindingLevel.FAIL,
-            message="PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be taken back",
+            message="PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be reverted",
             hint="Take INCR_ONLY out of PriorityFlags.",
         )
 
@@ -288,7 +288,7 @@ def _priority_hook(ground: PreflightContext) -> Iterator[Finding]:
     yield Finding(
         check=HOOK,
         verdict=FindingLevel.WARN,
-        message=f"{message}: new jobs have no place until the next turn",
+        message=f"{message}: new jobs have no place until the next cycle",
         hint=hint,
     )
 
@@ -463,7 +463,7 @@ def _keep_awake(ground: PreflightContext) -> Iterator[Finding]:
         yield _finding("keep-awake list", f"ReconfigFlags has {KEEPS_LIST}")
     else:
         hint = (
-            f"After scontrol reconfigure the list is slurm.conf's until Helios' next turn: ReconfigFlags={KEEPS_LIST}"
+            f"After scontrol reconfigure the list is slurm.conf's until Helios' next cycle: ReconfigFlags={KEEPS_LIST}"
         )
         yield _finding("keep-awake list", f"ReconfigFlags lacks {KEEPS_LIST}", hint=hint)
 

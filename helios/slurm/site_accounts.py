@@ -55,7 +55,7 @@ def table(text: str, *, needed: Sequence[str], made_by: str) -> list[Association
     needed : sequence of str
         Heads without which it is of no use, in lower case and without blanks.
     made_by : str
-        The command that prints such a table, for the remedy.
+        The command that prints such a table, for the hint.
 
     Raises
     ------

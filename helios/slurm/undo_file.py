@@ -1,4 +1,4 @@
-"""What Helios would have to take back on nodes, in a file that a shell reads too: ``helios-release.sh`` goes by it.
+"""What Helios would have to revert on nodes, in a file that a shell reads too: ``helios-release.sh`` goes by it.
 
 Lines of words with tabs between: ``asleep NODE``; ``weight NODE OWN``; ``keep_awake LIST``, of an empty list
 ``(null)``. Written before anything is done, so that it names at least every node that was touched, whatever happens to
@@ -26,7 +26,7 @@ _LIST = re.compile(r"[\w.,:\[\]-]+|\(null\)", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesUndo:
-    """What would have to be taken back.
+    """What would have to be reverted.
 
     Attributes
     ----------
@@ -44,13 +44,13 @@ class NodesUndo:
 
 
 class UndoNotWritten(HeliosError):
-    """What would have to be taken back could not be written down: nothing may be done."""
+    """What would have to be reverted could not be written down: nothing may be done."""
 
 
 def write_undo(
     path: Path, *, asleep: Iterable[str] = (), weights: Mapping[str, int] | None = None, keep_awake: str | None = None
 ) -> None:
-    """Write what would have to be taken back: the whole file is there, on the disk, or the one before still is.
+    """Write what would have to be reverted: the whole file is there, on the disk, or the one before still is.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def write_undo(
 
 
 def read_undo(path: Path) -> NodesUndo:
-    """Return what would have to be taken back; no file: nothing.
+    """Return what would have to be reverted; no file: nothing.
 
     Raises
     ------

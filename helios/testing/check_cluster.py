@@ -116,7 +116,7 @@ def _takes_back(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     cluster.apply(_some_of_everything(snapshot))
     done = cluster.apply([RevertJobs(reason="contract")])
-    _must(Result.DONE in _results(done), "a restore takes back what was set, and says so", done)
+    _must(Result.DONE in _results(done), "a restore reverts what was set, and says so", done)
     after = cluster.snapshot().pending
     _must(bool((after["urgency"] == 0).all()), "after a restore every urgency is 0", after["urgency"].tolist())
     _must(

@@ -84,7 +84,7 @@ def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[s
     if strangers:
         yield (
             f"{strangers[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
-            "helios.actions, or act on jobs: without office = Office.NODES"
+            "helios.actions, or act on jobs: without domain = Domain.NODES"
         )
         return
     yield from _of_the_node_names(actions, snapshot)
@@ -321,7 +321,7 @@ def check_service(service: type[Any] | Service) -> None:
     It is asked about an empty cluster, an ordinary queue, one without predictions, one where all that can be missing
     is missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was asked
     before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and ask
-    neither clock, chance, disk nor network. One that acts on nodes (``office = Office.NODES``) is asked about nodes in
+    neither clock, chance, disk nor network. One that acts on nodes (``domain = Domain.NODES``) is asked about nodes in
     every state as well, with and without a forecast of the demand; it must name only nodes of the snapshot, and put to
     sleep only those that are idle, awake and not ``excluded_reason``.
 
@@ -411,7 +411,7 @@ def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]
     actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | RevertJobs)]
     strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | RevertJobs)]
     if strangers:
-        on_nodes = "; to act on nodes, say office = Office.NODES" if isinstance(strangers[0], KINDS) else ""
+        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(strangers[0], KINDS) else ""
         yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Restore of helios.actions{on_nodes}"
         return
     yield from _of_the_names(actions, snapshot)

@@ -244,7 +244,7 @@ class FakeCluster:
             return said
         before = _value(job, change.setting)
         if self._left == 0:
-            return change.outcome(Result.POSTPONED, before=before, remark="the writes of this turn are spent")
+            return change.outcome(Result.POSTPONED, before=before, remark="the writes of this cycle are spent")
         return self._write(change, job, before)
 
     def _ground(self, change: SettingChange[int], job: _Job) -> ChangeContext:
@@ -371,12 +371,12 @@ class FakeLedger:
 
     Parameters
     ----------
-    office : Office
+    domain : Domain
         Whose: it says what stands changed in columns of ``APPLIED_CHANGES``, or of ``APPLIED_NODE_CHANGES``.
 
     Attributes
     ----------
-    office : Office
+    domain : Domain
         As it was given.
     records : int
         How often :meth:`record` succeeded.

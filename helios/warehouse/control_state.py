@@ -1,4 +1,4 @@
-"""Rows that acting on a live cluster leaves: the lease, what stands, modes, turns, and what history was read."""
+"""Rows that acting on a live cluster leaves: the lease, what stands, modes, cycles, and what history was read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TALLY_TYPES = {column.name: column.dtype for column in NODE_TALLIES.columns}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedTable:
-    """Where what stands changed is kept, for one office.
+    """Where what stands changed is kept, for one domain.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ SHELVES = {
 def acquire(
     connection: Connection, cluster_id: int, domain: Domain, *, holder: str, now: datetime, lasts: timedelta
 ) -> int | None:
-    """Take or renew the lease of an office of a cluster; see :meth:`helios.ports.Ledger.acquire`.
+    """Take or renew the lease of a domain of a cluster; see :meth:`helios.ports.Ledger.acquire`.
 
     A lease that ran out and that nobody took is its last holder's to renew, under the same token. An end that is
     further ahead than any lease lasts was written by a wrong clock: it is brought near. Its holder, if it lives, renews
@@ -104,7 +104,7 @@ def release(connection: Connection, cluster_id: int, domain: Domain, *, holder: 
 
 
 def refuse_stale(connection: Connection, cluster_id: int, domain: Domain, *, token: int) -> None:
-    """Raise :class:`LeaseLost` unless ``token`` is the current one of the office."""
+    """Raise :class:`LeaseLost` unless ``token`` is the current one of the domain."""
     current = connection.execute(
         select(schema.leases.c.token).where(_here(cluster_id, domain)).with_for_update()
     ).scalar_one_or_none()
@@ -116,7 +116,7 @@ def refuse_stale(connection: Connection, cluster_id: int, domain: Domain, *, tok
 
 
 def lease(connection: Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:
-    """Return ``token``, ``holder`` and ``expires_at`` (microseconds) of an office's lease; None: never held."""
+    """Return ``token``, ``holder`` and ``expires_at`` (microseconds) of a domain's lease; None: never held."""
     row = connection.execute(select(schema.leases).where(_here(cluster_id, domain))).one_or_none()
     return None if row is None else dict(row._mapping)
 
@@ -128,7 +128,7 @@ def _here(cluster_id: int, domain: Domain) -> ColumnElement[bool]:
 def replace_applied(
     connection: Connection, bulk: Bulk, cluster_id: int, domain: Domain, applied_changes: pd.DataFrame
 ) -> None:
-    """Store what stands changed of an office's business in place of what was stored."""
+    """Store what stands changed of a domain's business in place of what was stored."""
     applied_table = SHELVES[domain]
     applied_table.kind.check(applied_changes)
     connection.execute(delete(applied_table.table).where(applied_table.table.c.cluster_id == cluster_id))
@@ -157,7 +157,7 @@ def add_mode(connection: Connection, bulk: Bulk, cluster_id: int, mode: pd.DataF
 
 
 def add_cycles(connection: Connection, bulk: Bulk, cluster_id: int, cycles: pd.DataFrame) -> None:
-    """Append turns."""
+    """Append cycles."""
     bulk.insert(connection, schema.cycles, _stored(CYCLES, cycles, cluster_id))
 
 
@@ -197,13 +197,13 @@ def _stored(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Table:
     return pa.table({"cluster_id": pa.array([cluster_id] * len(frame), pa.int64())} | columns)
 
 
-# The ledger of one office of a cluster in the warehouse: control's memory and audit.
+# The ledger of one domain of a cluster in the warehouse: control's memory and audit.
 
 
 class SqlLedger:
     """A :class:`helios.ports.Ledger` in the warehouse; made by :meth:`helios.warehouse.Warehouse.ledger`.
 
-    Each office has its own lease, tokens and standings; the audit is one.
+    Each domain has its own lease, tokens and standings; the audit is one.
     """
 
     def __init__(self, engine: Engine, bulk: Bulk, cluster: str, domain: Domain) -> None:
@@ -221,7 +221,7 @@ class SqlLedger:
             release(connection, self._cluster_id, self._domain, holder=holder)
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return what stands changed: columns of ``APPLIED_CHANGES`` by lever and job, or of ``APPLIED_NODE_CHANGES`` by node."""
+        """Return what stands changed: columns of ``APPLIED_CHANGES`` by setting and job, or of ``APPLIED_NODE_CHANGES`` by node."""
         applied_table = SHELVES[self._domain]
         types = {column.name: column.dtype for column in applied_table.kind.columns}
         with reading(self._engine) as connection:

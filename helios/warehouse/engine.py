@@ -31,7 +31,7 @@ _SECRETS = ("password", "sslpassword", "passfile")
 def engine_for(url: str) -> Engine:
     """Return the engine of ``url``, the same whenever it is asked for; nothing is opened yet.
 
-    One engine is kept since SQLAlchemy keeps compiled statements with it; a turn opens the warehouse several times.
+    One engine is kept since SQLAlchemy keeps compiled statements with it; a cycle opens the warehouse several times.
 
     Raises
     ------

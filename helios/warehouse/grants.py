@@ -80,7 +80,7 @@ def grant(
     if engine.dialect.name != "postgresql":
         raise UsageError(
             "A SQLite file has no roles: whoever may write it may write all of it.",
-            hint="Give each office a file of its own (database.url), or trust one user with both, or use PostgreSQL.",
+            hint="Give each domain a file of its own (database.url), or trust one user with both, or use PostgreSQL.",
         )
     roles = [role for role in (jobs, nodes, reader) if role]
     if len(set(roles)) < len(roles):
@@ -143,7 +143,7 @@ def _statements(
         yield f"CREATE POLICY helios_read ON {schema}.{table} FOR SELECT USING (true)"
     of_nodes = f"service IN ({_texts(services)})"
     rows = {
-        "leases": (f"office = '{Domain.JOBS}'", f"office = '{Domain.NODES}'"),
+        "leases": (f"domain = '{Domain.JOBS}'", f"domain = '{Domain.NODES}'"),
         "modes": (f"NOT ({of_nodes})", of_nodes),
         "memories": (f"name NOT IN ({_texts(memories)})", f"name IN ({_texts([*memories, *common])})"),
         "decisions": (f"NOT ({of_nodes})", f"{of_nodes} OR service = 'helios'"),

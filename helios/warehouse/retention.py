@@ -1,4 +1,4 @@
-"""What is deleted once it is old: rows of the audit, turns, predictions, and the notes of live readings.
+"""What is deleted once it is old: rows of the audit, cycles, predictions, and the notes of live readings.
 
 Jobs, nodes, models and what stands changed are never deleted here. SQLite uses the space again for new rows, so that
 the file stops growing; nothing is vacuumed, which would lock the database and need its size again on the disk.
@@ -17,7 +17,7 @@ from helios.warehouse import schema
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import writing
 
-# Rows deleted in one transaction: about 50 ms, which a turn that writes meanwhile can wait for.
+# Rows deleted in one transaction: about 50 ms, which a cycle that writes meanwhile can wait for.
 BATCH = 5_000
 # Shadow rows are searched among the last rows before their horizon only, not every night in the whole audit. What a
 # longer outage leaves goes with the rest of the audit.
@@ -34,8 +34,8 @@ class Horizon:
     ----------
     audit, shadow : datetime
         Of decisions, and of those that a service in shadow only would have made.
-    turns, predictions, readings : datetime
-        Of turns taken, of predictions (by the submission of their job), and of notes about readings of the accounting
+    cycles, predictions, readings : datetime
+        Of cycles taken, of predictions (by the submission of their job), and of notes about readings of the accounting
         with the rows that they rejected.
     """
 

@@ -383,11 +383,11 @@ class Warehouse(ModelStore):
         return forget(self._engine, cluster_id, horizon)
 
     def ledger(self, cluster: str, domain: Domain = Domain.JOBS) -> SqlLedger:
-        """Return what control remembers of an office of ``cluster``, which is made if it is new."""
+        """Return what control remembers of a domain of ``cluster``, which is made if it is new."""
         return SqlLedger(self._engine, self._bulk, cluster, domain)
 
     def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
-        """Return an office's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
+        """Return a domain's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
         with reading(self._engine) as connection:
             return control_state.lease(connection, find_cluster_id(connection, cluster), domain)
 

@@ -70,7 +70,7 @@ def applied(kind: FrameKind) -> pd.DataFrame:
 
 
 def refused(url: str, act: str) -> bool:
-    """Return whether PostgreSQL refuses a role one of the things that its daemon would do for an office."""
+    """Return whether PostgreSQL refuses a role one of the things that its daemon would do for a domain."""
     with Warehouse.open(url) as warehouse:
         acts = {
             "lease of jobs": lambda: warehouse.ledger("venus").acquire(holder="me", now=NOW, lasts=MINUTE),
@@ -104,7 +104,7 @@ OF_NODES = ("lease of nodes", "memory of nodes", "mode of ces", "decision of ces
 
 @pytest.mark.parametrize("act", [*OF_JOBS, *OF_NODES, "pause", "upgrade"])
 def test_each_role_does_the_business_of_its_domain_and_not_the_others(granted: dict[str, str], act: str) -> None:
-    with Warehouse.open(granted["owner"]) as warehouse:  # rows of both offices are there
+    with Warehouse.open(granted["owner"]) as warehouse:  # rows of both domains are there
         for domain in Domain:
             warehouse.ledger("venus", domain).acquire(holder="me", now=NOW, lasts=MINUTE)
         for name in ("cycle", "nodes", "paused"):

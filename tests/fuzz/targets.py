@@ -281,7 +281,7 @@ def _hook_in_lua(data: bytes, folder: Path) -> object:
     return site
 
 
-# What would have to be taken back.
+# What would have to be reverted.
 
 
 def _undo_seeds(_: Path) -> Sequence[bytes]:

@@ -1,4 +1,4 @@
-"""What fuzzing found once is read, or refused with a remedy, ever after; and a few new inputs each time."""
+"""What fuzzing found once is read, or refused with a hint, ever after; and a few new inputs each time."""
 
 from __future__ import annotations
 

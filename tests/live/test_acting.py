@@ -53,7 +53,7 @@ class Helios:
         return cycles.cycle(modes=cycles.modes_for_a_cycle())
 
     def cycle_that_asks(self, operations: Operations | None = None) -> CycleReport:
-        """Take turns until the service is due again and was asked."""
+        """Take cycles until the service is due again and was asked."""
         reports: list[CycleReport] = []
         self.rig.until(lambda: reports.append(self.cycle(operations)) or reports[-1].counts.get("qssf"))
         return reports[-1]

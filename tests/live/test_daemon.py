@@ -15,7 +15,7 @@ from tests.live.rig import Rig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LONGEST_S = 120.0
-"""A daemon that imports all of Helios, reads a first history and takes a turn, on a machine that does much else."""
+"""A daemon that imports all of Helios, reads a first history and takes a cycle, on a machine that does much else."""
 
 
 class Site:

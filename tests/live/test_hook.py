@@ -319,7 +319,7 @@ class Helios:
     """``helios`` in a shell, on the hooked cluster, with a history of alice's short jobs."""
 
     def __init__(self, hooked: Hooked, folder: Path) -> None:
-        (folder / "asked.toml").write_text("[services.qssf]\nevery_s = 1\n")  # by each turn
+        (folder / "asked.toml").write_text("[services.qssf]\nevery_s = 1\n")  # by each cycle
         self.environment = hooked.rig.environment | {
             "HELIOS_CONFIG": str(folder / "asked.toml"),
             "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",

@@ -28,7 +28,7 @@ OWN_WEIGHTS = {"n1": 10, "n2": 10, "n3": 10, "n4": 20, "n5": 20, "n6": 50, "n7":
 
 
 class Wish:
-    """A service that asks for what a test wishes."""
+    """A service that asks for what a test changes."""
 
     domain = Domain.NODES
     every = timedelta(0)
@@ -51,7 +51,7 @@ class Helios:
         self.cycles = self.another().node_cycles
 
     def another(self, **power: object) -> Operations:
-        """Return Helios as another process would have it, with its wish."""
+        """Return Helios as another process would have it, with its change."""
         wide = {"most_in_transition": 1.0, "most_asleep": 1.0, "idle_s": 0, "payback_s": 0, "cycles_per_day": 100}
         plain: dict[str, object] = {
             "database": {"url": self.url},
@@ -79,13 +79,13 @@ class Helios:
         return "; ".join(words for about, words in self.said if about == node)
 
     def asks(self, *actions: Action) -> NodeCycleReport:
-        """Have the service ask for this until something is done, at most in two turns: a node is looked at twice."""
+        """Have the service ask for this until something is done, at most in two cycles: a node is looked at twice."""
         self.change.actions = actions
         report = self.cycle()
         return report if report.slept or report.woken or report.weighed else self.cycle()
 
     def until(self, claim: Callable[[NodeCycleReport], Any]) -> NodeCycleReport:
-        """Take turns until one is as claimed."""
+        """Take cycles until one is as claimed."""
         reports: list[NodeCycleReport] = []
         self.rig.until(lambda: reports.append(self.cycle()) or claim(reports[-1]))  # type: ignore[func-returns-value]  # because None goes on
         return reports[-1]

@@ -1,4 +1,4 @@
-"""The power office as a site runs it: its daemon, its command line, its own services, on nodes that really sleep."""
+"""The power domain as a site runs it: its daemon, its command line, its own services, on nodes that really sleep."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_helios_is_paused_and_the_hook_has_no_table(hooked: Hooked, path: Path) 
     hooked.publish(HookRow(user="alice", partition="gpu", site_factor=4037))
     assert release(hooked, path).status == 0
     assert (hooked.state / "PAUSED").exists()
-    assert (hooked.state / "RELEASED").exists()  # what it took back is nobody's will: Helios may set it again
+    assert (hooked.state / "RELEASED").exists()  # what it reverted is nobody's will: Helios may set it again
     assert not hooked.table.exists()
 
 

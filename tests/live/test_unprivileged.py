@@ -77,14 +77,14 @@ class Service:
         return started
 
     def until_placed(self, job: str, daemon: subprocess.Popen[bytes]) -> None:
-        """Wait until a turn has given a pending job its place; a daemon that ends gives none."""
+        """Wait until a cycle has given a pending job its place; a daemon that ends gives none."""
         self.rig.until(lambda: self.rig.site_factors().get(job) or daemon.poll() is not None, longest_s=LONGEST_S)
         assert daemon.poll() is None, (self.folder / "log").read_text()[-3000:]
 
 
 @pytest.fixture(scope="module")
 def installed(cluster: Rig) -> Iterator[Service]:
-    """Helios with an active service, after its first turn."""
+    """Helios with an active service, after its first cycle."""
     folder = roomy_folder()
     try:
         made = Service(cluster, folder)

@@ -27,7 +27,7 @@ print(facts.package, "|", facts.summary, "|", "; ".join(map(str, facts.options))
 cluster = FakeCluster(now=NOON + timedelta(hours=12))
 small, large = cluster.submit(gpus=1), cluster.submit(gpus=8)
 service = build("night_owl", {"large_gpus": 4})
-for turn in range(2):
+for cycle in range(2):
     outcomes = cluster.apply(list(service.decide(cluster.snapshot())))
     print([(outcome.job_id == large, outcome.result.value) for outcome in outcomes], cluster.queue == [large, small])
 """

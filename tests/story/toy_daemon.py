@@ -1,4 +1,4 @@
-"""The real ``helios`` command, toy chores behind its daemon: a cluster that is one file, a diary that is another."""
+"""The real ``helios`` command, toy tasks behind its daemon: a cluster that is one file, a diary that is another."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What grows with the number of turns, and what does not; benchmarks/many_turns.py takes many more."""
+"""What grows with the number of cycles, and what does not; benchmarks/many_turns.py takes many more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.many_turns import PENDING, take_cycles
 from helios.model import Mode
 
 BYTES_A_ROW = 1_000
-"""More than any row of the audit takes with its part of the indexes and of the turn's other rows."""
+"""More than any row of the audit takes with its part of the indexes and of the cycle's other rows."""
 EMPTY = 1 << 20
 """A database in which next to nothing is written yet."""
 
@@ -29,5 +29,5 @@ def test_the_audit_stops_growing_once_its_oldest_rows_are_deleted(tmp_path: Path
         tmp_path, cycles=50, step=timedelta(days=5), mode=Mode.SHADOW, every=10, tell=lambda reading: None
     )
     kept = [reading.decisions for reading in read]
-    assert kept[-1] <= 1.5 * kept[1]  # 60 days of a shadow are twelve turns; fifty were taken
+    assert kept[-1] <= 1.5 * kept[1]  # 60 days of a shadow are twelve cycles; fifty were taken
     assert read[-1].database <= 1.3 * read[1].database + EMPTY

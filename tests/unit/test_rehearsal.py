@@ -1,4 +1,4 @@
-"""Services on a replayed timeline: quick as a built-in policy, asked no more than they want, benched when they fail."""
+"""Services on a replayed timeline: quick as a built-in policy, asked no more than they want, suspended when they fail."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -133,7 +133,7 @@ def test_qssf_asked_at_every_moment_with_true_run_times_is_the_compiled_qssf(see
 
 @dataclass
 class Framed:
-    """A service that is shown frames made beforehand, as a live turn makes them."""
+    """A service that is shown frames made beforehand, as a live cycle makes them."""
 
     service: Qssf
 

@@ -679,7 +679,7 @@ class Upside(FakeCluster):
 
 
 class NeverRestores(FakeCluster):
-    """Does not take back soft limits."""
+    """Does not revert soft limits."""
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
         return [
@@ -694,7 +694,7 @@ class NeverRestores(FakeCluster):
 
 
 class RestoresTooMuch(FakeCluster):
-    """Takes back everything, whoever was named."""
+    """Reverts everything, whoever was named."""
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
         return super().apply(

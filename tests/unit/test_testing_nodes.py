@@ -319,7 +319,7 @@ def test_an_unsound_service_on_nodes_is_told(answer: Callable[[Snapshot], list[A
 
 
 def test_a_service_on_jobs_that_acts_on_nodes_is_told_what_to_say() -> None:
-    with pytest.raises(AssertionError, match=r"office = Office\.NODES"):
+    with pytest.raises(AssertionError, match=r"domain = Domain\.NODES"):
         check_service(answering(lambda s: [up(n) for n in first_of(s)], domain=Domain.JOBS))
 
 

@@ -392,7 +392,7 @@ def energy_ledger(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Book:
-    """What turns times of nodes into amounts."""
+    """What cycles times of nodes into amounts."""
 
     recorded: Recorded
     edges_s: NDArray[np.int64]

@@ -45,7 +45,7 @@ _DARK = frozenset({NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
 
 @dataclass(slots=True, kw_only=True)
 class EnergyService:
-    """A service of the office of nodes that is asked along a replay."""
+    """A service of the domain of nodes that is asked along a replay."""
 
     service: Service
 

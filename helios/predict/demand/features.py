@@ -1,7 +1,7 @@
 """What the series of busy nodes itself tells at the end of a step, all of it relative to now.
 
 Trees cannot say more than they have seen, so every level is given as its distance from now, and what is learned is the
-change from now. Each row is computed from the series alone, by looking back from its own step: the row of a live turn
+change from now. Each row is computed from the series alone, by looking back from its own step: the row of a live cycle
 and that of a walk through a year cannot differ.
 """
 

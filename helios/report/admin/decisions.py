@@ -13,14 +13,14 @@ from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fie
 
 CONTROL = "helios"
 OF_A_CYCLE = "Turn"
-"""``action`` of a line about a whole turn, as DECISIONS declares it."""
+"""``action`` of a line about a whole cycle, as DECISIONS declares it."""
 RESULTS = tuple(str(result) for result in Result)
 
 LINES = declare_fields(
     ("Time", "decided_at", FieldKind.MOMENT, 19, "When it was decided"),
     ("Service", "service", FieldKind.TEXT, 11, "Who proposed it; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
-    ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Restore, ...; Turn: a line about a whole turn"),
+    ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Restore, ...; Turn: a line about a whole cycle"),
     ("Target", "target", FieldKind.TEXT, 10, "Job id, partition, node or cluster"),
     (
         "Result",
@@ -40,7 +40,7 @@ BY_SERVICE = declare_fields(
     ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
     ("ModeChgs", "mode_changes", FieldKind.COUNT, 8, "How often its mode changed that day"),
-    ("Turns", "cycles", FieldKind.COUNT, 6, "Turns that left a line; of helios every turn, where recorded"),
+    ("Turns", "cycles", FieldKind.COUNT, 6, "Cycles that left a line; of helios every cycle, where recorded"),
     ("Proposed", "proposed", FieldKind.COUNT, 8, "Lines about jobs and nodes; what already was so leaves none"),
     ("Done", "done", FieldKind.COUNT, 6, "Written and read back"),
     ("Would", "would", FieldKind.COUNT, 6, "Of a shadow: would have been written"),
@@ -49,7 +49,7 @@ BY_SERVICE = declare_fields(
     ("Failed", "failed", FieldKind.COUNT, 6, "The cluster refused or did not answer"),
     ("Postponed", "postponed", FieldKind.COUNT, 9, "The budget was spent; asked again"),
     ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
-    ("Still", "still", FieldKind.COUNT, 5, "Turns in which nothing was done on purpose"),
+    ("Still", "still", FieldKind.COUNT, 5, "Cycles in which nothing was done on purpose"),
     ("StillReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
 )
 
@@ -102,14 +102,14 @@ def service_days(
     services: Collection[str] = (),
     timezone: str = "UTC",
 ) -> ReportTable:
-    """Report per day and service: turns, what came of its proposals, still turns and why, changes of mode.
+    """Report per day and service: cycles, what came of its proposals, still cycles and why, changes of mode.
 
     Parameters
     ----------
     decisions : DataFrame
         Columns of ``DECISIONS``, oldest first.
-    turns : DataFrame, optional
-        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only turns that left a line in
+    cycles : DataFrame, optional
+        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only cycles that left a line in
         the audit are known.
     """
     known = cycles is not None and not cycles.empty
@@ -135,17 +135,17 @@ def service_days(
         ),
         rows=_by_day_and_service(table),
         empty="Nothing was decided in this window.",
-        notes=() if known else ("Turns are those that left a line in the audit; quiet ones leave none.",),
+        notes=() if known else ("Cycles are those that left a line in the audit; quiet ones leave none.",),
         timezone=timezone,
     )
 
 
 def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
-    """Return the lines that are counted: what became of proposals, and turns in which nothing was done."""
+    """Return the lines that are counted: what became of proposals, and cycles in which nothing was done."""
     rows = with_results(decisions)
     of_a_cycle = (rows["action"] == OF_A_CYCLE).to_numpy()
     known = rows["result"].isin(RESULTS).to_numpy()
-    # Of a turn that was still, control says so once, when the reasons change; the turns themselves know better.
+    # Of a cycle that was still, control says so once, when the reasons change; the turns themselves know better.
     suspended = of_a_cycle & ~known & (not cycles_known)
     return pd.DataFrame(
         {

@@ -80,8 +80,8 @@ class Night:
         Columns of ``JOBS``: submitted before ``end``, as far back as four weeks and the longest wait before.
     past : DataFrame
         ``user``, ``ended_at`` and ``run_time_s`` of all jobs known.
-    predictions, decisions, turns : DataFrame
-        Decisions and turns of the day; predictions of ``jobs``.
+    predictions, decisions, cycles : DataFrame
+        Decisions and cycles of the day; predictions of ``jobs``.
     shadow : ShadowDay
     energy : NightEnergy, optional
         None: no node of the cluster is known.
@@ -287,7 +287,7 @@ def _stillness(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     of = f" of {len(cycles):,}" if len(cycles) else ""
     reasons = services.rows["suspended_reason"].dropna()
     why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
-    yield f"It kept still on purpose in {suspended:,}{of} turns{why}."
+    yield f"It suspended on purpose in {suspended:,}{of} cycles{why}."
 
 
 def _before(daily: pd.DataFrame, column: str) -> float | None:

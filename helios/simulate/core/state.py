@@ -171,7 +171,7 @@ class EngineState(NamedTuple):
     end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end (for NODES
     without those past their estimates, which stand before the next partition's, last started last);
     ``ended`` lists the jobs that have ended, in order; ``path`` is scratch. ``guard`` bounds the waiting, empty: not at
-    all; ``turns`` are then the jobs of each partition, first submitted first.
+    all; ``cycles`` are then the jobs of each partition, first submitted first.
     """
 
     clock: NDArray[np.void]

@@ -312,7 +312,7 @@ def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
 
 
 @kernel
-def _will_run(  # noqa: PLR0912 - to be held against Slurm's, of which it has every turn
+def _will_run(  # noqa: PLR0912 - to be held against Slurm's, of which it has every cycle
     state: SlurmState, choice: int, wanted: int, now_s: int
 ) -> int:
     """Find when running jobs leave enough of the nodes in the first set of ``state.words``; NEVER: not at all.

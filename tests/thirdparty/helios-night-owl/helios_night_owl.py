@@ -30,7 +30,7 @@ class NightOwl:
         self.zone = ZoneInfo(options.timezone)
 
     def decide(self, snapshot: Snapshot) -> Iterator[Reorder]:
-        """Name the large jobs at night; by day nothing, and Helios takes back what was set."""
+        """Name the large jobs at night; by day nothing, and Helios reverts what was set."""
         if not self.is_night(snapshot.taken_at):
             return
         jobs = snapshot.pending

@@ -67,7 +67,7 @@ class NodeTown:
         )
 
     def cycle(self, *actions: NodeAction, mode: ServiceMode = ACTIVE) -> NodeCycleReport:
-        """A minute later, have the service say ``actions``, and take a turn."""
+        """A minute later, have the service say ``actions``, and take a cycle."""
         self.nodes.tick(timedelta(minutes=1))
         self.read()
         self.says.actions = list(actions)

@@ -1,4 +1,4 @@
-"""What an office keeps between turns is read back; word of a kill switch is heard once, and a pause is heard."""
+"""What a domain keeps between cycles is read back; word of a kill switch is heard once, and a pause is heard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service no longer names is taken back in a rehearsal, and several services share levers, as in live turns."""
+"""What a service no longer names is reverted in a service replay, and several services share settings, as in live cycles."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_service_that_raises_keeps_what_stands_until_it_is_suspended() -> None
     watching = Toy(lambda _: ())
     (_, place) = played(watching, Toy(answer))
     assert place.suspended
-    # It raises at 110, 120 and 130; jobs 5, 4 and 3 start before, and at 130 the last of it is taken back.
+    # It raises at 110, 120 and 130; jobs 5, 4 and 3 start before, and at 130 the last of it is reverted.
     assert watching.seen[1:4] == [
         {"4": 0.4, "3": 0.3, "2": 0.2, "1": 0.1},
         {"3": 0.3, "2": 0.2, "1": 0.1},

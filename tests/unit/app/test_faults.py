@@ -1,4 +1,4 @@
-"""A turn with a fault at any database statement or file operation: what was touched is in the book and in the audit."""
+"""A cycle with a fault at any database statement or file operation: what was touched is in the book and in the audit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def announced(town: Town) -> bool:
 
 
 def goes_on(town: Town) -> None:
-    """Take a turn that nothing disturbs, and hold the book against the cluster."""
+    """Take a cycle that nothing disturbs, and hold the book against the cluster."""
     town.cluster.tick(PAST_THE_LEASE)
     report = town.another().cycle(modes=ACTIVE)
     assert report.suspended == ()

@@ -99,6 +99,6 @@ def test_without_a_table_the_log_says_that_new_jobs_have_no_place(site: Publishe
     unpublished = site.town.another(hook={"publish": False}).settings
     operations = Operations(unpublished, opens=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
     assert operations.publish_hook() == "the hook's table was removed"
-    assert "new jobs have no place until the next turn" in operations.publish_hook()
+    assert "new jobs have no place until the next cycle" in operations.publish_hook()
     site.set(Mode.SHADOW)
     assert operations.publish_hook() == ""

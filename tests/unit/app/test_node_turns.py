@@ -1,4 +1,4 @@
-"""Turns on nodes, put together with the warehouse, the undo file and the pause."""
+"""Cycles on nodes, put together with the warehouse, the undo file and the pause."""
 
 from collections.abc import Sequence
 from dataclasses import replace

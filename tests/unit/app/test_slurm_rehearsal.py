@@ -158,6 +158,6 @@ def test_a_third_partys_service_runs_unchanged(jobs: SlurmJobs, monkeypatch: pyt
 def test_services_have_a_replay_of_their_own_in_the_answer() -> None:
     answer = slurm_whatif(a_history(150, days=1), SlurmWhatIfRequest(site=SITE), services={"owl": AllAlike()})
     today, _, alike, _ = answer.whatif.runs
-    assert alike.policy == "owl, in turns"
+    assert alike.policy == "owl, in cycles"
     assert alike.summary == today.summary
     assert any("Service owl was asked" in note for note in answer.whatif.notes)

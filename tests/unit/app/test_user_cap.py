@@ -1,4 +1,4 @@
-"""The cap on one user's share in a rehearsal is the guard of a live turn."""
+"""The cap on one user's share in a service replay is the guard of a live cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table for tests: a cluster, a ledger, and services that say what they are told to; turns follow each other."""
+"""A table for tests: a cluster, a ledger, and services that say what they are told to; cycles follow each other."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Table:
             self.cluster.submit(job_id=job_id, **columns)
 
     def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> CycleReport:
-        """Let time pass and take a turn; the memory goes through its text, as in life."""
+        """Let time pass and take a cycle; the memory goes through its text, as in life."""
         self.cluster.tick(after)
         report = run_cycle(
             active_services=active_services,

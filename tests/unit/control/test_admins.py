@@ -1,4 +1,4 @@
-"""Somebody else's hand: written over at most once for a job and lever, then never again."""
+"""Somebody else's hand: written over at most once for a job and setting, then never again."""
 
 from helios.actions import Result
 from helios.testing import FakeCluster

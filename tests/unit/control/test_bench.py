@@ -71,7 +71,7 @@ def test_what_a_service_set_stays_while_it_fails_and_is_taken_back_when_it_is_su
     assert table.cluster.site_factor_of("j1") == 0
     assert any("service qssf failed 2 times in a row" in note for note in report.notes)
     table.cycle(active(service))
-    assert service.asked == 3  # benched: not asked any more
+    assert service.asked == 3  # suspended: not asked any more
 
 
 def test_an_answer_that_is_no_action_is_a_failure_of_the_service() -> None:

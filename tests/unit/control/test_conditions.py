@@ -1,4 +1,4 @@
-"""Reasons to be still: each is provoked alone, in a whole turn, and nothing is written."""
+"""Reasons to be still: each is provoked alone, in a whole cycle, and nothing is written."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_jobs_and_nodes_that_vanish_together_are_a_reason() -> None:
 
 def test_another_controller_is_a_reason() -> None:
     memory = ControllerState(controller="ctl0")
-    assert reasons(memory=memory) == ["the controller changed from ctl0 to ctl1: one turn to settle"]
+    assert reasons(memory=memory) == ["the controller changed from ctl0 to ctl1: one cycle to settle"]
     assert reasons(replace(WELL, controller=None), memory=memory) == []
     assert reasons(memory=ControllerState(controller="ctl1")) == []
 
@@ -114,7 +114,7 @@ def test_another_controller_is_a_reason() -> None:
 def test_an_open_breaker_is_a_reason_until_its_time_is_over() -> None:
     opened = CircuitBreaker().after_a_bad_cycle(now=NOON - 899 * SECOND, settings=RULES)
     assert reasons(memory=ControllerState(breaker=opened)) == [
-        "the breaker is open until 2026-01-05 12:00:01 UTC: 1 bad turns in a row"
+        "the breaker is open until 2026-01-05 12:00:01 UTC: 1 bad cycles in a row"
     ]
     opened = CircuitBreaker().after_a_bad_cycle(now=NOON - 900 * SECOND, settings=RULES)
     assert reasons(memory=ControllerState(breaker=opened)) == []

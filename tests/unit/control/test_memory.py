@@ -1,4 +1,4 @@
-"""The memory of a turn goes through text and back, and damage is not taken for an empty memory."""
+"""The memory of a cycle goes through text and back, and damage is not taken for an empty memory."""
 
 from dataclasses import replace
 from datetime import timedelta

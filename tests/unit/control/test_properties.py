@@ -208,7 +208,7 @@ ACTIVE_SERVICES: list[list[ActiveService]] = [
 @given(
     dies_recording=st.none() | st.integers(1, 4),
     dies_writing=st.none() | st.integers(0, 7),
-    how=st.sampled_from(["next turn", "release", "pause"]),
+    how=st.sampled_from(["next cycle", "release", "pause"]),
 )
 def test_after_a_crash_anywhere_everything_can_be_taken_back(
     dies_recording: int | None, dies_writing: int | None, how: str
@@ -234,7 +234,7 @@ def test_after_a_crash_anywhere_everything_can_be_taken_back(
 
 
 def take_back(table: Table, how: str) -> None:
-    if how == "next turn":
+    if how == "next cycle":
         table.cycle(*(active(Says(), name=name, mode=SHADOW) for name in "ab"))
     elif how == "pause":
         table.world = lambda now: replace(all_is_well(now), paused="enough")

@@ -1,4 +1,4 @@
-"""The rails an admin demands, one provoked by each test, in whole turns."""
+"""The rails an admin demands, one provoked by each test, in whole cycles."""
 
 import json
 from datetime import timedelta
@@ -106,7 +106,7 @@ def test_rail_a_job_that_fails_on_and_on_is_written_down_once_until_it_fails_in_
         if answer == "":
             table.cluster.admin_sets_site_factor("j1", 0)
         report = table.cycle(active(Says(order(j1=0.5))))
-        assert sum(report.counts["qssf"].values()) == 1  # it is counted in every turn
+        assert sum(report.counts["qssf"].values()) == 1  # it is counted in every cycle
         if answer == "":
             table.cluster.admin_sets_site_factor("j1", 0)
     outcomes = [line["outcome"] for line in table.lines(action="Reorder")]
@@ -260,7 +260,9 @@ def test_rail_two_services_never_pull_one_setting() -> None:
     report = table.cycle(active(first), active(second, name="second"))
     assert report.counts == {"qssf": {Result.DONE: 1}, "second": {Result.REFUSED: 1}}
     assert table.cluster.urgency_of("j1") > 0
-    assert table.lines(service="second", target="j1")[0]["outcome"] == "refused: service qssf has this lever of the job"
+    assert (
+        table.lines(service="second", target="j1")[0]["outcome"] == "refused: service qssf has this setting of the job"
+    )
 
 
 def test_rail_a_report_and_its_memory_are_plain_text_for_whoever_keeps_them() -> None:

@@ -1,4 +1,4 @@
-"""One turn: what reaches the cluster, what is written down, and what is not."""
+"""One cycle: what reaches the cluster, what is written down, and what is not."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -225,7 +225,7 @@ def test_the_largest_changes_come_first_when_the_writes_of_a_cycle_are_few() -> 
     report = table.cycle(active(service))
     assert report.acted == 2
     assert report.counts["qssf"] == {Result.DONE: 2, Result.POSTPONED: 1}
-    assert report.notes == ("1 changes wait: the writes of this turn are spent",)
+    assert report.notes == ("1 changes wait: the writes of this cycle are spent",)
     assert table.lines(target="j2") == []
     assert table.cluster.site_factor_of("j2") == 0
     assert table.applied() == {"j1": 0.9, "j3": -0.8}

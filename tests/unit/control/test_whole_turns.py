@@ -1,4 +1,4 @@
-"""Turns as a whole: every line of the audit, every row of the book and every field of the report, told once each.
+"""Cycles as a whole: every line of the audit, every row of the book and every field of the report, told once each.
 
 Only what a person reads for itself (reasons, remarks) is asked to be there and not to be worded so.
 """
@@ -287,7 +287,7 @@ def test_a_shadow_goes_to_work_with_a_clean_applied_now(day: Day) -> None:
 
 
 def test_what_a_shadow_would_do_has_no_part_in_the_real_applied_now(day: Day) -> None:
-    day.shadow.actions = [order(j1=0.2, j2=0.7)]  # another service has the lever of j1 in earnest
+    day.shadow.actions = [order(j1=0.2, j2=0.7)]  # another service has the setting of j1 in earnest
     report = day.cycle()
     assert day.table.cluster.site_factor_of("j2") == 0
     assert day.table.applied("shadow") == {"j1": 0.2, "j2": 0.7}

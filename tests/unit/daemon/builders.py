@@ -1,4 +1,4 @@
-"""Toys for the daemon: clocks that are set by hand, chores that do as they are told."""
+"""Toys for the daemon: clocks that are set by hand, tasks that do as they are told."""
 
 import threading
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class HandSet:
 
 @dataclass
 class ToyChores:
-    """Chores that are written down when called, and raise or wait where a test says so."""
+    """Tasks that are written down when called, and raise or wait where a test says so."""
 
     called: list[str] = field(default_factory=list)
     raises: dict[str, Exception] = field(default_factory=dict)

@@ -14,7 +14,7 @@ INTERVAL_S = 60.0
 
 
 class Bench:
-    """One chore, its clocks and what it was asked to do."""
+    """One task, its clocks and what it was asked to do."""
 
     def __init__(
         self,

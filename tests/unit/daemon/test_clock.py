@@ -22,7 +22,7 @@ OFTEN_S = 0.03
 
 
 class Ticking:
-    """A clock over toy chores; not started."""
+    """A clock over toy tasks; not started."""
 
     def __init__(self, toys: ToyChores, *, times: TaskTimes | None = None, **rhythm: Any) -> None:
         self.times = times or TaskTimes()
@@ -281,7 +281,7 @@ def test_cycles_are_stuck_only_after_several_of_them(cycle_s: float, stuck_s: fl
     assert Schedule(cycle_s=cycle_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
 
 
-HELD = CycleUnderWay("Another process (process 4711) is taking a turn on this machine just now.")
+HELD = CycleUnderWay("Another process (process 4711) is taking a cycle on this machine just now.")
 
 
 def test_a_pause_by_file_takes_everything_back_though_another_process_keeps_cycles_away() -> None:
@@ -310,5 +310,5 @@ def test_a_lock_that_stays_held_is_a_reason_for_bad_health_after_three_cycles_an
     for _ in range(5):
         ticking.clock.cycles["cycle"].tick()
         hand.move(60)
-    assert toys.count("cycle") == 5  # no turn waits longer for a lock that may be free, or a pause that may come
+    assert toys.count("cycle") == 5  # no cycle waits longer for a lock that may be free, or a pause that may come
     assert ticking.health.reasons()[0].startswith("turn failed 5 times in a row: Another process (process 4711)")

@@ -20,7 +20,7 @@ from tests.unit.daemon.builders import a_cycle
             "3 pending, 2 running, 0.5 s; qssf (active) done 2",
         ),
         (a_cycle(suspended=("paused", "old")), "3 pending, 2 running, 0.5 s; nothing is done: paused; old"),
-        (a_cycle(problem="slurmctld is away"), "no turn: slurmctld is away"),
+        (a_cycle(problem="slurmctld is away"), "no cycle: slurmctld is away"),
     ],
 )
 def test_a_cycle_is_told_in_one_line(cycle: CycleSummary, line: str) -> None:

@@ -81,7 +81,7 @@ def a_daemon(
 
 
 def lived(toys: ToyChores, folder: Path, **daemon: Any) -> daemon_module.Ending:
-    """Start, wait for the first turn, stop."""
+    """Start, wait for the first cycle, stop."""
     living = a_daemon(toys, folder, **daemon)
     living.start()
     assert eventually(lambda: toys.count("cycle") > 0)
@@ -160,7 +160,7 @@ def test_a_release_that_fails_is_said_and_shown_in_the_exit_status(
 ) -> None:
     toys = ToyChores(raises={"release": ClusterUnavailable("slurmctld is away", hint="run helios-release.sh")})
     assert lived(toys, tmp_path).code == 1
-    assert any("not all is taken back: slurmctld is away" in record.getMessage() for record in caplog.records)
+    assert any("not all is reverted: slurmctld is away" in record.getMessage() for record in caplog.records)
 
 
 def test_a_release_that_hangs_does_not_keep_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_a_second_daemon_with_the_same_state_folder_does_nothing_and_names_the_f
 
 
 def test_a_cycle_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp_path: Path) -> None:
-    toys = ToyChores(does={"cycle": (tmp_path / "by a turn").touch})
+    toys = ToyChores(does={"cycle": (tmp_path / "by a cycle").touch})
     living = a_daemon(toys, tmp_path, listen="127.0.0.1:0", cycle_s=1)
     living.start()
     with ExitStack() as clients:

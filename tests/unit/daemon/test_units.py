@@ -85,7 +85,7 @@ def test_jobs_and_nodes_have_an_identity_a_state_and_a_port_each() -> None:
 def test_each_unit_keeps_to_its_domain() -> None:
     for name, domain, other in (("helios.service", "jobs", "nodes"), ("helios-power.service", "nodes", "jobs")):
         unit = Unit(name)["Service"]
-        assert f"--office {domain}" in unit["ExecStart"]
+        assert f"--domain {domain}" in unit["ExecStart"]
         assert f"--{domain}-only" in unit["ExecStopPost"]
         assert other not in unit["ExecStart"] + unit["ExecStopPost"]
 

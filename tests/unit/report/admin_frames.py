@@ -50,7 +50,7 @@ def decisions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 def cycles_frame(*suspended: str | None) -> pd.DataFrame:
-    """Turns a minute apart from noon on, each with its reasons for keeping still."""
+    """Cycles a minute apart from noon on, each with its reasons for keeping still."""
     if not suspended:
         return CYCLES.empty()
     moments = [at("12:00") + pd.Timedelta(minutes=number) for number in range(len(suspended))]

@@ -87,7 +87,7 @@ def test_what_was_set_is_told_with_when_who_and_why() -> None:
         ({"outcome": "refused: it is held"}, "qssf (active) asked for urgency 0.4 and was refused: 24 GPU-minutes"),
         (
             {"service": "helios", "mode": "paused", "action": "Restore", "after": None, "reason": "paused by eve"},
-            "helios took back what Helios had set, if anything: paused by eve",
+            "helios reverted what Helios had set, if anything: paused by eve",
         ),
     ],
 )

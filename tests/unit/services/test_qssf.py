@@ -381,7 +381,7 @@ def change(service: Qssf, at: datetime, *, longest_s: float, **job: Any) -> floa
     )
     changes = service.changes(seen.pending_values, at)
     (place,) = (place for order in service.decide(seen) for place in order.order)
-    assert place.urgency == changes.urgency[0], "decide says what wishes says"
+    assert place.urgency == changes.urgency[0], "decide says what changes says"
     return float(changes.urgency[0])
 
 

@@ -1,4 +1,4 @@
-"""What the kill switch that needs no Python takes back, leaves and follows, on programs that stand for Slurm's."""
+"""What the kill switch that needs no Python reverts, leaves and follows, on programs that stand for Slurm's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would have to be taken back on nodes is written down whole, or not at all."""
+"""What would have to be reverted on nodes is written down whole, or not at all."""
 
 from __future__ import annotations
 

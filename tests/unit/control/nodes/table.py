@@ -74,7 +74,7 @@ def with_demand(snapshot: Snapshot) -> Snapshot:
 
 @dataclass(kw_only=True)
 class NodeTable:
-    """Nodes and the ledger of their office, turn after turn."""
+    """Nodes and the ledger of their domain, turn after turn."""
 
     cluster: FakeNodes = field(default_factory=lambda: FakeNodes(nodes=some_nodes()))
     ledger: FakeLedger = field(default_factory=lambda: FakeLedger(domain=Domain.NODES))
@@ -88,7 +88,7 @@ class NodeTable:
     undo_fails: HeliosError | None = None
 
     def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
-        """Let time pass and take a turn; the memory goes through its text, as in life."""
+        """Let time pass and take a cycle; the memory goes through its text, as in life."""
         self.cluster.tick(after)
         report = run_node_cycle(
             active_services=active_services,
@@ -109,12 +109,12 @@ class NodeTable:
         return report
 
     def after_two_looks(self) -> NodeTable:
-        """Have looked once, so that what is idle is so at two looks in the next turn."""
+        """Have looked once, so that what is idle is so at two looks in the next cycle."""
         self.cycle()
         return self
 
     def says(self, *actions: NodeAction, after: timedelta = MINUTE, **columns: Any) -> NodeCycleReport:
-        """Take a turn in which one service, active unless said otherwise, asks for this."""
+        """Take a cycle in which one service, active unless said otherwise, asks for this."""
         return self.cycle(active(Says(*actions), **({"name": "ces"} | columns)), after=after)
 
     def release(self, reason: str = "enough") -> NodeCycleReport:

@@ -132,7 +132,7 @@ def test_a_release_that_must_wait_can_be_asked_again() -> None:
     table.says(*down("n1"))
     report = table.release()
     assert report.remaining == ("n1",)
-    assert "cannot be taken back yet: n1" in report.notes[0]
+    assert "cannot be reverted yet: n1" in report.notes[0]
     table.cluster.tick(5 * MINUTE)
     assert table.release().clean
 

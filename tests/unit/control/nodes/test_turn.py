@@ -306,7 +306,7 @@ def test_the_first_configured_service_has_the_node() -> None:
     table.says(name="b", after=5 * MINUTE)
     table.cycle(active(Says(*down("n2")), name="a"), active(Says(*down("n2")), name="b"), after=5 * MINUTE)
     assert table.lines(target="n2", service="a", outcome="done")
-    assert "service a has this lever" in table.why_refused("n2")
+    assert "service a has this setting" in table.why_refused("n2")
 
 
 def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
@@ -321,7 +321,7 @@ def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
     assert gpu["total"] == 6
     assert gpu["busy"] == 1
     assert gpu["asleep"] == 2
-    assert gpu["by_helios"] == 2  # of those seen asleep; the one told to in this turn is counted in the next
+    assert gpu["by_helios"] == 2  # of those seen asleep; the one told to in this cycle is counted in the next
     assert gpu["wanted"] == 3
     assert report.tallies.set_index("pool").loc["cpu", "wanted"] == 4
 

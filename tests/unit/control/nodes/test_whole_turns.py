@@ -1,4 +1,4 @@
-"""Power turns as a whole: every line of the audit, row of the book and field of the report, told once each."""
+"""Power cycles as a whole: every line of the audit, row of the book and field of the report, told once each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def applied_now(table: NodeTable) -> set[tuple[Any, ...]]:
 
 
 def memory(table: NodeTable) -> dict[str, Any]:
-    """What the next turn is given, its digests counted."""
+    """What the next cycle is given, its digests counted."""
     plain: dict[str, Any] = json.loads(table.memory.to_json())
     cycle = json.loads(plain.pop("cycle"))
     return plain | cycle | {"said": {service: len(digests) for service, digests in cycle["said"].items()}}

@@ -1,4 +1,4 @@
-"""The power turn on a simulated cluster: the same turn, another door."""
+"""The power turn on a simulated cluster: the same cycle, another door."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.simulate.builders import a_shape, a_sim_cluster
 
 
 class Simulated:
-    """Turns on a simulated cluster of six nodes, one of them busy."""
+    """Cycles on a simulated cluster of six nodes, one of them busy."""
 
     def __init__(self) -> None:
         self.cluster: SimCluster = a_sim_cluster(
