@@ -31,7 +31,7 @@ from tests.live.rig import Rig, roomy_folder
 CYCLE_S = 60
 NAIVE_WRITES = 100
 WRITES = 500
-"""The default of slurm.writes_per_turn."""
+"""The default of slurm.writes_per_cycle."""
 STARTED: Counter[str] = Counter()
 
 

@@ -67,7 +67,7 @@ def main() -> None:
     jobs = a_campaign(n)
     table = JobTable.from_frame(jobs)
     play(ReplayTrainedPredictor(jobs.iloc[:1500]), JobTable.from_frame(jobs.iloc[:1500]))
-    model = train(jobs.iloc[: n // 2], cluster="bench")
+    model = train(jobs.iloc[: n // 2], cluster="suspension")
     fixed = ReplayTrainedPredictor(jobs, model=model, refit=False)
     fixed_s = play(fixed, table)
     learning = ReplayTrainedPredictor(jobs, refit=True)

@@ -195,7 +195,7 @@ class SoftLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RevertJobs:
+class Revert:
     """Revert what Helios set, so that the cluster is as it would be without it.
 
     Attributes
@@ -217,7 +217,7 @@ class RevertJobs:
     reason: str
 
 
-JobAction = Reorder | SoftLimit | RevertJobs
+JobAction = Reorder | SoftLimit | Revert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +354,7 @@ class RevertNodes:
 
     Attributes
     ----------
-    setting : NodeLever
+    setting : NodeSetting
         POWER: wake them; WEIGHT: the site's own weight; KEEP_AWAKE: the site's own list.
     own : tuple of (str, str)
         Each node and what the site itself had there, as text: a weight; of POWER empty; of KEEP_AWAKE one pair of an
@@ -381,7 +381,7 @@ class NodeOutcome:
     ----------
     action : str
         Name of the action's class.
-    setting : NodeLever
+    setting : NodeSetting
         What was to change.
     node : str
         On which node; of the keep-awake list, which is the cluster's, empty text.

@@ -28,7 +28,7 @@ from helios.actions import (
     PowerUp,
     Reorder,
     Result,
-    RevertJobs,
+    Revert,
     RevertNodes,
     SoftLimit,
 )
@@ -111,8 +111,8 @@ class SettingChange(Generic[Value]):
 
     @property
     def takes_back(self) -> bool:
-        """Whether it is part of a ``RevertJobs``."""
-        return self.action == RevertJobs.__name__
+        """Whether it is part of a ``Revert``."""
+        return self.action == Revert.__name__
 
     def outcome(
         self, result: Result, *, before: Value | None = None, after: Value | None = None, remark: str = ""
@@ -173,10 +173,10 @@ def setting_changes(
             wanted=terms.of_run_time(action.run_time),
             terms=terms,
         )
-    elif isinstance(action, RevertJobs):
+    elif isinstance(action, Revert):
         for setting, job_id in _to_restore(action, pending, is_set):
             yield SettingChange(
-                action=RevertJobs.__name__,
+                action=Revert.__name__,
                 setting=setting,
                 job_id=job_id,
                 reason=action.reason,
@@ -185,11 +185,11 @@ def setting_changes(
                 unseen=action.hidden,
             )
     else:
-        raise TypeError(f"{type(action).__name__} is not an action; there are Reorder, SoftLimit and Restore")
+        raise TypeError(f"{type(action).__name__} is not an action; there are Reorder, SoftLimit and Revert")
 
 
 def _to_restore(
-    restore: RevertJobs, pending: Callable[[], Iterable[str]], is_set: Callable[[JobSetting, str], bool]
+    restore: Revert, pending: Callable[[], Iterable[str]], is_set: Callable[[JobSetting, str], bool]
 ) -> Iterator[tuple[JobSetting, str]]:
     setting_kinds = tuple(JobSetting) if restore.setting is None else (restore.setting,)
     named = restore.job_ids
@@ -489,7 +489,7 @@ class RequestedChanges:
 def to_changes(actions: Sequence[Action]) -> RequestedChanges:
     """Take the actions of a service apart.
 
-    A ``RevertJobs`` is the change that nothing stands, which is what a job has that is not named.
+    A ``Revert`` is the change that nothing stands, which is what a job has that is not named.
 
     Raises
     ------
@@ -497,7 +497,7 @@ def to_changes(actions: Sequence[Action]) -> RequestedChanges:
         Something is not an action.
     """
     changes = [change for action in actions for change in _changes(action)]
-    restores = [action for action in actions if isinstance(action, RevertJobs)]
+    restores = [action for action in actions if isinstance(action, Revert)]
     return RequestedChanges(
         changes=tuple(change for change in changes if not any(_covers(restore, change) for restore in restores)),
         partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
@@ -523,9 +523,9 @@ def _changes(action: Action) -> list[JobChange]:
         return [_place_change(action, place) for place in action.order]
     if isinstance(action, SoftLimit):
         return [_limit_change(action)]
-    if isinstance(action, RevertJobs):
+    if isinstance(action, Revert):
         return []
-    raise TypeError(f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Restore")
+    raise TypeError(f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Revert")
 
 
 def _place_change(order: Reorder, place: Place) -> JobChange:
@@ -545,7 +545,7 @@ def _limit_change(limit: SoftLimit) -> JobChange:
     )
 
 
-def _covers(restore: RevertJobs, change: JobChange) -> bool:
+def _covers(restore: Revert, change: JobChange) -> bool:
     setting_fits = restore.setting is None or restore.setting is change.setting
     return setting_fits and (restore.job_ids is None or change.job_id in restore.job_ids)
 

@@ -46,6 +46,15 @@ def _only_qssf() -> dict[str, dict[str, Any]]:
     return {"qssf": {}}
 
 
+RENAMED_KEYS = {
+    ("control", "raises_to_bench"): "failures_to_suspend",
+    ("daemon", "turn_s"): "cycle_s",
+    ("retention", "turns_days"): "cycles_days",
+    ("slurm", "writes_per_turn"): "writes_per_cycle",
+}
+"""Keys that had another name up to release 0.1, by section and old name; the old names are read for one release."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -480,19 +489,28 @@ def _from_file(path: Path, text: str) -> Iterator[tuple[str, str, Any, str]]:
         if not isinstance(keys, dict):
             raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", hint=_allowed())
         for name, value in keys.items():
-            yield section, name, value, str(path)
+            new = RENAMED_KEYS.get((section, name), name)
+            if new != name and new in keys:
+                raise ConfigurationInvalid(
+                    f"{path}: {section}.{name} is the old name of {section}.{new}, and both are set.",
+                    hint=f"Remove {section}.{name}",
+                )
+            yield section, new, value, str(path)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
-    known = {FILE_VARIABLE, *OTHER_VARIABLES, *(_variable(section, name) for section, name, _, _ in _keys())}
+    old = {_variable(section, name): _variable(section, new) for (section, name), new in RENAMED_KEYS.items()}
+    known = {FILE_VARIABLE, *OTHER_VARIABLES, *old, *(_variable(section, name) for section, name, _, _ in _keys())}
     for unknown in sorted(name for name in environment if name.startswith("HELIOS_") and name not in known):
         near = get_close_matches(unknown, known, n=1)
         raise ConfigurationInvalid(
             f"The environment variable {unknown} is none of Helios.",
             hint=f"Did you mean {near[0]}? Else: unset {unknown}" if near else f"Remove it: unset {unknown}",
         )
+    renamed = {new: name for name, new in old.items() if name in environment}
     for section, name, _, _ in _keys():
         variable = _variable(section, name)
+        variable = variable if variable in environment else renamed.get(variable, variable)
         if variable in environment:
             yield section, name, environment[variable], f"environment {variable}"
 

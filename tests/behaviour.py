@@ -47,7 +47,7 @@ from helios.actions import (
     PowerDown,
     PowerUp,
     Reorder,
-    RevertJobs,
+    Revert,
     RevertNodes,
     SoftLimit,
 )
@@ -191,7 +191,7 @@ COMMANDS = (
         words=f"whatif slurm {SITE_FILES} --trace recorded/sacct.txt --set PriorityWeightFairshare=0 "
         "--service qssf --json",
     ),
-    Command(name="rehearse", words=f"rehearse {ON_VENUS} --service qssf --every 30min --json"),
+    Command(name="simulate", words=f"rehearse {ON_VENUS} --service qssf --every 30min --json"),
     Command(
         name="rehearse-two",
         words=f"rehearse {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
@@ -1058,7 +1058,7 @@ class JobWorld(World):
             ]
         if self.happens(0.1):
             chosen = None if self.happens(0.3) else tuple(self.some_of(jobs, 3))
-            self.says["packing"].actions = [RevertJobs(job_ids=chosen, reason="no longer wanted")]
+            self.says["packing"].actions = [Revert(job_ids=chosen, reason="no longer wanted")]
 
 
 class NodeWorld(World):

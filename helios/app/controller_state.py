@@ -101,7 +101,7 @@ class UnavailableLedger:
 # daemon runs for each domain. The kernel ends a lock with its process. The files are the owner's alone: who can open
 # one can hold it.
 
-LOCK = "turn.lock"
+LOCK = "cycle.lock"
 LOCK_OF_NODES = "nodes.lock"
 IDENTITY = "identity"
 BOOT = Path("/proc/sys/kernel/random/boot_id")

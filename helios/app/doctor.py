@@ -239,7 +239,7 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
     try:
         told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
-        state, reasons = str(told["state"]), [*told["reasons"], *((told["cycle"] or {}).get("still") or ())]
+        state, reasons = str(told["state"]), [*told["reasons"], *((told["cycle"] or {}).get("suspended") or ())]
         note = str(told.get("note") or "")
     except (OSError, *UNREADABLE):
         message, hint = "none has left word in the state folder", "Start it: systemctl start helios"
@@ -260,7 +260,7 @@ def _rhythm(settings: Settings) -> Iterator[Finding]:
     """Say which settings of time keep Helios still, or hand its lease around, however well all goes."""
     control, daemon = settings.control, settings.daemon
     wrong = [
-        (control.lease_s <= daemon.cycle_s, "control.lease_s is not longer than daemon.turn_s: a standby takes over"),
+        (control.lease_s <= daemon.cycle_s, "control.lease_s is not longer than daemon.cycle_s: a standby takes over"),
         (control.oldest_history_s <= daemon.ingest_s, "control.oldest_history_s is not longer than daemon.ingest_s"),
         (
             settings.hook.publish and settings.hook.lasts_s <= daemon.ingest_s,

@@ -353,7 +353,7 @@ def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
         "gpus_pending": report.gpus_pending,
         "gpus_running": report.gpus_running,
         "acted": report.acted,
-        "still": "\n".join(report.suspended) or None,
+        "suspended": "\n".join(report.suspended) or None,
         "counts": report.counts_json() if report.counts else json.dumps({}),
     }
     return CYCLES.conform(pd.DataFrame([row]))

@@ -234,7 +234,7 @@ class TrainingOutcome:
             "why": self.why,
             "days": self.days,
             "written": self.written,
-            "contest": None if self.comparison is None else self.comparison.to_json(),
+            "comparison": None if self.comparison is None else self.comparison.to_json(),
         }
 
 
@@ -256,7 +256,7 @@ def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
         {
             "model_id": row["model_id"],
             "promoted": bool(row["promoted"]),
-            "trouble": problem if row["promoted"] else "",
+            "problem": problem if row["promoted"] else "",
             "trained_at": str(row["trained_at"]),
             "trained_until": str(row["trained_until"]),
             "jobs": int(row["jobs"]),

@@ -218,7 +218,7 @@ class Operations:
         Parameters
         ----------
         hidden : bool
-            As in ``Restore``.
+            As in ``Revert``.
 
         Raises
         ------

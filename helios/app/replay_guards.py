@@ -2,7 +2,7 @@
 
 As :mod:`helios.control` has them: of several services that want a setting the first has it, and keeps it from those after
 it also while it is not asked; what a service that was asked no longer names is reverted, and all that a suspended
-one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``RevertJobs`` is the change that
+one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``Revert`` is the change that
 nothing stands, which is what a job has that is not named.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, JobSetting, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import JobAction, JobSetting, Reorder, Result, Revert, SoftLimit
 from helios.control.guards import allowance
 from helios.jit import cached_jit
 from helios.simulate.core.state import NEVER
@@ -170,7 +170,7 @@ class ReplayGuards:
 
     def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Do what a service proposes, and revert what it no longer does; say how many jobs ended in each way."""
-        restores = [action for action in actions if isinstance(action, RevertJobs)]
+        restores = [action for action in actions if isinstance(action, Revert)]
         orders = [action for action in actions if isinstance(action, Reorder)]
         limits = [action for action in actions if isinstance(action, SoftLimit)]
         if restores:
@@ -225,7 +225,7 @@ class ReplayGuards:
         for job_id in dropped:
             del self._limited_by[job_id]
         if dropped:
-            restore = RevertJobs(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            restore = Revert(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
             yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
 
 
@@ -233,12 +233,12 @@ def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[R
     return {**outcomes, result: outcomes.get(result, 0) + jobs} if jobs else outcomes
 
 
-def _left_of(order: Reorder, restores: Sequence[RevertJobs]) -> Reorder:
+def _left_of(order: Reorder, restores: Sequence[Revert]) -> Reorder:
     places = tuple(place for place in order.order if not _covers(restores, JobSetting.ORDER, place.job_id))
     return Reorder(partition=order.partition, order=places, reason=order.reason)
 
 
-def _covers(restores: Sequence[RevertJobs], setting: JobSetting, job_id: str) -> bool:
+def _covers(restores: Sequence[Revert], setting: JobSetting, job_id: str) -> bool:
     return any(
         restore.setting in (None, setting) and (restore.job_ids is None or job_id in restore.job_ids)
         for restore in restores

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import Action, JobAction, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import Action, JobAction, Reorder, Result, Revert, SoftLimit
 from helios.app.history import LoadedHistory
 from helios.app.replay_guards import ReplayGuards
 from helios.app.scenarios import Policy, RunTimes, Scenario
@@ -261,7 +261,7 @@ class ReplayedService:
         What it raised, and how often.
     suspended : bool
         Whether it raised too often running, and was asked no more.
-    raises_to_bench : int
+    failures_to_suspend : int
         Times running that it may raise, the last included; as in a live cycle.
     """
 
@@ -483,9 +483,9 @@ def _checked_changes(changes: ChangeRequests, n_jobs: int) -> ChangeRequests:
 
 def _checked(actions: Iterable[Action]) -> list[JobAction]:
     chosen = list(actions)
-    known = [action for action in chosen if isinstance(action, Reorder | SoftLimit | RevertJobs)]
+    known = [action for action in chosen if isinstance(action, Reorder | SoftLimit | Revert)]
     if len(known) < len(chosen):
-        stranger = next(action for action in chosen if not isinstance(action, Reorder | SoftLimit | RevertJobs))
+        stranger = next(action for action in chosen if not isinstance(action, Reorder | SoftLimit | Revert))
         raise TypeError(f"{stranger!r} is not an action on a job")
     return known
 
@@ -583,7 +583,7 @@ def simulate_services(
         Least time between two questions to a service; None: each its own.
     resolution : int
         Bound of the SiteFactor that urgencies are counted in (``slurm.site_factor_most``).
-    raises_to_bench : int
+    failures_to_suspend : int
         Times running that a service may raise, the last included (``control.failures_to_suspend``).
     predict_again_s : int, optional
         How often jobs that wait are predicted again, s; None: never.

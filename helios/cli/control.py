@@ -53,10 +53,10 @@ def cycle_(
 ) -> None:
     """Take one cycle: look at the queue, predict, decide, and say what would be changed. Nothing is written.
 
-    With --apply the cycle is taken, in the modes that were set (helios mode). Example: helios turn --as active
+    With --apply the cycle is taken, in the modes that were set (helios mode). Example: helios cycle --as active
     """
     if apply and mode is not None:
-        raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios turn --apply")
+        raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios cycle --apply")
     operations = Operations(configuration().settings, cluster=cluster)
     cycles = operations.cycles
     modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
@@ -264,7 +264,7 @@ def _show_cycle(report: CycleReport, modes: Mapping[str, ServiceMode], *, applie
     show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
-    lines = report.decisions[~report.decisions["action"].isin(["Turn"])]
+    lines = report.decisions[~report.decisions["action"].isin(["Cycle"])]
     if len(lines):
         show(_decisions_table(lines.head(MOST_LINES)))
     if len(lines) > MOST_LINES:
@@ -273,7 +273,7 @@ def _show_cycle(report: CycleReport, modes: Mapping[str, ServiceMode], *, applie
         mode = modes[service].mode.value if service in modes else ""
         show(f"{service}{f' ({mode})' if mode else ''}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
     if not applied:
-        say("Nothing was written. To act as far as the modes allow: helios turn --apply")
+        say("Nothing was written. To act as far as the modes allow: helios cycle --apply")
 
 
 def _decisions_table(lines: pd.DataFrame) -> Table:
@@ -291,7 +291,7 @@ def _cycle_answer(report: CycleReport, modes: Mapping[str, ServiceMode]) -> dict
         "pending": report.pending,
         "running": report.running,
         "acted": report.acted,
-        "still": list(report.suspended),
+        "suspended": list(report.suspended),
         "modes": {service: _mode_answer(mode) for service, mode in modes.items()},
         "counts": {service: dict(counts) for service, counts in report.counts.items()},
         "decisions": decisions.where(report.decisions.notna(), None).to_dict("records"),
@@ -408,7 +408,7 @@ def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bo
     show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
-    lines = report.decisions[report.decisions["action"] != "Turn"]
+    lines = report.decisions[report.decisions["action"] != "Cycle"]
     if len(lines):
         from helios.report.nodes import together  # noqa: PLC0415 - as above
 
@@ -443,7 +443,7 @@ def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str,
         "slept": list(report.slept),
         "woken": list(report.woken),
         "weighed": list(report.weighed),
-        "still": list(report.suspended),
+        "suspended": list(report.suspended),
         "protected": report.protected,
         "quarantined": sorted(report.memory.quarantined),
         "modes": {service: mode.mode.value for service, mode in modes.items()},

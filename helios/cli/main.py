@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -26,8 +27,8 @@ COMMANDS = {
         "whatif:commands",
         "Replay a cluster's own jobs under other queue policies, and say who gains and who pays.",
     ),
-    "rehearse": (
-        "replay_services:rehearse_",
+    "simulate": (
+        "replay_services:simulate_",
         "Let the real services act on a replay of a cluster's own jobs, and say what that would have done to the "
         "waits.",
     ),
@@ -40,7 +41,7 @@ COMMANDS = {
         "Say why a job waits: predicted run time, place in the queue, what Helios did, and the place without it.",
     ),
     "cycle": (
-        "control:turn_",
+        "control:cycle_",
         "Take one cycle: look at the queue, predict, decide, and say what would be changed. Nothing is written.",
     ),
     "mode": ("control:mode_", "Say how far a service may go; it holds from the service's next cycle on."),
@@ -75,6 +76,10 @@ COMMANDS = {
     "hook": ("system:hook_commands", "The priority hook: job_submit.lua and its table."),
 }
 
+RENAMED_COMMANDS = {"turn": "cycle", "rehearse": "simulate"}
+RENAMED_OPTIONS = {"--office": "--domain"}
+"""Old names of commands and options, which go on for one release and are in no help."""
+
 
 class CommandGroup(TyperGroup):
     """The group of all commands: their names and help are known, the command itself is imported when it is run."""
@@ -85,8 +90,18 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and the arguments that are left for it."""
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, [renamed(args[0], RENAMED_COMMANDS), *args[1:]])
+        rest = [renamed(word, RENAMED_OPTIONS) for word in rest]
         return name, command if name is None else imported(name), rest
+
+
+def renamed(word: str, names: Mapping[str, str]) -> str:
+    """Return the new name of an old command or option, and say so; any other word as it is."""
+    name, equals, value = word.partition("=")
+    if name not in names:
+        return word
+    typer.echo(f"note: {name} is called {names[name]} now; the old name goes with the next release.", err=True)
+    return f"{names[name]}{equals}{value}"
 
 
 def imported(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``helios rehearse``: let services act on a replay of your own history before they act on a cluster."""
+"""``helios simulate``: let services act on a replay of your own history before they act on a cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from helios.report.tables import whatif_table
 from helios.services.registry import build, domain_of
 
 
-def rehearse_(
+def simulate_(
     service: Annotated[
         list[str] | None,
         typer.Option("--service", help="Service to rehearse; several act together. Else those of the configuration."),
@@ -77,7 +77,7 @@ def rehearse_(
     what it may set live. Beside it stand the same jobs as the site runs them today, and fewest GPUs first, which needs
     no model. Nothing touches a cluster.
 
-    Example: helios rehearse --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
+    Example: helios simulate --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
     """
     settings = configuration().settings
     services = services_asked_for(settings, names=service, options=option or [])

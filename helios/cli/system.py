@@ -36,7 +36,7 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     found = diagnose(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     worst = any(finding.verdict is FindingLevel.FAIL for finding in found)
     if as_json:
-        show_json([{name: str(getattr(it, name)) for name in ("check", "verdict", "fact", "hint")} for it in found])
+        show_json([{name: str(getattr(it, name)) for name in ("check", "verdict", "message", "hint")} for it in found])
     else:
         table = Table("", "Check", "Finding", box=None, pad_edge=False)
         for it in found:
@@ -83,7 +83,7 @@ def daemon_(
     ] = True,
     domain: Annotated[
         list[Domain] | None,
-        typer.Option("--office", help="Act on jobs, or on nodes, only; else on whatever the services act on."),
+        typer.Option("--domain", help="Act on jobs, or on nodes, only; else on whatever the services act on."),
     ] = None,
     ingest: Annotated[
         bool, typer.Option("--ingest/--no-ingest", help="Also read the accounting; no: another daemon does.")

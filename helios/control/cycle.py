@@ -151,7 +151,7 @@ def _failed(active: ActiveService, snapshot: Snapshot, what: str) -> AuditEntry:
     return AuditEntry(
         service=active.name,
         mode=active.mode.mode,
-        action="Turn",
+        action="Cycle",
         target=snapshot.cluster,
         reason="the service was asked and failed",
         outcome=f"{Result.FAILED}: {what}",
@@ -475,7 +475,7 @@ class _Cycle:
     def _say_cycle(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.minutes.say(
-            AuditEntry(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
+            AuditEntry(service=service, mode=mode, action="Cycle", target=cluster, reason=reason, outcome=outcome)
         )
 
     def _breaker(self) -> CircuitBreaker:
@@ -848,7 +848,7 @@ class _NodeCycle:
     def _say_cycle(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
         self.minutes.say(
-            AuditEntry(service=service, mode=mode, action="Turn", target=cluster, reason=reason, outcome=outcome)
+            AuditEntry(service=service, mode=mode, action="Cycle", target=cluster, reason=reason, outcome=outcome)
         )
 
     def _breaker(self) -> CircuitBreaker:

@@ -14,7 +14,7 @@ from helios.actions import (
     NodeSetting,
     Outcome,
     Result,
-    RevertJobs,
+    Revert,
     RevertNodes,
 )
 from helios.changes import AWAKE, LIST, JobChange, Key, NodeChange, NodeKey, to_actions, to_node_actions
@@ -231,12 +231,12 @@ def _shadows(execution: Execution) -> set[str]:
     return {active.name for active in execution.active_services if active.mode.mode is Mode.SHADOW}
 
 
-def _restores(backs: Iterable[JobReversion]) -> list[RevertJobs]:
+def _restores(backs: Iterable[JobReversion]) -> list[Revert]:
     grouped: dict[tuple[JobSetting, str], list[str]] = {}
     for back in backs:
         setting, job_id = back.key
         grouped.setdefault((setting, back.why), []).append(job_id)
-    return [RevertJobs(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]
+    return [Revert(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]
 
 
 # Carrying out a plan for nodes: entered in the book before anything is written, settled by what was read back.

@@ -23,7 +23,7 @@ from helios.actions import (
     PowerDown,
     PowerUp,
     Result,
-    RevertJobs,
+    Revert,
     RevertNodes,
 )
 from helios.changes import AWAKE, TIER, JobChange, Key, NodeChange, NodeKey, to_actions, to_changes, to_node_changes
@@ -125,7 +125,7 @@ class ShadowCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Say what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
-        restores = [action for action in actions if isinstance(action, RevertJobs)]
+        restores = [action for action in actions if isinstance(action, Revert)]
         changes = [change for action in actions for change in to_changes([action]).changes]
         return [
             *(self._would(change, jobs.get(change.job_id)) for change in changes),
@@ -144,10 +144,10 @@ class ShadowCluster:
             outcome, before=describe_mode(change.setting, before), after=describe_mode(change.setting, change.value)
         )
 
-    def _taken_back(self, restore: RevertJobs) -> list[Outcome]:
+    def _taken_back(self, restore: Revert) -> list[Outcome]:
         return [
             Outcome(
-                action="RevertJobs",
+                action="Revert",
                 setting=setting,
                 job_id=job_id,
                 result=Result.WOULD,
@@ -177,7 +177,7 @@ class CanaryCluster:
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
         changes = [change for action in actions for change in to_changes([action]).changes]
         refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.job_id not in inside]
-        restores = [_within(action, inside) for action in actions if isinstance(action, RevertJobs)]
+        restores = [_within(action, inside) for action in actions if isinstance(action, Revert)]
         allowed = [*to_actions([change for change in changes if change.job_id in inside]), *restores]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
@@ -189,7 +189,7 @@ def describe_mode(setting: JobSetting, value: float) -> str:
     return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
 
 
-def _within(restore: RevertJobs, inside: set[str]) -> RevertJobs:
+def _within(restore: Revert, inside: set[str]) -> Revert:
     named = sorted(inside) if restore.job_ids is None else [job_id for job_id in restore.job_ids if job_id in inside]
     return replace(restore, job_ids=tuple(named))
 

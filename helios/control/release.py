@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from helios.actions import NodeOutcome, NodeSetting, Outcome, Result, RevertJobs
+from helios.actions import NodeOutcome, NodeSetting, Outcome, Result, Revert
 from helios.changes import HIDDEN, Key
 from helios.control.applied import (
     AppliedChanges,
@@ -71,18 +71,18 @@ class ReleaseResult:
 
 
 def revert_everything(cluster: Cluster, reason: str, *, hidden: bool = False) -> ReleaseResult:
-    """Restore every job that Helios set, then look whether any is left.
+    """Revert every job that Helios set, then look whether any is left.
 
     Parameters
     ----------
     hidden : bool
-        As in ``RevertJobs``.
+        As in ``Revert``.
     """
     outcomes: dict[Key, Outcome] = {}
     failure = ""
     try:
         for _ in range(ROUNDS):
-            answer = cluster.apply([RevertJobs(reason=reason, hidden=hidden)])
+            answer = cluster.apply([Revert(reason=reason, hidden=hidden)])
             outcomes |= {
                 (outcome.setting, outcome.job_id): outcome for outcome in answer if _says_more(outcome, outcomes)
             }
@@ -143,7 +143,7 @@ def release_entries(everything: ReleaseResult, *, now: datetime, reason: str) ->
     minutes.outcomes(HELIOS, PAUSED, everything.outcomes, jobs)
     told = describe_release(everything)
     target = "" if looked is None else looked.cluster
-    minutes.say(AuditEntry(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
+    minutes.say(AuditEntry(service=HELIOS, mode=PAUSED, action="Cycle", target=target, reason=reason, outcome=told))
     minutes.notes.append(told)
     return minutes
 
@@ -375,7 +375,7 @@ def node_release_entries(awakening: NodeReleaseResult, *, now: datetime, reason:
     minutes.outcomes(HELIOS, PAUSED, awakening.outcomes)
     told = _told_of(awakening)
     target = "" if awakening.snapshot is None else awakening.snapshot.cluster
-    minutes.say(AuditEntry(service=HELIOS, mode=PAUSED, action="Turn", target=target, reason=reason, outcome=told))
+    minutes.say(AuditEntry(service=HELIOS, mode=PAUSED, action="Cycle", target=target, reason=reason, outcome=told))
     minutes.notes.append(told)
     if awakening.in_hand:
         said = ", ".join(f"{outcome.node} ({outcome.remark})" for outcome in awakening.in_hand[:20])

@@ -20,6 +20,13 @@ EARLY = 0.1
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading JSON raises that is damaged or was written by somebody else: 1e999 for a count, 10^4 brackets."""
 
+RENAMED = {"turn": "cycle", "still": "suspended", "bench": "suspension"}
+"""Keys that had another name before migration 0006, which changes columns and leaves texts as they are."""
+
+
+def _read(text: str) -> dict[str, Any]:
+    return {RENAMED.get(key, key): value for key, value in json.loads(text).items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
@@ -60,11 +67,11 @@ class ControllerState:
             {
                 "asked_at": {service: at.isoformat() for service, at in self.asked_at.items()},
                 "breaker": self.breaker.to_json(),
-                "bench": self.suspension.to_json(),
+                "suspension": self.suspension.to_json(),
                 "controller": self.controller,
                 "pending": self.pending,
                 "nodes": self.nodes,
-                "still": list(self.suspended),
+                "suspended": list(self.suspended),
                 "said": {service: sorted(digests) for service, digests in self.said.items()},
             }
         )
@@ -79,15 +86,15 @@ class ControllerState:
             It is something else. To go on with an empty memory would forget an open breaker.
         """
         try:
-            plain = json.loads(text)
+            plain = _read(text)
             return cls(
                 asked_at={service: datetime.fromisoformat(at) for service, at in plain["asked_at"].items()},
                 breaker=CircuitBreaker.from_json(plain["breaker"]),
-                suspension=ServiceSuspension.from_json(plain["bench"]),
+                suspension=ServiceSuspension.from_json(plain["suspension"]),
                 controller=plain["controller"],
                 pending=plain["pending"],
                 nodes=plain["nodes"],
-                suspended=tuple(plain["still"]),
+                suspended=tuple(plain["suspended"]),
                 said={service: frozenset(digests) for service, digests in plain["said"].items()},
             )
         except UNREADABLE as reason:
@@ -242,7 +249,7 @@ class NodeControllerState:
             It is something else. To go on with an empty memory would forget a quarantine.
         """
         try:
-            plain = json.loads(text)
+            plain = _read(text)
             quarantined = [_failure(entry) for entry in plain["quarantined"]]
             return cls(
                 cycle=ControllerState.from_json(plain["cycle"]),

@@ -116,7 +116,7 @@ class TaskHealth:
             "at_work": self.at_work,
             "line": self.line,
             "failures": self.failures,
-            "trouble": self.problem,
+            "problem": self.problem,
         }
 
 
@@ -218,7 +218,7 @@ class Health:
         if self.stands_by:
             return "standby"
         suspended = any(cycle is not None and cycle.suspended for cycle in (self._cycle, self._nodes))
-        return "still" if suspended else "at work"
+        return "suspended" if suspended else "at work"
 
     def _complaint(self, name: str) -> str:
         task = self.of(name)
@@ -244,7 +244,7 @@ def _cycle(cycle: CycleSummary) -> dict[str, Any]:
         "pending": cycle.pending,
         "running": cycle.running,
         "acted": cycle.acted,
-        "still": list(cycle.suspended),
+        "suspended": list(cycle.suspended),
         "seconds": round(cycle.seconds, 3),
         "predictions": cycle.predictions,
         "history_read_at": _text(cycle.history_read_at),
@@ -263,7 +263,7 @@ def _node_cycle(cycle: NodeCycleSummary) -> dict[str, Any]:
         "acted": cycle.acted,
         "protected": cycle.protected,
         "quarantined": cycle.quarantined,
-        "still": list(cycle.suspended),
+        "suspended": list(cycle.suspended),
         "seconds": round(cycle.seconds, 3),
         "modes": {service: mode.value for service, mode in cycle.modes.items()},
         "breaker": cycle.breaker,

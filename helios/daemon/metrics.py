@@ -141,5 +141,5 @@ class Metrics:
 
 def _outcome(cycle: CycleSummary | NodeCycleSummary) -> str:
     if cycle.suspended:
-        return "still"
+        return "suspended"
     return "acted" if cycle.acted else "quiet"

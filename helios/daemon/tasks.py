@@ -383,7 +383,7 @@ class Schedule:
 
     Attributes
     ----------
-    turn_s, ingest_s : float
+    cycle_s, ingest_s : float
         Time between cycles, and between readings, s.
     nightly : str, optional
         Local time of the nightly analysis, HH:MM; None: somebody else sees to it.

@@ -43,7 +43,7 @@ DECISIONS = FrameKind(
         ("decided_at", TIME, "When; the rows of one cycle share it"),
         ("service", "category", "Who proposed it; 'helios' for control itself"),
         ("mode", "category", "A Mode, or 'paused'"),
-        ("action", "category", "Reorder, SoftLimit, Restore, ...; Turn for a line about a whole cycle"),
+        ("action", "category", "Reorder, SoftLimit, Revert, ...; Cycle for a line about a whole cycle"),
         ("target", "str", "Job id, partition, node, or the cluster's name"),
         ("reason", "str", "Why, for a person"),
         ("before", "str", "What was read before, in the mechanism's words; missing: not applicable"),
@@ -71,7 +71,7 @@ APPLIED_CHANGES = FrameKind(
 APPLIED_NODE_CHANGES = FrameKind(
     name="node standings",
     columns=columns(
-        ("setting", "category", "A NodeLever: what of the node stands changed"),
+        ("setting", "category", "A NodeSetting: what of the node stands changed"),
         ("node", "str", "The node; of the keep-awake list, which is the cluster's, empty text"),
         ("service", "category", "Who asked for it"),
         ("mode", "category", "A Mode; shadow: only would stand"),
@@ -121,7 +121,7 @@ CYCLES = FrameKind(
         ("gpus_pending", "int64", "GPUs that pending jobs ask for"),
         ("gpus_running", "int64", "GPUs that running jobs hold"),
         ("acted", "int32", "Jobs changed on the cluster"),
-        ("still", "str", "Why nothing was done, a reason a line; missing: services were asked"),
+        ("suspended", "str", "Why nothing was done, a reason a line; missing: services were asked"),
         ("counts", "str", "Outcomes as JSON: service, then Result, then number"),
     ),
 )

@@ -205,7 +205,7 @@ def places(
 def _decided(line: dict[Hashable, Any]) -> str:
     """Tell one line of the audit: when, who, what came of it, and why."""
     result = str(line["outcome"]).partition(":")[0]
-    deed = UNDONE if line["action"] == "Restore" else ACTIVITY.get(result, "{result} {after}")
+    deed = UNDONE if line["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
     told = deed.format(result=result, after=line["after"] or "its place").strip()
     who = f"{line['service']} ({line['mode']})" if line["mode"] in set(Mode) else str(line["service"])
     return f"Last decision, {pd.Timestamp(line['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {told}: {line['reason']}"

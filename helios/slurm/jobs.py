@@ -201,7 +201,7 @@ class SlurmCluster:
         The cluster's name.
     site_factor_most : int
         Bound of the SiteFactor that is written, either way.
-    writes_per_turn : int
+    writes_per_cycle : int
         Most jobs changed by one :meth:`apply`; the largest changes come first, the rest is ``POSTPONED``.
     clock : callable
         Returns the time, aware.
@@ -258,7 +258,7 @@ class SlurmCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Act, read back, and say what became of each job that an action names.
 
-        What is written stands in the undo file before. A ``Restore`` that names no jobs reverts what is proved to be
+        What is written stands in the undo file before. A ``Revert`` that names no jobs reverts what is proved to be
         Helios' own; it refuses, job by job, what bears the mark and is in no record, and what Slurm hides. A task of an
         array that changed though nobody asked for it is told as a mismatch.
 

@@ -342,7 +342,7 @@ class SlurmNodes:
         The cluster's name.
     site_factor_most : int
         Bound of the SiteFactor that Helios writes to jobs.
-    writes_per_turn : int
+    writes_per_cycle : int
         Most nodes changed by one :meth:`steer`; what is reverted comes first, then wakes, sleeps and weights, and the
         rest is ``POSTPONED``.
     clock : callable

@@ -210,7 +210,7 @@ def _rate_limit(ground: PreflightContext) -> Iterator[Finding]:
         message="SlurmctldParameters has rl_enable: calls of one user are limited"
         if limited
         else "calls are not limited",
-        hint="Raise rl_bucket_size, or lower [slurm] writes_per_turn: one change is one call." if slow else "",
+        hint="Raise rl_bucket_size, or lower [slurm] writes_per_cycle: one change is one call." if slow else "",
     )
 
 

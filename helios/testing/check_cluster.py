@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pandas as pd
 
-from helios.actions import JobAction, JobSetting, Outcome, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import JobAction, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
 from helios.model import Snapshot
 from helios.ports import Cluster
 
@@ -39,7 +39,7 @@ def check_cluster(make: Make) -> None:
         try:
             promise(cluster)
         finally:
-            cluster.apply([RevertJobs(reason="the check is over")])
+            cluster.apply([Revert(reason="the check is over")])
 
 
 def _looks(cluster: Cluster) -> None:
@@ -115,14 +115,14 @@ def _softens(cluster: Cluster) -> None:
 def _takes_back(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     cluster.apply(_some_of_everything(snapshot))
-    done = cluster.apply([RevertJobs(reason="contract")])
+    done = cluster.apply([Revert(reason="contract")])
     _must(Result.DONE in _results(done), "a restore reverts what was set, and says so", done)
     after = cluster.snapshot().pending
     _must(bool((after["urgency"] == 0).all()), "after a restore every urgency is 0", after["urgency"].tolist())
     _must(
         bool(after["soft_limit_s"].isna().all()), "after a restore no soft limit stands", after["soft_limit_s"].tolist()
     )
-    again = cluster.apply([RevertJobs(reason="contract")])
+    again = cluster.apply([Revert(reason="contract")])
     # What bears the mark and is in no record is refused, and named, each time.
     _must(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
 
@@ -131,7 +131,7 @@ def _takes_back_by_name(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, _ = _jobs_to_try(snapshot)
     cluster.apply(_some_of_everything(snapshot))
-    cluster.apply([RevertJobs(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
+    cluster.apply([Revert(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
     after = cluster.snapshot()
     _must(_of(after, first, "urgency") == 0, "a restore of one job's order takes it back", _of(after, first, "urgency"))
     _must(_of(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)

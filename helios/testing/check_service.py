@@ -29,7 +29,7 @@ from helios.actions import (
     PowerDown,
     PowerUp,
     Reorder,
-    RevertJobs,
+    Revert,
     RevertNodes,
     SoftLimit,
 )
@@ -408,11 +408,11 @@ def _judged(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
 
 
 def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
-    actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | RevertJobs)]
-    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | RevertJobs)]
+    actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Revert)]
+    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
     if strangers:
         on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(strangers[0], KINDS) else ""
-        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Restore of helios.actions{on_nodes}"
+        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
         return
     yield from _of_the_names(actions, snapshot)
     yield from _of_the_reasons(actions)

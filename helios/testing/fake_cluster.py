@@ -64,7 +64,7 @@ class FakeCluster:
         Bound of the SiteFactor either way: the resolution of an urgency.
     soft_limits : bool
         Whether the site has switched soft limits on; otherwise they are refused.
-    writes_per_turn : int, optional
+    writes_per_cycle : int, optional
         Most writes of one ``apply``, in the order asked; the rest is postponed. None: any number.
 
     Attributes

@@ -305,7 +305,7 @@ cycles = Table(
     Column("gpus_pending", BigInteger, nullable=False),
     Column("gpus_running", BigInteger, nullable=False),
     Column("acted", Integer, nullable=False),
-    Column("still", Text),
+    Column("suspended", Text),
     Column("counts", Text),
     Index(None, "cluster_id", "taken_at"),
 )

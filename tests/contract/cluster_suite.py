@@ -12,7 +12,7 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from helios.actions import JobSetting, Outcome, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
 from helios.model import NODE_STATES, QUEUE
 from helios.ports import Cluster
 from helios.testing import check_cluster
@@ -109,7 +109,7 @@ class ClusterContract:
         assert outcome.result is Result.UNCHANGED
 
     def test_a_restore_of_a_job_that_is_not_there_is_gone(self, world: World) -> None:
-        outcomes = world.cluster.apply([RevertJobs(reason="stop", job_ids=("999999",))])
+        outcomes = world.cluster.apply([Revert(reason="stop", job_ids=("999999",))])
         assert {outcome.result for outcome in outcomes} == {Result.GONE}
 
     def test_an_overridden_site_factor_is_refused_and_survives_a_restore(self, world: World) -> None:
@@ -117,7 +117,7 @@ class ClusterContract:
         able(world.set_site_factor)(job_id, 500)
         before = world.of(job_id)["priority"]
         (outcome,) = world.order({job_id: 0.9})
-        world.cluster.apply([RevertJobs(reason="stop")])
+        world.cluster.apply([Revert(reason="stop")])
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["priority"] == before
         assert world.of(job_id)["urgency"] == 0
@@ -126,7 +126,7 @@ class ClusterContract:
         job_id = world.free()[0]
         able(world.set_priority)(job_id, 4321)
         (outcome,) = world.order({job_id: 0.9})
-        world.cluster.apply([RevertJobs(reason="stop")])
+        world.cluster.apply([Revert(reason="stop")])
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["priority"] == 4321
 
@@ -135,6 +135,6 @@ class ClusterContract:
         able(world.set_time_min)(job_id, 30)
         limit = SoftLimit(job_id=job_id, run_time=timedelta(minutes=11), reason="p90")
         (outcome,) = world.cluster.apply([limit])
-        world.cluster.apply([RevertJobs(reason="stop"), RevertJobs(reason="stop", job_ids=(job_id,))])
+        world.cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=(job_id,))])
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["user_soft_limit_s"] == 1800

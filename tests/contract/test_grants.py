@@ -59,7 +59,7 @@ def a_mode(service: str) -> pd.DataFrame:
 
 
 def decided(service: str, *, at: datetime = NOW) -> pd.DataFrame:
-    texts = {"mode": "active", "action": "Turn", "target": "venus", "reason": "because", "outcome": "meant"}
+    texts = {"mode": "active", "action": "Cycle", "target": "venus", "reason": "because", "outcome": "meant"}
     return rows(DECISIONS, decided_at=at, service=service, **texts)
 
 

@@ -1066,7 +1066,7 @@ def test_modes_are_appended_and_the_last_comes_last(warehouse: Warehouse) -> Non
 
 def test_cycles_are_read_by_the_time_they_were_taken(warehouse: Warehouse) -> None:
     rows = [
-        {"taken_at": NOON + n * MINUTE, "seconds": 0.5, "pending": n, "still": None if n else "paused"}
+        {"taken_at": NOON + n * MINUTE, "seconds": 0.5, "pending": n, "suspended": None if n else "paused"}
         for n in range(3)
     ]
     warehouse.add_cycles("venus", CYCLES.conform(pd.DataFrame(rows)))

@@ -30,7 +30,7 @@ PROCESSORS_PER_NODE, GPUS_PER_NODE = 25, 8
 PROMOTE_AFTER_S = 42
 CONFIGURATION = f"""
 [daemon]
-turn_s = 1
+cycle_s = 1
 ingest_s = 30
 listen = ""
 [services.qssf]

@@ -28,7 +28,7 @@ class Site:
             "HELIOS_CONTROL_STATE_FOLDER": str(folder / "state"),
             "HELIOS_HISTORY_START": f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}",
             "HELIOS_DAEMON_LISTEN": "",
-            "HELIOS_DAEMON_TURN_S": "5",
+            "HELIOS_DAEMON_CYCLE_S": "5",
             "HELIOS_DAEMON_INGEST_S": "30",
             "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(folder / "numba")),
         }

@@ -371,7 +371,7 @@ def test_a_new_job_has_what_the_next_cycle_would_give_it(hooked: Hooked, helios:
     at_submission = hooked.place_of(job)
     assert at_submission > 0 and at_submission % 100 == 37
     cycle = json.loads(helios.says("cycle", "--apply", "--json"))
-    assert (cycle["acted"], cycle["still"]) == (0, [])
+    assert (cycle["acted"], cycle["suspended"]) == (0, [])
     assert hooked.place_of(job) == at_submission
     hooked.publish()
     later = hooked.rig.submit(user="alice")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helios.actions import Place, Reorder, RevertJobs
+from helios.actions import Place, Reorder, Revert
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import JobUpdate, RawJob, RawNode
 from helios.slurm.connect import open_cluster
@@ -158,7 +158,7 @@ def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(chroot: Ch
         (outcome,) = cluster.apply([Reorder(partition="gpu", order=(place,), reason="a test")])
         assert outcome.after == "SiteFactor 8937"
         chroot.until(lambda: sorted(chroot.site_factors().values()) == [500, 8937])
-        cluster.apply([RevertJobs(reason="a test")])
+        cluster.apply([Revert(reason="a test")])
         chroot.until(lambda: sorted(chroot.site_factors().values()) == [0, 500])
     finally:
         cluster.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import JobSetting, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
 from helios.config import SlurmSettings
 from helios.errors import ClusterUnavailable
 from helios.ingest import open_trace
@@ -95,12 +95,12 @@ def test_a_restore_leaves_a_job_that_was_held_until_it_can_be_read(rig: Rig, clu
     job, *_ = busy(rig, 1)
     cluster_of_slurm.apply([an_order({job: 0.5})])
     rig.run("scontrol", "hold", job)
-    (outcome,) = cluster_of_slurm.apply([RevertJobs(reason="stop")])
+    (outcome,) = cluster_of_slurm.apply([Revert(reason="stop")])
     assert outcome.result is Result.REFUSED
     assert "Helios had written SiteFactor" in outcome.remark
     rig.run("scontrol", "release", job)
     rig.until(lambda: rig.site_factors().get(job))
-    cluster_of_slurm.apply([RevertJobs(reason="stop")])
+    cluster_of_slurm.apply([Revert(reason="stop")])
     assert rig.site_factors()[job] == 0
 
 
@@ -235,7 +235,7 @@ def test_an_order_stands_is_left_alone_the_second_time_and_is_taken_back(
     order = an_order({job_id: 1 - place / 8 for place, job_id in enumerate(jobs)})
     assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.DONE}
     assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.UNCHANGED}
-    restored = cluster_of_slurm.apply([RevertJobs(reason="stop", setting=JobSetting.ORDER)])
+    restored = cluster_of_slurm.apply([Revert(reason="stop", setting=JobSetting.ORDER)])
     assert {outcome.result for outcome in restored} == {Result.DONE}
     assert set(rig.site_factors().values()) == {0}
 
@@ -249,7 +249,7 @@ def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(rig: Rig, 
     (outcome,) = cluster_of_slurm.apply([an_order({array: 0.5})])
     assert outcome.result is Result.DONE
     assert rig.site_factors()[theirs] == 500
-    cluster_of_slurm.apply([RevertJobs(reason="a test")])
+    cluster_of_slurm.apply([Revert(reason="a test")])
     assert (rig.site_factors()[array], rig.site_factors()[theirs]) == (0, 500)
 
 
@@ -263,8 +263,8 @@ def test_a_task_that_was_held_alone_is_seen_and_taken_back_once_it_is_released(
     rig.run("scontrol", "hold", f"{array}_2")
     seen = cluster_of_slurm.snapshot().pending.set_index("array_task_id")["excluded_reason"]
     assert seen["2"] == "it is held"
-    cluster_of_slurm.apply([RevertJobs(reason="a test")])
+    cluster_of_slurm.apply([Revert(reason="a test")])
     rig.run("scontrol", "release", f"{array}_2")
     rig.until(lambda: sorted(rig.site_factors().values()) == [0, 5037])
-    cluster_of_slurm.apply([RevertJobs(reason="a test")])
+    cluster_of_slurm.apply([Revert(reason="a test")])
     assert set(rig.site_factors().values()) == {0}

@@ -54,7 +54,7 @@ def test_a_user_who_takes_the_port_and_reaches_for_locks_and_files_changes_nothi
         site.until_all_are_set()
         (site.folder / "state").chmod(0o755)  # as an older Helios left it
         files = [site.folder / "helios.db", *(path for path in (site.folder / "state").iterdir() if path.is_file())]
-        assert {"turn.lock", "daemon.jobs.lock", "identity", "health.json"} <= {path.name for path in files}
+        assert {"cycle.lock", "daemon.jobs.lock", "identity", "health.json"} <= {path.name for path in files}
         for path in files:
             assert "denied" in site.rig.run("flock", "-n", str(path), "cat", str(path), user="alice", check=False)
         assert f"another process listens on 127.0.0.1:{port}" in site.log()

@@ -45,7 +45,7 @@ class Service:
             "HELIOS_REPORT_FOLDER": str(folder / "reports"),
             "HELIOS_SLURM_BACKEND": "commands",
             "HELIOS_DAEMON_LISTEN": self.listen,
-            "HELIOS_DAEMON_TURN_S": "2",
+            "HELIOS_DAEMON_CYCLE_S": "2",
             "HELIOS_DAEMON_INGEST_S": "30",
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "/tmp/helios-numba-of-tests"),
@@ -238,7 +238,7 @@ def crafted_names() -> list[str]:
         '{"jobs": []}', '"', "'", "\\", "\\n", "%s%n", "{0}", "${HOME}", "$(touch /tmp/forged)", "`id`", "; id", "|",
         "||||", "../../../etc/passwd", "/dev/null", "~root", "a" * 900, "\udcff\udcfe", "\u202eforged", "\u200b",
         "JobId=1 JobName=x", "x JobState=RUNNING Priority=0", "x\nJobId=900200 JobName=y UserId=bob(1001)",
-        "helios_still 1\nhelios_still 0", "# TYPE helios_still gauge", "None", "NULL", "nan", "Unknown",
+        "helios_suspended 1\nhelios_suspended 0", "# TYPE helios_suspended gauge", "None", "NULL", "nan", "Unknown",
     ]  # fmt: skip
     names = [*rows, *others]
     assert len(set(names)) == len(names) >= NAMES

@@ -50,7 +50,7 @@ class Site:
             "HELIOS_CONTROL_STATE_FOLDER": str(self.folder / "state"),
             "HELIOS_DAEMON_LISTEN": "127.0.0.1:0",
             "HELIOS_DAEMON_LOGS": "json",
-            "HELIOS_DAEMON_TURN_S": "5",
+            "HELIOS_DAEMON_CYCLE_S": "5",
         }
 
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
@@ -116,7 +116,7 @@ def test_it_says_ready_is_well_and_a_stop_takes_everything_back(site: Site) -> N
     assert site.acts()
     status, figures = site.ask("/metrics")
     assert status == 200
-    assert 'helios_turns_total{outcome="acted"} ' in figures
+    assert 'helios_cycles_total{outcome="acted"} ' in figures
     daemon.send_signal(signal.SIGTERM)
     site.hear("STOPPING=1")
     assert daemon.wait(PATIENCE_S) == 0

@@ -9,14 +9,14 @@ import pytest
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Answer, Helios, shell
 
-REHEARSE = ("rehearse", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
+REHEARSE = ("simulate", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
 
 AGAIN = ("--predict-again", "10min")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rehearse")
+    folder = tmp_path_factory.mktemp("simulate")
     trace = synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1)
     write_helios_csv(trace.iloc[:400], folder / "venus.csv.gz")
     return folder
@@ -99,4 +99,4 @@ def test_an_option_that_the_service_does_not_have_is_misuse_and_names_those_it_h
 
 
 def test_help_shows_an_example(site: Helios) -> None:
-    assert "Example: helios rehearse" in site("rehearse", "--help").out
+    assert "Example: helios simulate" in site("simulate", "--help").out

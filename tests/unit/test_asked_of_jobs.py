@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.actions import JobSetting, Outcome, Place, PowerUp, Ranking, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import JobSetting, Outcome, Place, PowerUp, Ranking, Reorder, Result, Revert, SoftLimit
 from helios.changes import (
     INELIGIBLE,
     NO_SOFT_LIMITS,
@@ -78,14 +78,14 @@ def test_a_soft_limit_asks_for_its_marked_minutes() -> None:
 
 
 def test_what_is_to_be_taken_back_of_named_jobs_is_asked_for_whatever_stands_there() -> None:
-    restore = RevertJobs(job_ids=("1", "9"), setting=JobSetting.ORDER, reason="why")
-    assert asked(restore) == [("RevertJobs", "order", "1", 0), ("RevertJobs", "order", "9", 0)]
+    restore = Revert(job_ids=("1", "9"), setting=JobSetting.ORDER, reason="why")
+    assert asked(restore) == [("Revert", "order", "1", 0), ("Revert", "order", "9", 0)]
 
 
 def test_what_is_to_be_taken_back_of_everybody_is_asked_for_where_helios_has_set_it() -> None:
-    restore = RevertJobs(reason="why")
+    restore = Revert(reason="why")
     set_on = {JobSetting.ORDER: {"2", "9"}, JobSetting.SOFT_LIMIT: {"1"}}
-    assert asked(restore, set_on=set_on) == [("RevertJobs", "soft_limit", "1", 0), ("RevertJobs", "order", "2", 0)]
+    assert asked(restore, set_on=set_on) == [("Revert", "soft_limit", "1", 0), ("Revert", "order", "2", 0)]
 
 
 def test_what_is_no_action_on_jobs_is_named() -> None:
@@ -138,7 +138,7 @@ def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any
 
 def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
     assert (
-        judge_change(a_change(0, action="RevertJobs"), a_ground(before=50, is_set=True, excluded_reason="it is held"))
+        judge_change(a_change(0, action="Revert"), a_ground(before=50, is_set=True, excluded_reason="it is held"))
         is None
     )
 
@@ -152,4 +152,4 @@ def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
     ],
 )
 def test_what_helios_did_not_set_is_not_taken_back(known: dict[str, Any], result: Result) -> None:
-    assert refusal(a_change(0, action="RevertJobs"), **known)[0] is result
+    assert refusal(a_change(0, action="Revert"), **known)[0] is result

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, JobSetting, Outcome, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import Action, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, DECISIONS, QUEUE, Snapshot
 from helios.services.qssf import Qssf
@@ -215,7 +215,7 @@ def test_a_users_own_soft_limit_is_seen_and_left_alone(cluster: FakeCluster) -> 
     job = cluster.snapshot().pending.iloc[0]
     assert (job["user_soft_limit_s"], np.isnan(job["soft_limit_s"])) == (1200.0, True)
     assert ask(
-        cluster, softened(job_id), RevertJobs(job_ids=(job_id,), setting=JobSetting.SOFT_LIMIT, reason="stop")
+        cluster, softened(job_id), Revert(job_ids=(job_id,), setting=JobSetting.SOFT_LIMIT, reason="stop")
     ) == [
         Result.REFUSED,
         Result.UNCHANGED,
@@ -247,7 +247,7 @@ def test_a_restore_takes_back_what_is_ours_and_nothing_else(cluster: FakeCluster
     ours, theirs, running = (cluster.submit(urgency=0.5, soft_limit_s=420.0) for _ in range(3))
     cluster.admin_sets_site_factor(theirs, 500)
     cluster.start(running)
-    assert ask(cluster, RevertJobs(reason="stop")) == [Result.DONE] * 3
+    assert ask(cluster, Revert(reason="stop")) == [Result.DONE] * 3
     assert (cluster.site_factor_of(ours), cluster.time_min_of(ours)) == (0, 0)
     assert (cluster.site_factor_of(theirs), cluster.time_min_of(theirs)) == (500, 0)
     assert cluster.site_factor_of(running) != 0
@@ -256,15 +256,15 @@ def test_a_restore_takes_back_what_is_ours_and_nothing_else(cluster: FakeCluster
 def test_a_restore_leaves_what_is_hidden_on_a_held_job_unless_it_is_asked_to(cluster: FakeCluster) -> None:
     job_id = cluster.submit(urgency=0.5)
     cluster.hold(job_id)
-    assert ask(cluster, RevertJobs(reason="stop")) == [Result.REFUSED]
-    assert ask(cluster, RevertJobs(reason="stop", hidden=True)) == [Result.DONE]
+    assert ask(cluster, Revert(reason="stop")) == [Result.REFUSED]
+    assert ask(cluster, Revert(reason="stop", hidden=True)) == [Result.DONE]
     assert cluster.site_factor_of(job_id) == 0
 
 
 def test_a_restore_leaves_what_an_admin_set_and_says_so(cluster: FakeCluster) -> None:
     theirs, untouched = cluster.submit(), cluster.submit()
     cluster.admin_sets_site_factor(theirs, 500)
-    assert ask(cluster, RevertJobs(setting=JobSetting.ORDER, job_ids=(theirs, untouched), reason="stop")) == [
+    assert ask(cluster, Revert(setting=JobSetting.ORDER, job_ids=(theirs, untouched), reason="stop")) == [
         Result.REFUSED,
         Result.UNCHANGED,
     ]
@@ -284,7 +284,7 @@ def test_a_user_may_alter_a_job(cluster: FakeCluster) -> None:
 
 def test_a_restore_can_be_of_one_setting_and_of_named_jobs(cluster: FakeCluster) -> None:
     first, second = (cluster.submit(urgency=0.5, soft_limit_s=420.0) for _ in range(2))
-    assert ask(cluster, RevertJobs(setting=JobSetting.ORDER, job_ids=(first, "nobody"), reason="stop")) == [
+    assert ask(cluster, Revert(setting=JobSetting.ORDER, job_ids=(first, "nobody"), reason="stop")) == [
         Result.DONE,
         Result.GONE,
     ]
@@ -686,8 +686,8 @@ class NeverRestores(FakeCluster):
             outcome
             for action in actions
             for outcome in super(NeverRestores, self).apply(
-                [RevertJobs(setting=JobSetting.ORDER, job_ids=action.job_ids, reason="x")]
-                if isinstance(action, RevertJobs)
+                [Revert(setting=JobSetting.ORDER, job_ids=action.job_ids, reason="x")]
+                if isinstance(action, Revert)
                 else [action]
             )
         ]
@@ -698,7 +698,7 @@ class RestoresTooMuch(FakeCluster):
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
         return super().apply(
-            [RevertJobs(reason="x") if isinstance(action, RevertJobs) else action for action in actions]
+            [Revert(reason="x") if isinstance(action, Revert) else action for action in actions]
         )
 
 

@@ -12,7 +12,7 @@ from helios.model import DECISIONS
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 
 CONTROL = "helios"
-OF_A_CYCLE = "Turn"
+OF_A_CYCLE = "Cycle"
 """``action`` of a line about a whole cycle, as DECISIONS declares it."""
 RESULTS = tuple(str(result) for result in Result)
 
@@ -20,7 +20,7 @@ LINES = declare_fields(
     ("Time", "decided_at", FieldKind.MOMENT, 19, "When it was decided"),
     ("Service", "service", FieldKind.TEXT, 11, "Who proposed it; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
-    ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Restore, ...; Turn: a line about a whole cycle"),
+    ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Revert, ...; Cycle: a line about a whole cycle"),
     ("Target", "target", FieldKind.TEXT, 10, "Job id, partition, node or cluster"),
     (
         "Result",
@@ -49,7 +49,7 @@ BY_SERVICE = declare_fields(
     ("Failed", "failed", FieldKind.COUNT, 6, "The cluster refused or did not answer"),
     ("Postponed", "postponed", FieldKind.COUNT, 9, "The budget was spent; asked again"),
     ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
-    ("Still", "still", FieldKind.COUNT, 5, "Cycles in which nothing was done on purpose"),
+    ("Still", "suspended", FieldKind.COUNT, 5, "Cycles in which nothing was done on purpose"),
     ("StillReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
 )
 
@@ -163,7 +163,7 @@ def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFram
 def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
     if cycles is None or cycles.empty:
         return _of_decisions(DECISIONS.empty(), cycles_known=True)
-    suspended = cycles["still"].astype("str").str.replace("\n", "; ").astype("object")
+    suspended = cycles["suspended"].astype("str").str.replace("\n", "; ").astype("object")
     suspended = suspended.where(suspended.notna() & (suspended != ""))
     counts = dict.fromkeys(["proposed", *(f"is_{name}" for name in RESULTS)], False)
     return pd.DataFrame(
@@ -188,7 +188,7 @@ def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
 
 def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
     groups = table.groupby(["day", "service"], sort=True)
-    counted = {"mode_changes": "mode_changed", "proposed": "proposed", "still": "is_suspended"}
+    counted = {"mode_changes": "mode_changed", "proposed": "proposed", "suspended": "is_suspended"}
     counted |= {name: f"is_{name}" for name in RESULTS}
     rows = groups[list(counted.values())].sum().rename(columns={held: name for name, held in counted.items()})
     # Control itself has no mode: its lines say still or paused, which is over when Helios goes on.

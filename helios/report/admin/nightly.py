@@ -281,7 +281,7 @@ def _reasons(remarks: pd.Series[Any]) -> str:
 
 
 def _stillness(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
-    suspended = _total(services, "still")
+    suspended = _total(services, "suspended")
     if not suspended:
         return
     of = f" of {len(cycles):,}" if len(cycles) else ""

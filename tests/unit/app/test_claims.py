@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, JobAction, JobSetting, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import Action, JobAction, JobSetting, Place, Reorder, Result, Revert, SoftLimit
 from helios.app.replay_guards import ReplayGuards
 from helios.app.service_replay import ReplayedService, replay_services
 from helios.model import Snapshot
@@ -86,11 +86,11 @@ def test_a_restore_is_the_change_that_nothing_of_the_services_own_stands() -> No
     claims.act(0, [order(j1=0.5, j2=0.25), limit("1")])
     claims.act(1, [order(j3=0.75)])
     both = [order(j1=0.5, j2=0.25), limit("1")]
-    claims.act(0, [*both, RevertJobs(setting=JobSetting.ORDER, job_ids=("2",), reason="so")])
+    claims.act(0, [*both, Revert(setting=JobSetting.ORDER, job_ids=("2",), reason="so")])
     assert stands(cluster) == {"1": 0.5, "3": 0.75}
-    claims.act(0, [RevertJobs(setting=JobSetting.ORDER, reason="so"), *both])
+    claims.act(0, [Revert(setting=JobSetting.ORDER, reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {"1": 5.0})
-    claims.act(0, [RevertJobs(reason="so"), *both])
+    claims.act(0, [Revert(reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {})
 
 

@@ -39,7 +39,7 @@ def daemon_says(town: Town, *, state: str, ago_s: float = 5, suspended: tuple[st
         "state": state,
         "reasons": [],
         "note": note,
-        "cycle": {"still": list(suspended)},
+        "cycle": {"suspended": list(suspended)},
     }
     (town.folder / "state").mkdir(exist_ok=True)
     (town.folder / "state" / doctor.HEALTH_FILE).write_text(json.dumps(told))
@@ -63,7 +63,7 @@ def test_a_daemon_at_work_is_well_and_one_that_is_silent_is_not(town: Town) -> N
 
 
 def test_why_a_daemon_is_suspended_is_told(town: Town) -> None:
-    daemon_says(town, state="still", suspended=("the breaker is open",))
+    daemon_says(town, state="suspended", suspended=("the breaker is open",))
     said = finding(town, "daemon")
     assert (said.verdict, said.message) == (FindingLevel.WARN, "still; the breaker is open")
 

@@ -261,7 +261,7 @@ def test_the_listing_shows_manifests_and_who_is_promoted(url: str, of_day_6: Mod
 def test_the_listing_says_why_the_model_promoted_cannot_be_read(url: str, of_day_6: ModelRecord) -> None:
     keep(url, replace(of_day_6, artifact="[" * 100_000))
     (row,) = list_models(url, "lab")
-    assert f"Model {of_day_6.model_id} cannot be read" in row["trouble"]
+    assert f"Model {of_day_6.model_id} cannot be read" in row["problem"]
 
 
 def test_training_by_hand_says_that_the_model_promoted_cannot_be_read(

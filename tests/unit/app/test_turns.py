@@ -191,7 +191,7 @@ def test_a_plan_of_switching_off_says_what_would_be_taken_back(town: Town) -> No
     two_jobs(town)
     town.cycles.cycle(modes=ACTIVE)
     taken_back = town.cycles.plan(modes=SHADOW).decisions
-    assert list(taken_back["action"]).count("Restore") == 2
+    assert list(taken_back["action"]).count("Revert") == 2
     assert sorted(abs(town.cluster.site_factor_of(job)) > 0 for job in town.cluster.queue) == [True, True]
 
 

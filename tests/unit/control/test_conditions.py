@@ -48,13 +48,13 @@ def test_a_history_that_was_never_read_is_a_reason() -> None:
     assert reasons(replace(WELL, history_read_at=None)) == ["the history was never read"]
 
 
-@pytest.mark.parametrize(("age_s", "still"), [(3600, False), (3601, True)])
+@pytest.mark.parametrize(("age_s", "suspended"), [(3600, False), (3601, True)])
 def test_a_history_read_too_long_ago_is_a_reason(age_s: int, suspended: bool) -> None:
     found = reasons(replace(WELL, history_read_at=NOON - age_s * SECOND))
     assert found == ["the history was read last at 2026-01-05 10:59:59 UTC, more than 3600 s ago"] * suspended
 
 
-@pytest.mark.parametrize(("age_s", "still"), [(7200, False), (7201, True)])
+@pytest.mark.parametrize(("age_s", "suspended"), [(7200, False), (7201, True)])
 def test_a_model_too_old_is_a_reason(age_s: int, suspended: bool) -> None:
     found = reasons(replace(WELL, model_trained_at=NOON - age_s * SECOND))
     assert found == ["the model was trained at 2026-01-05 09:59:59 UTC, more than 7200 s ago"] * suspended
@@ -64,7 +64,7 @@ def test_where_there_is_no_model_none_is_too_old() -> None:
     assert reasons(replace(WELL, model_trained_at=None)) == []
 
 
-@pytest.mark.parametrize(("skew_s", "still"), [(30, False), (-30, False), (30.5, True), (-31, True)])
+@pytest.mark.parametrize(("skew_s", "suspended"), [(30, False), (-30, False), (30.5, True), (-31, True)])
 def test_a_clock_that_differs_is_a_reason(skew_s: float, suspended: bool) -> None:
     found = reasons(replace(WELL, clock_skew_s=skew_s))
     assert found == ["the controller's clock and ours differ by more than 30 s"] * suspended

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from helios.actions import JobSetting, Result, RevertJobs
+from helios.actions import JobSetting, Result, Revert
 from helios.control import CanaryCluster, ServiceMode, ShadowCluster, Tolerance, cluster_for_mode
 from helios.control.observed import PendingJob, pending_jobs
 from helios.model import Mode, Snapshot
@@ -76,7 +76,7 @@ def test_a_shadow_remembers_what_would_stand() -> None:
 def test_a_shadow_would_take_back_what_would_stand() -> None:
     _, snapshot = a_queue("j1", "j2")
     shadow = a_shadow(snapshot, {(JobSetting.ORDER, "j1"): 0.5, (JobSetting.ORDER, "j2"): 0.5})
-    (outcome,) = shadow.apply([RevertJobs(setting=JobSetting.ORDER, job_ids=("j1",), reason="enough")])
+    (outcome,) = shadow.apply([Revert(setting=JobSetting.ORDER, job_ids=("j1",), reason="enough")])
     assert (outcome.job_id, outcome.result, outcome.after) == ("j1", Result.WOULD, "urgency 0")
 
 
@@ -120,7 +120,7 @@ def test_a_canary_restores_only_its_own() -> None:
     cluster = FakeCluster()
     cluster.submit(job_id="j1", urgency=0.5)
     cluster.submit(job_id="j2", urgency=0.5, partition="debug")
-    door(canary("debug"), cluster, cluster.snapshot()).apply([RevertJobs(reason="enough")])
+    door(canary("debug"), cluster, cluster.snapshot()).apply([Revert(reason="enough")])
     assert cluster.urgency_of("j1") > 0
     assert cluster.site_factor_of("j2") == 0
 
@@ -170,6 +170,6 @@ def test_a_canary_restores_none_that_is_named_but_not_its_own() -> None:
     cluster = FakeCluster()
     for job_id, partition in (("j1", "gpu"), ("j2", "debug")):
         cluster.submit(job_id=job_id, partition=partition, urgency=0.5)
-    named = RevertJobs(job_ids=("j1", "j2"), reason="enough")
+    named = Revert(job_ids=("j1", "j2"), reason="enough")
     door(canary("debug"), cluster, cluster.snapshot()).apply([named])
     assert (cluster.urgency_of("j1") > 0, cluster.urgency_of("j2")) == (True, 0)

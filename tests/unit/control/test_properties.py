@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, Place, Reorder, RevertJobs, SoftLimit
+from helios.actions import Action, Place, Reorder, Revert, SoftLimit
 from helios.control import ActiveService, release
 from helios.control.observed import carried_values, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
@@ -40,7 +40,7 @@ limits = st.builds(
     SoftLimit, job_id=job_ids, run_time=st.timedeltas(timedelta(seconds=1), timedelta(hours=3)), reason=st.just("so")
 )
 restores = st.builds(
-    RevertJobs, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer")
+    Revert, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer")
 )
 proposals = st.lists(orders() | limits | restores, max_size=4)
 modes = st.sampled_from([ACTIVE, SHADOW, OFF, canary("gpu"), canary(percent=50)])

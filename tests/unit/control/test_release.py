@@ -151,7 +151,7 @@ def test_a_release_says_which_jobs_are_left() -> None:
     assert report.remaining == ("j2",)
     assert not report.clean
     assert table.applied() == {"j2": -0.5}
-    assert table.lines(action="Turn")[-1]["outcome"] == "mismatch: 1 jobs still carry what Helios set: j2"
+    assert table.lines(action="Cycle")[-1]["outcome"] == "mismatch: 1 jobs still carry what Helios set: j2"
 
 
 @pytest.mark.parametrize("answers", [0, 1])
@@ -249,7 +249,7 @@ def test_every_job_of_a_release_in_rounds_is_told_as_done_once() -> None:
     table = a_table_where_much_stands()
     table.cluster.writes_per_cycle = 1
     report = let_go(table)
-    done = report.decisions[report.decisions["action"] == "Restore"]
+    done = report.decisions[report.decisions["action"] == "Revert"]
     assert dict(zip(done["target"], done["outcome"], strict=True)) == dict.fromkeys(["j1", "j2", "j3"], "done")
 
 

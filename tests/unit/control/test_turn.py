@@ -7,7 +7,7 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from helios.actions import Action, Outcome, Result, RevertJobs
+from helios.actions import Action, Outcome, Result, Revert
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     MINUTE,
@@ -51,7 +51,7 @@ def test_what_is_meant_is_written_down_before_anything_is_done() -> None:
     table.ledger.record = watched  # type: ignore[method-assign]
     table.cycle(active(Says(order(j1=0.5))))
     assert applied_before == [0, 0, 1]  # meant, the lease still ours, and what became of it
-    assert [line["outcome"] for line in table.lines(action="Turn")] == ["meant"]
+    assert [line["outcome"] for line in table.lines(action="Cycle")] == ["meant"]
 
 
 def test_a_quiet_cluster_writes_no_audit_and_makes_no_call() -> None:
@@ -120,7 +120,7 @@ def test_switching_a_service_back_takes_back_exactly_its_changes(mode: object) -
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.time_min_of("j2") == 27
     assert table.applied() == {"j2": 1200.0}
-    (line,) = table.lines(action="RevertJobs")
+    (line,) = table.lines(action="Revert")
     assert (line["target"], line["service"], line["reason"]) == ("j1", "helios", "service qssf may not write now")
 
 
@@ -149,7 +149,7 @@ def test_a_service_may_ask_to_restore_its_own_jobs_and_no_others() -> None:
     table.submit("j1", "j2")
     table.cycle(active(Says(order(j1=0.5))), active(Says(soft_limit("j2", minutes=20)), name="other"))
     silent = Says(soft_limit("j2", minutes=20), every=timedelta(hours=1))
-    restoring = Says(order(j1=0.5), RevertJobs(reason="not now"))
+    restoring = Says(order(j1=0.5), Revert(reason="not now"))
     table.cycle(active(restoring), active(silent, name="other"))
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.time_min_of("j2") == 27

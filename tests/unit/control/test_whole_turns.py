@@ -86,8 +86,8 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(day: Day) -
     assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("qssf", "active", "Reorder", "j3", "refused", None, None, "m1"),
-        ("qssf", "active", "Turn", "venus", "meant", None, None, None),
-        ("packing", "canary", "Turn", "venus", "meant", None, None, None),
+        ("qssf", "active", "Cycle", "venus", "meant", None, None, None),
+        ("packing", "canary", "Cycle", "venus", "meant", None, None, None),
         ("qssf", "active", "Reorder", "j4", "done", "SiteFactor 0", "SiteFactor 5937", "m1"),
         ("qssf", "active", "Reorder", "j1", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
         ("packing", "canary", "Reorder", "j5", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
@@ -119,11 +119,11 @@ def test_a_first_cycle_reports_all_that_it_saw_and_did(day: Day) -> None:
     assert day.memory() == {
         "asked_at": {"qssf": at, "packing": at, "soft_limits": at},
         "breaker": {"bad_in_row": 0, "opened_at": None},
-        "bench": {},
+        "suspension": {},
         "controller": "ctl1",
         "pending": 5,
         "nodes": 1,
-        "still": [],
+        "suspended": [],
         "said": {"qssf": 1, "packing": 0, "soft_limits": 0},
     }
 
@@ -146,12 +146,12 @@ def test_what_is_no_longer_asked_for_is_taken_back_under_the_name_of_helios_and_
     day.active.actions, day.shadow.actions = [order(j2=0.9)], []
     report = day.cycle()
     assert rows(report) == [
-        ("qssf", "active", "Turn", "venus", "meant", None, None, None),
-        ("helios", "active", "Turn", "venus", "meant", None, None, None),
-        ("helios", "active", "Restore", "j4", "done", "SiteFactor 5937", "SiteFactor 0", "m1"),
-        ("helios", "active", "Restore", "j1", "done", "SiteFactor 5037", "SiteFactor 0", "m1"),
+        ("qssf", "active", "Cycle", "venus", "meant", None, None, None),
+        ("helios", "active", "Cycle", "venus", "meant", None, None, None),
+        ("helios", "active", "Revert", "j4", "done", "SiteFactor 5937", "SiteFactor 0", "m1"),
+        ("helios", "active", "Revert", "j1", "done", "SiteFactor 5037", "SiteFactor 0", "m1"),
         ("qssf", "active", "Reorder", "j2", "done", "SiteFactor 0", "SiteFactor 8937", "m1"),
-        ("soft_limits", "shadow", "Restore", "j2", "would", "soft limit 20 min", "no soft limit", "m1"),
+        ("soft_limits", "shadow", "Revert", "j2", "would", "soft limit 20 min", "no soft limit", "m1"),
     ]
     restores = report.decisions.query("action == 'Restore'")["reason"].tolist()
     assert [reason.split()[1] for reason in restores] == ["qssf", "qssf", "soft_limits"]
@@ -168,16 +168,16 @@ def test_a_service_that_fails_has_a_line_of_its_own_and_what_it_set_stays(day: D
     before = applied_now(day.table)
     day.canary.raises = RuntimeError("no   luck")
     report = day.cycle()
-    assert rows(report) == [("packing", "canary", "Turn", "venus", "failed", None, None, None)]
+    assert rows(report) == [("packing", "canary", "Cycle", "venus", "failed", None, None, None)]
     assert report.decisions["outcome"].tolist() == ["failed: RuntimeError: no luck"]
     assert report.counts["packing"] == {Result.FAILED: 1}
     at = day.table.cluster.now.isoformat()
-    assert day.memory()["bench"] == {"packing": {"in_row": 1, "last_at": at, "what": "RuntimeError: no luck"}}
+    assert day.memory()["suspension"] == {"packing": {"in_row": 1, "last_at": at, "what": "RuntimeError: no luck"}}
     assert day.memory()["asked_at"]["packing"] == at
     assert applied_now(day.table) == before
     day.canary.raises = None
     day.cycle()
-    assert day.memory()["bench"] == {}
+    assert day.memory()["suspension"] == {}
 
 
 def test_what_somebody_changes_is_set_again_once_and_then_theirs(day: Day) -> None:
@@ -185,7 +185,7 @@ def test_what_somebody_changes_is_set_again_once_and_then_theirs(day: Day) -> No
     day.table.cluster.admin_sets_site_factor("j1", 0)
     again = day.cycle()
     assert rows(again) == [
-        ("qssf", "active", "Turn", "venus", "meant", None, None, None),
+        ("qssf", "active", "Cycle", "venus", "meant", None, None, None),
         ("qssf", "active", "Reorder", "j1", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
     ]
     assert "urgency 0" in again.decisions["reason"][1]
@@ -207,16 +207,16 @@ def test_stillness_is_written_down_once_and_said_in_every_report(day: Day) -> No
     before = applied_now(day.table)
     day.table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
     first, second = day.cycle(), day.cycle()
-    assert rows(first) == [("helios", "off", "Turn", "venus", "nothing was done", None, None, None)]
+    assert rows(first) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None, None)]
     assert rows(second) == []
     assert first.suspended == second.suspended
     assert [reason.split()[0] for reason in first.suspended] == ["the", "3"]  # what stands is said too
     assert (first.seen, first.leads, first.acted, first.counts) == (True, True, 0, {})
     assert applied_now(day.table) == before
-    assert day.memory()["still"] == [first.suspended[0]]
+    assert day.memory()["suspended"] == [first.suspended[0]]
     day.table.world = all_is_well
     day.cycle()
-    assert day.memory()["still"] == []
+    assert day.memory()["suspended"] == []
 
 
 def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(day: Day) -> None:
@@ -224,10 +224,10 @@ def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(day: Day) -> No
     day.table.world = lambda now: replace(all_is_well(now), paused="enough")
     report = day.cycle()
     assert sorted(rows(report), key=str) == [
-        ("helios", "paused", "Restore", "j1", "done", "SiteFactor 5037", "SiteFactor 0", None),
-        ("helios", "paused", "Restore", "j4", "done", "SiteFactor 5937", "SiteFactor 0", None),
-        ("helios", "paused", "Restore", "j5", "done", "SiteFactor 5037", "SiteFactor 0", None),
-        ("helios", "paused", "Turn", "venus", "done", None, None, None),
+        ("helios", "paused", "Revert", "j1", "done", "SiteFactor 5037", "SiteFactor 0", None),
+        ("helios", "paused", "Revert", "j4", "done", "SiteFactor 5937", "SiteFactor 0", None),
+        ("helios", "paused", "Revert", "j5", "done", "SiteFactor 5037", "SiteFactor 0", None),
+        ("helios", "paused", "Cycle", "venus", "done", None, None, None),
     ]
     assert set(report.decisions["reason"]) == {"enough"}
     assert (report.acted, report.counts) == (3, {"helios": {Result.DONE: 3}})
@@ -244,7 +244,7 @@ def test_a_cluster_that_cannot_be_seen_is_said_with_no_figures(day: Day) -> None
     report = day.cycle()
     assert (report.seen, report.leads, report.recorded) == (False, True, True)
     assert (report.pending, report.running, report.gpus_pending, report.gpus_running) == (0, 0, 0, 0)
-    assert rows(report) == [("helios", "off", "Turn", "", "nothing was done", None, None, None)]
+    assert rows(report) == [("helios", "off", "Cycle", "", "nothing was done", None, None, None)]
     assert report.taken_at == day.table.cluster.now
 
 
@@ -271,12 +271,12 @@ def test_more_to_take_back_than_the_budget_goes_on_next_cycle_and_nothing_new_is
     day.table.settings = settings(slurm={"writes_per_cycle": 1})
     day.active.actions = [order(j2=0.9)]
     first = day.cycle()
-    assert [row[2:5] for row in rows(first)] == [("Turn", "venus", "meant"), ("Restore", "j4", "done")]
+    assert [row[2:5] for row in rows(first)] == [("Cycle", "venus", "meant"), ("Revert", "j4", "done")]
     assert (first.acted, first.counts["qssf"]) == (1, {Result.POSTPONED: 1})
     second = day.cycle()
-    assert [row[2:5] for row in rows(second)] == [("Turn", "venus", "meant"), ("Restore", "j1", "done")]
+    assert [row[2:5] for row in rows(second)] == [("Cycle", "venus", "meant"), ("Revert", "j1", "done")]
     third = day.cycle()
-    assert [row[2:5] for row in rows(third)] == [("Turn", "venus", "meant"), ("Reorder", "j2", "done")]
+    assert [row[2:5] for row in rows(third)] == [("Cycle", "venus", "meant"), ("Reorder", "j2", "done")]
 
 
 def test_a_shadow_goes_to_work_with_a_clean_applied_now(day: Day) -> None:
@@ -328,7 +328,7 @@ def test_conditions_that_fail_are_the_reason_of_a_suspended_cycle(day: Day) -> N
     report = day.cycle()
     assert (report.acted, report.seen, report.leads) == (0, True, True)
     assert report.suspended[0].endswith("no clock")
-    assert rows(report) == [("helios", "off", "Turn", "venus", "nothing was done", None, None, None)]
+    assert rows(report) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None, None)]
 
 
 def test_a_shadow_that_is_not_due_keeps_what_it_would_have_set(day: Day) -> None:
@@ -350,8 +350,8 @@ def test_a_value_of_the_hook_that_nobody_asks_for_is_taken_back_with_a_reason() 
     table.submit("j1", "j2", urgency=0.5)
     report = table.cycle(active(Says(order(j1=0.5))))
     assert [row[:5] for row in rows(report)] == [
-        ("helios", "active", "Turn", "venus", "meant"),
-        ("helios", "active", "Restore", "j2", "done"),
+        ("helios", "active", "Cycle", "venus", "meant"),
+        ("helios", "active", "Revert", "j2", "done"),
     ]
     assert report.acted == 1
 

@@ -142,7 +142,7 @@ def test_a_night_and_a_reading_at_once_publish_without_a_quarrel() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"still": ("the breaker is open",)}, {"modes": {"qssf": Mode.SHADOW}}], ids=["still", "mode"]
+    "change", [{"suspended": ("the breaker is open",)}, {"modes": {"qssf": Mode.SHADOW}}], ids=["suspended", "mode"]
 )
 def test_the_hook_s_table_follows_a_cycle_that_falls_suspended_and_a_mode_that_was_set(change: dict[str, Any]) -> None:
     toys = ToyChores(cycle=a_cycle(modes={"qssf": Mode.ACTIVE}), raises={"ingest": HeliosError("slurmdbd is away")})

@@ -74,7 +74,7 @@ def test_failures_are_counted_in_a_row() -> None:
     ("cycle", "state"),
     [
         (a_cycle(), "at work"),
-        (a_cycle(suspended=("paused",)), "still"),
+        (a_cycle(suspended=("paused",)), "suspended"),
         (a_cycle(suspended=("the lease is another's",), lease_held=False), "standby"),
     ],
 )
@@ -96,7 +96,7 @@ def test_the_report_is_plain_json() -> None:
     health.turned(a_cycle(suspended=("paused",)))
     report = json.loads(json.dumps(health.report()))
     assert report["pid"] == os.getpid()
-    assert report["cycle"]["still"] == ["paused"]
+    assert report["cycle"]["suspended"] == ["paused"]
     assert report["tasks"]["cycle"]["succeeded_at"] == "2026-11-20T12:00:00+00:00"
 
 

@@ -54,7 +54,7 @@ def cycles_frame(*suspended: str | None) -> pd.DataFrame:
     if not suspended:
         return CYCLES.empty()
     moments = [at("12:00") + pd.Timedelta(minutes=number) for number in range(len(suspended))]
-    return CYCLES.conform(pd.DataFrame({"taken_at": moments, "still": list(suspended)}))
+    return CYCLES.conform(pd.DataFrame({"taken_at": moments, "suspended": list(suspended)}))
 
 
 def _prediction(row: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_a_line_that_is_no_outcome_is_no_proposal() -> None:
 def test_suspended_cycles_and_their_commonest_reason_come_from_the_cycles() -> None:
     cycles = cycles_frame("the lease is lost", "paused\nby alice", "paused\nby alice", None)
     (row,) = days(decisions_frame(), cycles)
-    assert (row["service"], row["cycles"], row["still"], row["suspended_reason"]) == (
+    assert (row["service"], row["cycles"], row["suspended"], row["suspended_reason"]) == (
         "helios",
         4,
         3,
@@ -86,22 +86,22 @@ def test_suspended_cycles_and_their_commonest_reason_come_from_the_cycles() -> N
 
 
 def test_a_suspended_cycle_that_is_both_recorded_and_in_the_audit_counts_once() -> None:
-    line = {"service": "helios", "mode": "still", "action": "Turn", "target": "venus", "outcome": "nothing was done"}
+    line = {"service": "helios", "mode": "suspended", "action": "Cycle", "target": "venus", "outcome": "nothing was done"}
     (row,) = days(decisions_frame(line), cycles_frame("no predictions"))
-    assert (row["still"], row["cycles"]) == (1, 1)
+    assert (row["suspended"], row["cycles"]) == (1, 1)
 
 
 def test_without_recorded_cycles_the_audit_s_own_lines_are_counted_and_that_is_said() -> None:
-    line = {"service": "helios", "mode": "still", "action": "Turn", "outcome": "nothing was done", "reason": "paused"}
+    line = {"service": "helios", "mode": "suspended", "action": "Cycle", "outcome": "nothing was done", "reason": "paused"}
     answer = service_days(decisions_frame(line), title="")
-    assert (answer.rows["still"].tolist(), answer.rows["suspended_reason"].tolist()) == ([1], ["paused"])
+    assert (answer.rows["suspended"].tolist(), answer.rows["suspended_reason"].tolist()) == ([1], ["paused"])
     assert "quiet ones leave none" in answer.notes[0]
     assert service_days(decisions_frame(line), cycles=cycles_frame(None), title="").notes == ()
 
 
 def test_a_service_that_failed_when_asked_is_a_failure_not_a_suspended_cycle() -> None:
-    (row,) = days(decisions_frame({"action": "Turn", "outcome": "failed: ValueError", "reason": "asked and failed"}))
-    assert (row["failed"], row["still"], row["proposed"]) == (1, 0, 0)
+    (row,) = days(decisions_frame({"action": "Cycle", "outcome": "failed: ValueError", "reason": "asked and failed"}))
+    assert (row["failed"], row["suspended"], row["proposed"]) == (1, 0, 0)
 
 
 def test_changes_of_mode_are_counted_and_the_last_mode_is_shown() -> None:

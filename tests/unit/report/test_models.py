@@ -25,7 +25,7 @@ def a_model(**overrides: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model_id": LONG_ID,
         "promoted": True,
-        "trouble": "",
+        "problem": "",
         "trained_at": "2026-11-22T02:30:00+00:00",
         "trained_until": "2026-11-22T02:29:59+00:00",
         "jobs": 300_000,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import JobSetting, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
 from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, replay
@@ -171,7 +171,7 @@ def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released(
     cluster.apply([an_order(job2=0.5, job3=0.5)])
     cluster.hold("2")
     cluster.hold("3")
-    assert results(cluster.apply([RevertJobs(job_ids=("2",), setting=JobSetting.ORDER, reason="why")])) == [
+    assert results(cluster.apply([Revert(job_ids=("2",), setting=JobSetting.ORDER, reason="why")])) == [
         ("2", Result.DONE)
     ]
     cluster.release("2")
@@ -215,7 +215,7 @@ def test_a_soft_limit_taken_back_is_planned_with_no_more():
     cluster = a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500])
     cluster.advance(2)
     cluster.apply([a_soft_limit("2", 60)])
-    cluster.apply([RevertJobs(setting=JobSetting.SOFT_LIMIT, reason="why")])
+    cluster.apply([Revert(setting=JobSetting.SOFT_LIMIT, reason="why")])
     assert run_out(cluster) == [0, 100, 110]
 
 
@@ -228,7 +228,7 @@ def test_a_soft_limit_that_is_no_shorter_than_the_limit_is_refused():
 def test_a_restore_of_everything_names_what_was_set_and_leaves_the_site_s_own_order():
     cluster = a_busy_cluster(pending=4)
     cluster.apply([an_order(job3=0.5), a_soft_limit("4", 660)])
-    outcomes = cluster.apply([RevertJobs(reason="why")])
+    outcomes = cluster.apply([Revert(reason="why")])
     assert [(o.job_id, o.setting, o.result) for o in outcomes] == [
         ("3", JobSetting.ORDER, Result.DONE),
         ("4", JobSetting.SOFT_LIMIT, Result.DONE),

@@ -211,7 +211,7 @@ def test_a_prediction_that_is_no_number_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "fact"),
+    ("options", "message"),
     [
         ({"backfill": EASY, "estimate_s": None}, "backfill easy needs estimates"),
         ({"backfill": NODES, "estimate_s": None}, "backfill nodes needs estimates"),

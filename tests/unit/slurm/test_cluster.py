@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.actions import JobSetting, Outcome, Place, Reorder, Result, RevertJobs, SoftLimit
+from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
 from helios.changes import HIDDEN, INELIGIBLE
 from helios.errors import ClusterUnavailable
 from helios.slurm.jobs import SPENT, UNSEEN, SlurmCluster
@@ -116,7 +116,7 @@ def test_taking_back_comes_before_anything_new() -> None:
     slurm.site["2"] = 137
     undo = having((JobSetting.ORDER, "2", 137))
     outcomes = a_cluster(slurm, writes_per_cycle=1, undo=undo).apply(
-        [an_order(j1=1.0), RevertJobs(reason="stop", job_ids=("2",))]
+        [an_order(j1=1.0), Revert(reason="stop", job_ids=("2",))]
     )
     assert slurm.site == {"2": 0}
     assert outcomes[0].result is Result.POSTPONED
@@ -143,10 +143,10 @@ def test_an_overridden_site_factor_stays() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 500
     cluster = a_cluster(slurm)
-    for action in (an_order(j1=0.5), RevertJobs(reason="stop", job_ids=("1",), setting=JobSetting.ORDER)):
+    for action in (an_order(j1=0.5), Revert(reason="stop", job_ids=("1",), setting=JobSetting.ORDER)):
         outcome = only(cluster.apply([action]))
         assert (outcome.result, outcome.before) == (Result.REFUSED, "SiteFactor 500")
-    assert cluster.apply([RevertJobs(reason="stop")]) == []
+    assert cluster.apply([Revert(reason="stop")]) == []
     assert slurm.changes == []
 
 
@@ -181,14 +181,14 @@ def test_a_users_own_time_min_stays() -> None:
     cluster = a_cluster(slurm)
     outcome = only(cluster.apply([a_limit("1")]))
     assert (outcome.result, outcome.before) == (Result.REFUSED, "TimeMin 30 min")
-    cluster.apply([RevertJobs(reason="stop"), RevertJobs(reason="stop", job_ids=("1",))])
+    cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=("1",))])
     assert slurm.jobs["1"]["time_min_s"] == 1800.0
 
 
 def test_before_soft_limits_even_a_marked_time_min_is_the_users() -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=17 * 60.0), version="22.05.8")
     cluster = a_cluster(slurm)
-    cluster.apply([RevertJobs(reason="stop"), RevertJobs(reason="stop", job_ids=("1",))])
+    cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=("1",))])
     assert slurm.changes == []
     assert cluster.snapshot().pending["user_soft_limit_s"].tolist() == [17 * 60.0]
 
@@ -202,7 +202,7 @@ def test_a_restore_takes_back_what_bears_the_mark_and_is_recorded_even_after_a_n
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2", time_min_s=420.0), a_raw_job("3"))
     slurm.site |= {"1": -2537, "3": 25}
     undo = having((JobSetting.ORDER, "1", -2537), (JobSetting.SOFT_LIMIT, "2", 7), (JobSetting.ORDER, "3", 25))
-    outcomes = a_cluster(slurm, undo=undo).apply([RevertJobs(reason="stop")])
+    outcomes = a_cluster(slurm, undo=undo).apply([Revert(reason="stop")])
     assert {(outcome.job_id, outcome.setting, outcome.result) for outcome in outcomes} == {
         ("1", JobSetting.ORDER, Result.DONE),
         ("2", JobSetting.SOFT_LIMIT, Result.DONE),
@@ -213,7 +213,7 @@ def test_a_restore_takes_back_what_bears_the_mark_and_is_recorded_even_after_a_n
 @pytest.mark.parametrize("minutes", [7, 17])
 def test_a_users_own_minimum_that_bears_the_mark_is_left_and_named(minutes: int) -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=minutes * 60.0))
-    outcome = only(a_cluster(slurm).apply([RevertJobs(reason="stop")]))
+    outcome = only(a_cluster(slurm).apply([Revert(reason="stop")]))
     assert (outcome.result, outcome.before) == (Result.REFUSED, f"TimeMin {minutes} min")
     assert "no record says that Helios wrote it" in outcome.remark
     assert slurm.changes == []
@@ -226,28 +226,28 @@ def test_a_users_own_minimum_that_bears_the_mark_is_left_and_named(minutes: int)
 def test_a_record_of_another_value_setting_or_job_proves_nothing(record: tuple[JobSetting, str, int]) -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 537
-    outcome = only(a_cluster(slurm, undo=having(record)).apply([RevertJobs(reason="stop")]))
+    outcome = only(a_cluster(slurm, undo=having(record)).apply([Revert(reason="stop")]))
     assert (outcome.result, slurm.changes) == (Result.REFUSED, [])
 
 
 def test_a_later_job_of_the_same_number_is_not_the_recorded_one() -> None:
     slurm = MemorySlurm(a_raw_job("1", submitted=START + 1))
     slurm.site["1"] = 537
-    a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 537))).apply([RevertJobs(reason="stop")])
+    a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 537))).apply([Revert(reason="stop")])
     assert slurm.changes == []
 
 
 def test_a_requeued_job_is_the_recorded_one() -> None:
     slurm = MemorySlurm(a_raw_job("1", submitted=START + 1, restart=1))
     slurm.site["1"] = 537
-    a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 537))).apply([RevertJobs(reason="stop")])
+    a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 537))).apply([Revert(reason="stop")])
     assert slurm.site["1"] == 0
 
 
 def test_a_task_that_left_its_array_is_proved_by_the_arrays_record() -> None:
     slurm = MemorySlurm(a_raw_job("9", array_job_id="5", array_tasks="3"))
     slurm.site["9"] = 537
-    a_cluster(slurm, undo=having((JobSetting.ORDER, "5", 537))).apply([RevertJobs(reason="stop")])
+    a_cluster(slurm, undo=having((JobSetting.ORDER, "5", 537))).apply([Revert(reason="stop")])
     assert slurm.site["9"] == 0
 
 
@@ -257,7 +257,7 @@ def test_the_value_before_the_last_may_come_back_and_is_taken_back() -> None:
     for urgency in (0.5, 0.3):
         cluster.apply([an_order(j1=urgency)])
     slurm.site["1"] = 5037  # as backfill does before 26.05.3
-    cluster.apply([RevertJobs(reason="stop")])
+    cluster.apply([Revert(reason="stop")])
     assert slurm.site["1"] == 0
 
 
@@ -265,7 +265,7 @@ def test_a_restore_of_one_setting_leaves_the_other() -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=420.0))
     slurm.site["1"] = 137
     undo = having((JobSetting.ORDER, "1", 137), (JobSetting.SOFT_LIMIT, "1", 7))
-    a_cluster(slurm, undo=undo).apply([RevertJobs(reason="stop", setting=JobSetting.SOFT_LIMIT)])
+    a_cluster(slurm, undo=undo).apply([Revert(reason="stop", setting=JobSetting.SOFT_LIMIT)])
     assert (slurm.site["1"], slurm.jobs["1"]["time_min_s"]) == (137, None)
 
 
@@ -281,10 +281,10 @@ def test_what_nobody_can_read_is_never_written_blindly(hiding: dict[str, object]
     slurm = MemorySlurm(a_raw_job("1", **hiding), a_raw_job("2", **hiding))
     slurm.site |= {"1": 500, "2": 600}
     cluster = a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 4037)))
-    outcome = only(cluster.apply([RevertJobs(reason="stop")]))
+    outcome = only(cluster.apply([Revert(reason="stop")]))
     assert (outcome.job_id, outcome.result) == ("1", Result.REFUSED)
     assert outcome.remark == f"{HIDDEN}; Helios had written SiteFactor 4037"
-    assert cluster.apply([RevertJobs(reason="stop", job_ids=("1", "2"), setting=JobSetting.ORDER)])
+    assert cluster.apply([Revert(reason="stop", job_ids=("1", "2"), setting=JobSetting.ORDER)])
     assert slurm.changes == []
 
 
@@ -292,11 +292,11 @@ def test_what_nobody_can_read_is_written_on_demand_where_helios_had_set_it_and_o
     slurm = MemorySlurm(*(a_raw_job(job, eligible=START + 10**6) for job in "12"))
     slurm.site |= {"1": 4037, "2": 600}
     cluster = a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 4037)))
-    outcome = only(cluster.apply([RevertJobs(reason="stop", hidden=True)]))
+    outcome = only(cluster.apply([Revert(reason="stop", hidden=True)]))
     assert (outcome.result, outcome.before, outcome.after) == (Result.DONE, "priority 104037", "priority 100000")
     assert "Helios had written SiteFactor 4037" in outcome.remark
     assert slurm.site == {"1": 0, "2": 600}
-    assert cluster.apply([RevertJobs(reason="stop", hidden=True)]) == []
+    assert cluster.apply([Revert(reason="stop", hidden=True)]) == []
 
 
 def test_what_an_admin_put_in_helios_place_is_not_helios_when_it_is_hidden() -> None:
@@ -306,7 +306,7 @@ def test_what_an_admin_put_in_helios_place_is_not_helios_when_it_is_hidden() -> 
     slurm.site["1"] = 500
     cluster.apply([an_order(j1=0.5)])
     slurm.jobs["1"] |= {"priority": 0, "reason": "JobHeldUser"}
-    assert cluster.apply([RevertJobs(reason="stop", hidden=True)]) == []
+    assert cluster.apply([Revert(reason="stop", hidden=True)]) == []
     assert slurm.site["1"] == 500
 
 
@@ -344,7 +344,7 @@ def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path
     cluster.know(pd.DataFrame(rows), keep=True)
     assert cluster.snapshot().pending["urgency"].round(1).tolist() == [0.5, 0]
     assert f"time_min\t2\t{START}\t17\n" in (tmp_path / JOBS_FILE).read_text()
-    cluster.apply([RevertJobs(reason="stop")])
+    cluster.apply([Revert(reason="stop")])
     assert (slurm.site["1"], slurm.jobs["2"]["time_min_s"]) == (0, None)
 
 
@@ -375,7 +375,7 @@ def test_a_task_that_changed_with_its_array_is_told_though_nobody_asked() -> Non
 
 def test_a_job_that_started_or_ended_is_gone() -> None:
     slurm = MemorySlurm(a_raw_job("1", state="RUNNING", started=START))
-    outcomes = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.1), RevertJobs(reason="stop", job_ids=("1",))])
+    outcomes = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.1), Revert(reason="stop", job_ids=("1",))])
     assert {outcome.result for outcome in outcomes} == {Result.GONE}
     assert slurm.changes == []
 

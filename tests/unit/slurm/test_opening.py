@@ -49,7 +49,7 @@ def test_what_is_opened_has_the_clusters_name_and_the_bounds_of_the_settings(
         assert told["sprio"].shell.folder == str(slurm)
     else:
         connect.open_nodes(settings(slurm), racks="r1=n[1-2]", environment=environment(), clock=lambda: NOW)
-        (operations,) = told["desk"]
+        (operations,) = told["operations"]
         assert (dict(operations.racks), operations.shell.folder) == ({"n1": "r1", "n2": "r1"}, str(slurm))
     assert (told["name"], told["site_factor_most"], told["writes_per_cycle"]) == ("lab", 1234, 7)
     assert told["clock"]() == NOW

@@ -742,7 +742,7 @@ def test_the_doctor_asks_slurms_programs_with_these_words(examined: Examined, tm
 
 
 @pytest.mark.parametrize(
-    ("check", "changed", "fact", "hint"),
+    ("check", "changed", "message", "hint"),
     [
         ("controller", {"SLURM_VERSION": "21.08.8"}, "21.08.8", "shadow"),
         ("priority", {"PriorityType": "priority/basic"}, "priority/basic", "priority/multifactor"),

@@ -54,7 +54,7 @@ def test_a_release_wakes_everything_and_gives_weights_back() -> None:
     assert nothing_of_helios(table)
     assert table.ledger.applied_changes().empty
     assert table.cluster.power_of("n9") is ASLEEP  # the admin's own
-    assert table.lines(service="helios", mode="paused", action="RestoreNodes", target="n1")
+    assert table.lines(service="helios", mode="paused", action="RevertNodes", target="n1")
 
 
 def test_a_release_gives_the_list_back() -> None:
@@ -153,8 +153,8 @@ def test_a_pause_says_once_what_it_did() -> None:
     for _ in range(3):
         report = table.cycle()
         assert report.suspended[0] == "paused: enough"
-    assert len(table.lines(action="RestoreNodes", target="n1")) == 1
-    assert len(table.lines(action="Turn", mode="paused")) <= 2
+    assert len(table.lines(action="RevertNodes", target="n1")) == 1
+    assert len(table.lines(action="Cycle", mode="paused")) <= 2
 
 
 def test_after_a_pause_helios_starts_anew() -> None:
@@ -222,7 +222,7 @@ def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> N
     assert [report.remaining for report in reports] == [("n1",), (), (), ()]
     assert any("tell somebody" in note for report in reports for note in report.notes)
     assert len(table.lines(action="FailedWake")) == 1
-    assert len(table.lines(action="Turn", mode="paused")) == 1  # n1 was woken by the job that n3 failed
+    assert len(table.lines(action="Cycle", mode="paused")) == 1  # n1 was woken by the job that n3 failed
 
 
 @pytest.mark.parametrize("mechanism", ["sleep", "keep_awake"])

@@ -204,7 +204,7 @@ def test_suspended_reasons_are_written_down_once() -> None:
     table.world = lambda now: replace(well(now), history_read_at=None)
     for _ in range(3):
         table.says(*down("n1"))
-    assert len(table.lines(action="Turn", outcome="nothing was done")) == 1
+    assert len(table.lines(action="Cycle", outcome="nothing was done")) == 1
 
 
 def test_several_failures_open_the_breaker() -> None:

@@ -99,7 +99,7 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(night: Nigh
     assert rows(report) == [
         ("ces", "active", "PowerDown", "n99", "refused", None, None),
         ("packing", "canary", "KeepAwake", "", "refused", None, None),
-        ("ces", "active", "Turn", "venus", "meant", None, None),
+        ("ces", "active", "Cycle", "venus", "meant", None, None),
         ("ces", "active", "PowerDown", "n1", "done", "IDLE", "IDLE+POWERING_DOWN"),
         ("ces", "active", "PowerDown", "n2", "done", "IDLE", "IDLE+POWERING_DOWN"),
         ("ces", "active", "FillFirst", "n4", "done", "Weight 10", "Weight 11"),
@@ -152,11 +152,11 @@ def test_a_first_cycle_remembers_who_was_asked_what_slept_and_since_when_all_is_
         "keep_off": {},
         "asked_at": {"ces": now, "packing": now, "other": now},
         "breaker": {"bad_in_row": 0, "opened_at": None},
-        "bench": {},
+        "suspension": {},
         "controller": "ctl1",
         "pending": 0,
         "nodes": 10,
-        "still": [],
+        "suspended": [],
         "said": {"ces": 1, "packing": 1, "other": 0},
     }
 
@@ -192,7 +192,7 @@ def test_nodes_asked_for_again_are_woken_once_their_sleep_has_paid(night: Night)
     assert (early.woken, early.tallies["wanted"].tolist()) == ((), [9.0])
     late = night.cycle(after=2 * HOUR)
     assert [row[:5] for row in rows(late)] == [
-        ("ces", "active", "Turn", "venus", "meant"),
+        ("ces", "active", "Cycle", "venus", "meant"),
         ("ces", "active", "PowerUp", "n1", "done"),
     ]
     assert (late.woken, late.asleep_by_helios) == (("n1",), 1)
@@ -204,15 +204,15 @@ def test_stillness_is_written_down_once_and_said_in_every_report(night: Night) -
     night.cycle()
     night.table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
     first, second = night.cycle(), night.cycle()
-    assert rows(first) == [("helios", "off", "Turn", "venus", "nothing was done", None, None)]
+    assert rows(first) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None)]
     assert (rows(second), first.suspended) == ([], second.suspended)
     assert [reason.split()[0] for reason in first.suspended] == ["the", "5"]  # what stands is said too
     assert (first.seen, first.leads, first.recorded, first.counts) == (True, True, True, {})
-    assert memory(night.table)["still"] == [first.suspended[0]]
+    assert memory(night.table)["suspended"] == [first.suspended[0]]
     assert night.table.undo.asleep == ("n1", "n2")
     night.table.world = all_is_well
     night.cycle()
-    assert memory(night.table)["still"] == []
+    assert memory(night.table)["suspended"] == []
 
 
 def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(night: Night) -> None:
@@ -224,7 +224,7 @@ def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(night: Night) -
         ("helios", "paused", "RevertNodes", "n2", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
         ("helios", "paused", "RevertNodes", "n4", "done", "Weight 11", "Weight 10"),
         ("helios", "paused", "RevertNodes", "n5", "done", "Weight 11", "Weight 10"),
-        ("helios", "paused", "Turn", "venus", "done", None, None),
+        ("helios", "paused", "Cycle", "venus", "done", None, None),
     ]
     assert set(report.decisions["reason"]) == {"enough"}
     assert (report.woken, report.weighed, report.remaining, report.clean) == (("n1", "n2"), ("n4", "n5"), (), True)
@@ -242,7 +242,7 @@ def test_a_release_reports_all_that_it_did_and_that_it_leads(night: Night) -> No
     assert (report.woken, report.weighed, report.slept) == (("n1", "n2"), ("n4", "n5"), ())
     assert (report.seen, report.recorded, report.leads, report.clean) == (True, True, True, True)
     assert (report.suspended, report.counts) == (("released: enough",), {"helios": {Result.DONE: 4}})
-    assert [row[:5] for row in rows(report)][-1] == ("helios", "paused", "Turn", "venus", "done")
+    assert [row[:5] for row in rows(report)][-1] == ("helios", "paused", "Cycle", "venus", "done")
     assert [row[1] for row in rows(report)] == ["paused"] * 5
     assert (report.asleep_by_helios, sum(report.nodes.values()), len(report.tallies)) == (0, 10, 1)
     assert report.memory.wakes.keys() == {"n1", "n2"}
@@ -266,7 +266,7 @@ def test_a_node_falling_asleep_in_a_pause_remains_and_is_named(night: Night) -> 
     report = night.table.release()
     assert (report.remaining, report.clean, report.woken) == (("n1",), False, ())
     assert [row[:5] for row in rows(report)] == [
-        ("helios", "paused", "Turn", "venus", "postponed"),
+        ("helios", "paused", "Cycle", "venus", "postponed"),
     ]
     assert "n1" in report.decisions["outcome"][0]
     assert report.asleep_by_helios == 1
@@ -279,7 +279,7 @@ def test_a_cluster_that_cannot_be_seen_is_said_with_no_figures(night: Night) -> 
     report = night.cycle()
     assert (report.seen, report.leads, report.recorded) == (False, True, True)
     assert (dict(report.nodes), report.tallies.empty) == ({}, True)
-    assert rows(report) == [("helios", "off", "Turn", "", "nothing was done", None, None)]
+    assert rows(report) == [("helios", "off", "Cycle", "", "nothing was done", None, None)]
     assert report.taken_at == night.table.cluster.now
     assert applied_now(night.table) == {*ASLEEP_APPLIED_NOW, OF_THE_SHADOW}
 
@@ -332,7 +332,7 @@ def test_a_list_is_written_down_whole_with_what_the_site_has_itself() -> None:
     table = NodeTable(settings=node_settings(mechanism="keep_awake")).after_two_looks()
     report = table.says(keep("n1", "n2"))
     assert [row[:5] for row in rows(report)] == [
-        ("ces", "active", "Turn", "venus", "meant"),
+        ("ces", "active", "Cycle", "venus", "meant"),
         ("ces", "active", "KeepAwake", "", "done"),
     ]
     ((*_, value, own, after, overridden),) = applied_now(table)
@@ -343,7 +343,7 @@ def test_a_list_is_written_down_whole_with_what_the_site_has_itself() -> None:
     paused = table.cycle()
     assert [row[:5] for row in rows(paused)] == [
         ("helios", "paused", "RevertNodes", "", "done"),
-        ("helios", "paused", "Turn", "venus", "done"),
+        ("helios", "paused", "Cycle", "venus", "done"),
     ]
     assert (applied_now(table), table.undo) == (set(), Undo())
 
@@ -361,7 +361,7 @@ def test_a_service_that_is_gone_has_its_nodes_taken_back_under_the_name_of_helio
     night.table.cluster.tick(HOUR)
     report = night.table.cycle(active(night.shadow, name="other", mode=SHADOW))
     assert [row[:5] for row in rows(report)] == [
-        ("helios", "active", "Turn", "venus", "meant"),
+        ("helios", "active", "Cycle", "venus", "meant"),
         ("helios", "active", "RevertNodes", "n1", "done"),
         ("helios", "active", "RevertNodes", "n2", "done"),
         ("helios", "active", "RevertNodes", "n4", "done"),
