@@ -489,7 +489,7 @@ def _from_file(path: Path, text: str) -> Iterator[tuple[str, str, Any, str]]:
         if not isinstance(keys, dict):
             raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", hint=_allowed())
         for name, value in keys.items():
-            new = RENAMED_KEYS.get((section, name), name)
+            new = RENAMED_KEYS.get((section, name)) or name
             if new != name and new in keys:
                 raise ConfigurationInvalid(
                     f"{path}: {section}.{name} is the old name of {section}.{new}, and both are set.",
@@ -499,7 +499,7 @@ def _from_file(path: Path, text: str) -> Iterator[tuple[str, str, Any, str]]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
-    old = {_variable(section, name): _variable(section, new) for (section, name), new in RENAMED_KEYS.items()}
+    old = {_variable(at, name): _variable(at, new) for (at, name), new in RENAMED_KEYS.items()}
     known = {FILE_VARIABLE, *OTHER_VARIABLES, *old, *(_variable(section, name) for section, name, _, _ in _keys())}
     for unknown in sorted(name for name in environment if name.startswith("HELIOS_") and name not in known):
         near = get_close_matches(unknown, known, n=1)

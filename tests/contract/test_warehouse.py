@@ -694,7 +694,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005"]
+        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005", "0006"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 
@@ -716,15 +716,16 @@ def test_a_schema_of_a_newer_helios_is_refused(database: str) -> None:
 def take_back_to_the_first_schema(database: str) -> None:
     later = (
         "leases",
-        "applied_changes",
+        "standings",
         "memories",
         "modes",
-        "cycles",
+        "turns",
         "coverage",
-        "applied_node_changes",
+        "node_standings",
         "node_tallies",
         "promotions",
     )
+    migrated(database, "0006", "downgrade")
     with engine_for(database).begin() as connection:
         for table in later:
             connection.execute(text(f"DROP TABLE {table}"))
@@ -740,7 +741,7 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003", "0004", "0005"]
+        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006"]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
         assert newer.cycles("venus").empty
@@ -768,10 +769,12 @@ def test_the_lease_of_the_jobs_survives_the_way_to_domains_and_back(database: st
         token = warehouse.ledger("venus").acquire(holder="a", now=NOON, lasts=MINUTE)
         warehouse.ledger("venus", Domain.NODES).acquire(holder="b", now=NOON, lasts=MINUTE)
         before = warehouse.lease("venus")
+    migrated(database, "0006", "downgrade")
     migrated(database, "0003", "downgrade")
     with engine_for(database).connect() as connection:
         assert connection.execute(text("SELECT token, holder FROM leases")).all() == [(token, "a")]
     migrated(database, "0003", "upgrade")
+    migrated(database, "0006", "upgrade")
     with Warehouse.open(database) as warehouse:
         assert warehouse.lease("venus") == before
         assert warehouse.lease("venus", domain=Domain.NODES) is None

@@ -24,7 +24,9 @@ COLUMNS = {
     "applied_node_changes": {"lever": "setting", "admins": "overridden"},
     "cycles": {"turn_id": "cycle_id", "still": "suspended"},
 }
-INDEXES = {("turns", "ix_turns_cluster_id"): ("cycles", "ix_cycles_cluster_id", ["cluster_id", "taken_at"])}
+INDEXES = {
+    ("turns", "ix_turns_cluster_id_taken_at"): ("cycles", "ix_cycles_cluster_id_taken_at", ["cluster_id", "taken_at"])
+}
 ACTIONS = {"Restore": "Revert", "RestoreNodes": "RevertNodes", "Turn": "Cycle"}
 STATES = {"turn": "cycle"}
 
