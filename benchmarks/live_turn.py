@@ -130,9 +130,7 @@ def main(pending: int, days: int) -> None:
         each = naive(rig)
         print(f"naive, one scontrol a job: {1e3 * each:.1f} ms each, {each * pending:.2f} s and {pending:,} processes")
         calls = sum(quiet.values()) * 60 / CYCLE_S
-        print(
-            f"steady state, a cycle every {CYCLE_S} s: {calls:.0f} calls of Slurm a minute, however many jobs are pending"
-        )
+        print(f"steady state, a cycle every {CYCLE_S} s: {calls:.0f} calls of Slurm a minute, for any number of jobs")
         site.close()
     finally:
         rig.control("wipe")

@@ -123,9 +123,9 @@ class NodeCluster(Protocol):
         """Act, read back, and say what became of each node that an action names.
 
         Idempotent: what already is so is ``UNCHANGED`` and costs no write. The door itself refuses what can never be
-        right, whoever asks: to power down a node that is not idle or must be left alone (``excluded_reason``), or to power up
-        one that is falling asleep (``POSTPONED``: Slurm would ignore it). What fails for one node does not stop the
-        others.
+        right, whoever asks: to power down a node that is not idle or must be left alone (``excluded_reason``), or to
+        power up one that is falling asleep (``POSTPONED``: Slurm would ignore it). What fails for one node does not
+        stop the others.
 
         Raises
         ------
@@ -218,7 +218,7 @@ class Ledger(Protocol):
         ...
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return what stands changed, columns of ``APPLIED_CHANGES``; of the domain of nodes ``APPLIED_NODE_CHANGES``."""
+        """Return the applied changes: ``APPLIED_CHANGES``, or of the nodes ``APPLIED_NODE_CHANGES``."""
         ...
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:

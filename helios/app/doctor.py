@@ -338,7 +338,7 @@ def _pause(settings: Settings, name: str) -> Iterator[Finding]:
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
-    """Say whether there is a table for the hook: without one, new jobs stand behind marked ones until the next cycle."""
+    """Say whether the hook has a table; without one, new jobs stand behind marked ones until the next cycle."""
     orders = _orders(settings, name)
     if not settings.hook.publish:
         yield _unpublished(FindingLevel.FAIL if orders else FindingLevel.OK)

@@ -100,8 +100,8 @@ class LiveCluster:
     without_helios : callable
         Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
     know : callable
-        Takes the book of what stands (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``, whether to
-        write into ``jobs.undo`` what only the book has.
+        Takes the book of what stands (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``,
+        whether to write into ``jobs.undo`` what only the book has.
     nodes : callable
         Gives the door to the nodes, which is opened when it is first asked for: a domain of its own.
     notes : tuple of str

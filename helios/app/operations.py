@@ -160,8 +160,8 @@ class Operations:
     def publish_hook(self) -> str:
         """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
 
-        While cycles are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to a
-        pending job it must not do to a new one. Nor does a service that sits out reach it.
+        While cycles are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to
+        a pending job it must not do to a new one. Nor does a service that sits out reach it.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """Whose each setting of each job is in a service replay, and what of it is reverted: the rules of a live cycle.
 
-As :mod:`helios.control` has them: of several services that want a setting the first has it, and keeps it from those after
-it also while it is not asked; what a service that was asked no longer names is reverted, and all that a suspended
+As :mod:`helios.control` has them: of several services that want a setting the first has it, and keeps it from those
+after it also while it is not asked; what a service that was asked no longer names is reverted, and all that a suspended
 one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``Revert`` is the change that
 nothing stands, which is what a job has that is not named.
 """

@@ -497,7 +497,7 @@ CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY
 TOLERANCE = 10_000
 """Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
 PREDICT_AGAIN_S = 600
-"""How often what waits is predicted again, as :class:`helios.app.prediction_value.ReplayTarget` has it and live cycles do, s."""
+"""How often waiting jobs are predicted again, s, as in live cycles."""
 DRAWS = 2_000
 LONGEST_MAY_GROW = 0.05
 """Share by which the longest wait, which hangs on single jobs, may differ and still count as no longer."""

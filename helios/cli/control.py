@@ -160,7 +160,7 @@ def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False,
         problems.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
     if name is None or not _ever_worked(url, name):
         problems.append(
-            f"no Helios has taken a cycle with these settings: if one runs here, it has others and does not see {folder}"
+            f"no Helios has run a cycle with these settings; one that runs here has others and does not see {folder}"
         )
     for problem in problems:
         say(f"warning: {problem}")

@@ -191,8 +191,8 @@ def run_cycle(
 ) -> CycleReport:
     """Take one turn of all services on one cluster.
 
-    Fails still: whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause takes
-    back everything that Helios set, with or without the database; all other stillness leaves what stands.
+    Fails still: whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause
+    takes back everything that Helios set, with or without the database; all other stillness leaves what stands.
 
     Parameters
     ----------
@@ -531,9 +531,9 @@ def run_node_cycle(
 ) -> NodeCycleReport:
     """Take one turn of all services that act on nodes of one cluster.
 
-    Fails still: whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause wakes
-    everything that Helios put to sleep and gives back weights and list, with or without the database, turn after turn
-    until nothing remains; all other stillness leaves what stands.
+    Fails still: whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause
+    wakes everything that Helios put to sleep and gives back weights and list, with or without the database, turn after
+    turn until nothing remains; all other stillness leaves what stands.
 
     Parameters
     ----------

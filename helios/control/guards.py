@@ -1,7 +1,7 @@
 """What nobody can switch off: no service, no mode, no option.
 
-A guard looks at one change and the job it is about, and says why not; what is refused leaves that reason. The cap on one
-user's share does not refuse: it makes neutral.
+A guard looks at one change and the job it is about, and says why not; what is refused leaves that reason. The cap on
+one user's share does not refuse: it makes neutral.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def keep_one_owner(
     changes : mapping
         By service, in the order of configuration; a service that was not asked this cycle has none.
     held : mapping
-        The service whose change stands there now. It keeps its setting from services configured after it, even in a cycle
-        in which it is not asked.
+        The service whose change stands there now. It keeps its setting from services configured after it, even in a
+        cycle in which it is not asked.
 
     Returns
     -------

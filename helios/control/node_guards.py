@@ -1,7 +1,7 @@
 """What nobody can switch off about nodes: no service, no mode, no option.
 
-A guard looks at one change and the node it is about, and says why not; what is refused leaves that reason. How many nodes
-may be away or on their way at once is counted in :mod:`helios.control.node_guards`.
+A guard looks at one change and the node it is about, and says why not; what is refused leaves that reason. How many
+nodes may be away or on their way at once is counted in :mod:`helios.control.node_guards`.
 """
 
 from __future__ import annotations

@@ -209,8 +209,8 @@ class JobTimes:
 def longest_backlog_s(past: JobTimes, *, capacity: NDArray[np.int64], now_s: float, first_s: float) -> float:
     """Return the longest backlog at any full ``EVERY_S`` before ``now_s``, not before ``first_s``, s.
 
-    It is what :class:`BacklogEstimator` comes to where somebody looked at those moments, from the jobs alone: what is to last
-    longer than a process need not be remembered.
+    It is what :class:`BacklogEstimator` comes to where somebody looked at those moments, from the jobs alone: what is
+    to last longer than a process need not be remembered.
     """
     ago_s: NDArray[np.float64] = np.arange(int(max(now_s - first_s, 0) // EVERY_S), -1, -1, dtype=np.float64) * EVERY_S
     longest_s = 0.0

@@ -436,8 +436,8 @@ def _ask(  # noqa: PLR0917 - as above
 
 # Numbers for what jobs have in common, which stay as they are when more jobs come.
 #
-# A whole history is numbered at once by factorizing its columns (:func:`helios.predict.job_table.group_columns`). A live
-# predictor cannot: the user who comes tomorrow must not move the numbers under which it has learned of all others.
+# A whole history is numbered at once by factorizing its columns (:func:`helios.predict.job_table.group_columns`). A
+# live predictor cannot: the user who comes tomorrow must not move the numbers under which it has learned of all others.
 
 _DIGITS_PATTERN = re.compile(r"\d+")
 _KEPT_LISTS = 64

@@ -332,7 +332,8 @@ def _for_gpus(story: WaitExplanation, found: list[WaitInterval]) -> str:
 
 def _in_pieces(story: WaitExplanation, found: list[WaitInterval]) -> str:
     return (
-        f"next in line, for {describe_size(story.job.gpus, story.unit)} in one piece; {_free(story, found)}, but on nodes that "
+        f"next in line, for {describe_size(story.job.gpus, story.unit)} in one piece; {_free(story, found)}, "
+        f"but on nodes that "
         f"hold a job of {_span(found, 'room')} at most"
     )
 
@@ -444,7 +445,8 @@ def _recorded(story: WaitExplanation) -> list[str]:
     if story.recorded_wait_s is None:
         return []
     return [
-        f"In truth it waited {duration_in_words(story.recorded_wait_s)}: a replay knows no fairshare, limits or drained "
+        f"In truth it waited {duration_in_words(story.recorded_wait_s)}: a replay knows no fairshare, limits "
+        f"or drained "
         "nodes."
     ]
 

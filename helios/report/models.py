@@ -34,7 +34,8 @@ def models_table(
     Parameters
     ----------
     models, decisions : sequences of mappings
-        As :func:`helios.app.model_registry.list_models` and :func:`helios.app.model_registry.describe_decisions` give them.
+        As :func:`helios.app.model_registry.list_models` and :func:`helios.app.model_registry.describe_decisions` give
+        them.
     drift : str, optional
         What the last night measured.
     width : int

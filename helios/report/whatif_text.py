@@ -192,7 +192,8 @@ def _which_users(proposed: Run, result: WhatIf) -> list[str]:
     verb = "waits" if losing == 1 else "wait"
     return [
         f"Of {len(gains):,} users {losing:,} ({percent(losing / len(gains))}) {verb} longer on average, user "
-        f"{worst.name} most: {duration_in_words(worst.after.mean_s)} instead of {duration_in_words(worst.before.mean_s)} "
+        f"{worst.name} most: {duration_in_words(worst.after.mean_s)} instead of "
+        f"{duration_in_words(worst.before.mean_s)} "
         f"over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
     ]
 

@@ -342,7 +342,8 @@ _LAZY = ("pending", "running", "nodes")
 class QueueColumns:
     """Who runs and what the nodes do at one moment, read from the tables when somebody looks.
 
-    Before time goes on, whoever moves it has a scene that somebody still holds :meth:`kept`; :class:`CachedSnapshot` does so.
+    Before time goes on, whoever moves it has a scene that somebody still holds :meth:`kept`; :class:`CachedSnapshot`
+    does so.
     """
 
     __slots__ = ("__weakref__", "_frames", "_read")

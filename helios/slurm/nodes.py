@@ -484,7 +484,7 @@ class SlurmNodes:
 def _left_out(
     changes: Sequence[PlannedNodeUpdate], judged: Mapping[int, NodeOutcome], look: NodeReading, most: int
 ) -> dict[int, NodeOutcome]:
-    """Return what is not written now: of each setting of a node all changes but the last, and what exceeds the budget."""
+    """Return what is not written now: all but the last change of each setting, and what exceeds the budget."""
     last = {(change.setting, change.node): at for at, change in enumerate(changes)}
     open_changes = [at for at in range(len(changes)) if at not in judged]
     overruled = [at for at in open_changes if last[changes[at].setting, changes[at].node] != at]

@@ -1,9 +1,9 @@
 """The way in through pyslurm, which lives in a worker process because its library ends, hangs and crashes processes.
 
-The worker is ``pyslurm_worker.py``, run by whatever Python has pyslurm. Its source goes in through standard input, so that it
-need not be visible where that Python runs (a chroot, a container). A request is one line of JSON, bounded in time; a
-worker that misses its time is killed, one that ended is started again, later and later. A change is one request: a
-worker killed at any moment leaves one change of which nobody knows, and its answer says so.
+The worker is ``pyslurm_worker.py``, run by whatever Python has pyslurm. Its source goes in through standard input, so
+that it need not be visible where that Python runs (a chroot, a container). A request is one line of JSON, bounded in
+time; a worker that misses its time is killed, one that ended is started again, later and later. A change is one
+request: a worker killed at any moment leaves one change of which nobody knows, and its answer says so.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def check_cluster(make: Make) -> None:
     ----------
     make : callable
         Returns the cluster, fresh each time or restored, with at least three pending jobs in one partition that may
-        be changed (eligible, not ``excluded_reason``, no soft limit, a finite time limit over half an hour). It is left as
-        it was found.
+        be changed (eligible, not ``excluded_reason``, no soft limit, a finite time limit over half an hour). It is
+        left as it was found.
 
     Raises
     ------

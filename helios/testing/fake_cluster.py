@@ -1,8 +1,8 @@
 """A cluster in memory that keeps Slurm's rules: a fake that behaves, with hands on every knob a test needs.
 
 It keeps of each job what Slurm keeps - a SiteFactor and a TimeMin - and what Helios wrote, and derives ``urgency``,
-``soft_limit_s`` and ``excluded_reason`` from them as the Slurm room does, so that a value written by an admin looks like one
-even if it bears Helios' mark.
+``soft_limit_s`` and ``excluded_reason`` from them as the Slurm room does, so that a value written by an admin looks
+like one even if it bears Helios' mark.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class SqlLedger:
             release(connection, self._cluster_id, self._domain, holder=holder)
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return what stands changed: columns of ``APPLIED_CHANGES`` by setting and job, or of ``APPLIED_NODE_CHANGES`` by node."""
+        """Return the applied changes, by setting and job, or by node."""
         applied_table = SHELVES[self._domain]
         types = {column.name: column.dtype for column in applied_table.kind.columns}
         with reading(self._engine) as connection:

@@ -1,4 +1,4 @@
-"""Services on a replayed timeline: quick as a built-in policy, asked no more than they want, suspended when they fail."""
+"""Services in a replay: quick, asked no more than they want, suspended when they fail."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

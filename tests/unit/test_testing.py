@@ -214,9 +214,7 @@ def test_a_users_own_soft_limit_is_seen_and_left_alone(cluster: FakeCluster) -> 
     job_id = cluster.submit(user_soft_limit_s=1200.0)
     job = cluster.snapshot().pending.iloc[0]
     assert (job["user_soft_limit_s"], np.isnan(job["soft_limit_s"])) == (1200.0, True)
-    assert ask(
-        cluster, softened(job_id), Revert(job_ids=(job_id,), setting=JobSetting.SOFT_LIMIT, reason="stop")
-    ) == [
+    assert ask(cluster, softened(job_id), Revert(job_ids=(job_id,), setting=JobSetting.SOFT_LIMIT, reason="stop")) == [
         Result.REFUSED,
         Result.UNCHANGED,
     ]
@@ -697,9 +695,7 @@ class RestoresTooMuch(FakeCluster):
     """Reverts everything, whoever was named."""
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
-        return super().apply(
-            [Revert(reason="x") if isinstance(action, Revert) else action for action in actions]
-        )
+        return super().apply([Revert(reason="x") if isinstance(action, Revert) else action for action in actions])
 
 
 class StopsAtAStranger(FakeCluster):

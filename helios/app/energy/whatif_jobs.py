@@ -91,7 +91,8 @@ def replay_nodes(
     power: Power,
     progress: Callable[[float], None],
 ) -> EnergyReplay:
-    """Replay up to ``end_s``, with the services of ``active_services`` asked at the end of each step, and count from ``begin_s``.
+    """Replay up to ``end_s``, with the services of ``active_services`` asked at the end of each step, and count from
+    ``begin_s``.
 
     Parameters
     ----------
@@ -577,7 +578,8 @@ def _result(policy: str, one: EnergyReplay, always: EnergyReplay, context: _Serv
 def _notes(context: _ServiceContext) -> list[str]:
     source = next((demand.source for demand in context.demands.values()), "none were made")
     return [
-        f"Without Helios jobs are placed on nodes by --placement {context.request.placement.value}, awake ones first. A "
+        f"Without Helios jobs are placed on nodes by --placement {context.request.placement.value}, awake "
+        f"ones first. A "
         "site that sets no weights comes near to random.",
         f"Forecasts: {source}, learned anew each week from what was before it, of the nodes that hold jobs where "
         "the idle timer of 30 min puts the others to sleep.",

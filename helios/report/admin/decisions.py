@@ -109,8 +109,8 @@ def service_days(
     decisions : DataFrame
         Columns of ``DECISIONS``, oldest first.
     cycles : DataFrame, optional
-        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only cycles that left a line in
-        the audit are known.
+        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only cycles that left a line
+        in the audit are known.
     """
     known = cycles is not None and not cycles.empty
     lines = pd.concat([_of_decisions(decisions, cycles_known=known), _of_cycles(cycles)], ignore_index=True)

@@ -114,7 +114,7 @@ def score_levels(
     floors: NDArray[np.float64],
     grid: NDArray[np.float64],
 ) -> SizingScore:
-    """Run every setting of ``grid`` (rows of :class:`SizingParameters`) over the same steps, starting with all nodes awake."""
+    """Run every row of ``grid`` (:class:`SizingParameters`) over the same steps, all nodes awake at first."""
     out = np.zeros((len(grid), 3))
     _score(busy, total, np.ascontiguousarray(floors), grid, out)
     return SizingScore(asleep=out[:, 0], wakes=out[:, 1], short=out[:, 2])

@@ -20,7 +20,7 @@ from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WAKING, WO
 
 _Jobs = NDArray[np.int64]
 BEFORE, QUIET, CHOICE = 0, 1, 2
-"""Where :func:`advance_replay` stopped: before a moment; at one with nothing to decide; at one where something may start."""
+"""Where :func:`advance_replay` stopped: before a moment, at one with nothing to decide, at one with a choice."""
 DONE, UNCHANGED, REFUSED, GONE, UNNAMED = 0, 1, 2, 3, 4
 """What became of an urgency that was wished for a job."""
 BARRED, HELD = 1, 2

@@ -1,4 +1,4 @@
-"""What a service no longer names is reverted in a service replay, and several services share settings, as in live cycles."""
+"""In a service replay, too, what is no longer named is reverted, and services share settings."""
 
 from __future__ import annotations
 

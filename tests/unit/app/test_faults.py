@@ -1,4 +1,4 @@
-"""A cycle with a fault at any database statement or file operation: what was touched is in the book and in the audit."""
+"""A cycle with a fault at any database statement or file operation: what was touched is recorded."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def orders(draw: st.DrawFn) -> Reorder:
 limits = st.builds(
     SoftLimit, job_id=job_ids, run_time=st.timedeltas(timedelta(seconds=1), timedelta(hours=3)), reason=st.just("so")
 )
-restores = st.builds(
-    Revert, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer")
-)
+restores = st.builds(Revert, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer"))
 proposals = st.lists(orders() | limits | restores, max_size=4)
 modes = st.sampled_from([ACTIVE, SHADOW, OFF, canary("gpu"), canary(percent=50)])
 

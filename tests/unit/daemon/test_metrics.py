@@ -29,7 +29,8 @@ def test_decisions_are_counted_by_service_mode_and_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cycle", "outcome"), [(a_cycle(), "quiet"), (a_cycle(acted=1), "acted"), (a_cycle(suspended=("paused",)), "suspended")]
+    ("cycle", "outcome"),
+    [(a_cycle(), "quiet"), (a_cycle(acted=1), "acted"), (a_cycle(suspended=("paused",)), "suspended")],
 )
 def test_each_cycle_counts_once_by_its_outcome(cycle: object, outcome: str) -> None:
     shown = Shown()
