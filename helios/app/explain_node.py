@@ -87,7 +87,8 @@ def _facts(snapshot: Snapshot, node: str, applied_changes: pd.DataFrame, memory:
         verb = "would have set" if row["mode"] == "shadow" else "set"
         shadow = " (it is in shadow: nothing was set)" if row["mode"] == "shadow" else ""
         since = f"{row['written_at']:%m-%d %H:%M} UTC"
-        yield f"Since {since} there is what service {row['service']} {verb}: {row['setting']} {row['value']}{own}{shadow}."
+        what = f"{row['setting']} {row['value']}{own}{shadow}"
+        yield f"Since {since} stands what service {row['service']} {verb}: {what}."
     cycles = len(memory.slept.get(node, ()))
     times = "once" if cycles == 1 else f"{cycles} times"
     yield f"Helios put it to sleep {times if cycles else 'not once'} in the last 24 hours."

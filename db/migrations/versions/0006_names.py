@@ -47,7 +47,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Give everything its old name again."""
     _rename_values({new: old for old, new in ACTIONS.items()}, {new: old for old, new in STATES.items()})
-    for (old_table, old_index), (table, index, columns) in INDEXES.items():
+    for (_, old_index), (table, index, columns) in INDEXES.items():
         op.drop_index(index, table_name=table)
         op.create_index(old_index, table, columns)
     for table, columns in COLUMNS.items():

@@ -91,8 +91,7 @@ def replay_nodes(
     power: Power,
     progress: Callable[[float], None],
 ) -> EnergyReplay:
-    """Replay up to ``end_s``, with the services of ``active_services`` asked at the end of each step, and count from
-    ``begin_s``.
+    """Replay up to ``end_s``, asking the services at the end of each step, and count from ``begin_s``.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ def active(service: Any, *, every: timedelta = AT_ONCE) -> ReplayedService:
 def a_cluster(workload: Workload, shape: Any = SHAPE, *, jobs: Any = None, limit_s: Any = None, **options: Any) -> Any:
     jobs = jobs_of(workload, shape, time_limit_s=1e7) if jobs is None else jobs
     estimates_s = 2 * workload.run_time_s if limit_s is None else limit_s
-    return SimCluster(workload, shape, jobs, estimates_s=estimates_s, **({"resolution": None} | options))
+    return SimCluster(workload, shape, jobs, estimates_s=estimates_s, **({"tolerance": None} | options))
 
 
 def built_in(workload: Workload, backfill: Backfill, again_s: int | None) -> tuple[Replay, Noisy]:
