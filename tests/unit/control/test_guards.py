@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.actions import JobSetting, Outcome, Result
-from helios.changes import JobChange
+from helios.changes import JobChange, Key
 from helios.control.guards import GuardResult, apply_guards, cap_changes, keep_one_owner
 from helios.control.modes import ServiceMode
-from helios.changes import Key, PendingJob, pending_jobs
+from helios.control.observed import PendingJob, pending_jobs
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.unit.control.table import ACTIVE, canary
 
