@@ -46,7 +46,7 @@ def answer(site: Site, *words: str) -> dict[str, object]:
 
 
 def test_a_plan_changes_nothing_and_a_pause_wakes_all(site: Site) -> None:
-    plan = answer(site, "power", "cycle", "--as", "active", "--json")
+    plan = answer(site, "power", "run-cycle", "--as", "active", "--json")
     assert plan["decisions"]
     assert site.rig.weights() == OWN_WEIGHTS
     assert asleep(site.rig, "n1")
