@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest nightly behaviour slurm bench fuzz mutants reference clean
+.PHONY: help try test format lint types imports pytest nightly behaviour size slurm bench fuzz mutants reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -49,6 +49,9 @@ pytest: $(VENV)/.tools slurm
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: a fault at every statement, ...
 	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m nightly
+
+size: $(VENV)/.tools ## Print code lines by package beside the budget
+	$(BIN)/python -m tests.size
 
 behaviour: $(VENV)/.tools ## Compare what Helios does with golden files, after a restructuring
 	$(BIN)/python -m tests.behaviour compare
