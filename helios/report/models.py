@@ -124,7 +124,7 @@ def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str,
         said.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
         said.append("Nothing was ever decided: the newest is in charge.")
-    said += [f"It is not to be trusted. {model['trouble']}" for model in models if model["problem"]]
+    said += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
     if drift:
         said.append(f"Drift: {drift}.")
     legend = (

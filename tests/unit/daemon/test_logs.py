@@ -19,7 +19,7 @@ def _logs_as_before() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
-def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.turn", text: str, error: bool = False) -> str:
+def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.cycle", text: str, error: bool = False) -> str:
     stream = io.StringIO()
     start_logs(form, stream=stream)
     try:
