@@ -15,6 +15,7 @@ from helios.config import SlurmSettings
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.pyslurm_backend import PyslurmBackend
 from tests.live.rig import Rig
+from tests.reaper import REAPER
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "devcluster" / "pyslurm-chroot.sh"
 COMMANDS = ("scontrol", "squeue", "sinfo", "sprio", "sacct", "sacctmgr")
@@ -46,11 +47,13 @@ class Chroot(Rig):
         if os.geteuid() != 0:
             raise NotToBeHad("a chroot needs root")
         self.root.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self.root.with_suffix(".lock").open("w")
+        lock = self.root.with_suffix(".lock")
+        self._lock = lock.open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as reason:
             raise NotToBeHad(f"another session uses {self.root}") from reason
+        REAPER.stop(self.root, lock=lock)
         for word in ("build", "forget", "up"):
             self._done(word)
         self._write_commands()

@@ -12,6 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from tests.reaper import REAPER
+
 DEVCLUSTER = Path(__file__).parents[2] / "deploy" / "devcluster" / "devcluster"
 USERS = ("alice", "bob", "carol")
 LONGEST_S = 90.0
@@ -212,10 +216,21 @@ class Rig:
 
 
 def roomy_folder() -> Path:
-    """Make a folder that Slurm's users can enter; pytest closes its own to everybody else."""
+    """Make a folder that Slurm's users can enter; pytest closes its own to everybody else.
+
+    Where nobody removes it before, it goes with the process, and so does every process that has to do with it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="helios-live-"))
     folder.chmod(0o755)
+    REAPER.remove(folder)
     return folder
+
+
+def skip_without_slurm() -> None:
+    """Skip where no cluster can be brought up."""
+    if why := missing():
+        # CI installs Slurm: there a skip would hide that nothing was tested.
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
 
 
 def missing() -> str:

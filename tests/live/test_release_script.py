@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from helios.actions import JobSetting
 from helios.slurm.hook_table import HookRow
 from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
+from tests.live.rig import roomy_folder
 
 __all__ = ["hooked", "hooked_cluster"]
 
@@ -36,8 +36,7 @@ class Ran:
 @pytest.fixture
 def path() -> Iterator[Path]:
     """A PATH on which there is no Python, and that every user can read."""
-    folder = Path(tempfile.mkdtemp(prefix="helios-path-"))
-    folder.chmod(0o755)
+    folder = roomy_folder()
     for tool in (*TOOLS, *SLURMS):
         found = shutil.which(tool)
         assert found, tool

@@ -6,13 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.live.rig import Rig
+from tests.live.rig import Rig, roomy_folder
 from tests.live.test_daemon import LONGEST_S, Site
 
 HOLD = "import socket, sys; taken = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print(flush=True); input()"
@@ -22,8 +20,7 @@ AS_ALICE = ("setpriv", "--reuid", "alice", "--regid", "alice", "--clear-groups")
 @pytest.fixture
 def site(rig: Rig) -> Iterator[Site]:
     """A daemon to be, in a folder that everybody may enter, with jobs that wait."""
-    folder = Path(tempfile.mkdtemp(prefix="helios-strangers-"))
-    folder.chmod(0o755)
+    folder = roomy_folder()
     rig.fill()
     rig.submit(user="bob")
     made = Site(rig, folder)
