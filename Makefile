@@ -44,11 +44,13 @@ types: $(VENV)/.tools
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
+# Three on two processors: the tests of live clusters wait most of their time.
+WORKERS ?= 3
 pytest: $(VENV)/.tools slurm
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses $(WORKERS)
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: a fault at every statement, ...
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m nightly
+	$(BIN)/pytest --numprocesses $(WORKERS) -m nightly
 
 size: $(VENV)/.tools ## Print code lines by package beside the budget
 	$(BIN)/python -m tests.size

@@ -22,7 +22,6 @@ from helios.warehouse.engine import engine_for
 from tests.builders import a_batch, a_job
 from tests.postgres import fresh_database
 
-pytestmark = pytest.mark.xdist_group("postgres")
 NOW = datetime.now(UTC)
 MINUTE = timedelta(minutes=1)
 

@@ -1,6 +1,5 @@
 """The daemon on a real Slurm: it acts, and however it ends, nothing of it is left."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -30,7 +29,6 @@ class Site:
             "HELIOS_DAEMON_LISTEN": "",
             "HELIOS_DAEMON_CYCLE_S": "5",
             "HELIOS_DAEMON_INGEST_S": "30",
-            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(folder / "numba")),
         }
         self.daemon: subprocess.Popen[bytes] | None = None
 

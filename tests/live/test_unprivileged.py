@@ -48,7 +48,6 @@ class Service:
             "HELIOS_DAEMON_CYCLE_S": "2",
             "HELIOS_DAEMON_INGEST_S": "30",
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "/tmp/helios-numba-of-tests"),
         }
 
     def run(self, *words: str, cwd: Path = Path("/"), **more: str) -> subprocess.CompletedProcess[str]:

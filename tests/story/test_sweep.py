@@ -26,7 +26,6 @@ from tests.story.shell import Helios, shell
 from tests.unit.app.test_draws import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-pytestmark = pytest.mark.xdist_group("dask")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sweeps.md"
 PLAN = """
 policies = ["fifo", "sjf", "qssf"]
