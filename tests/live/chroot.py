@@ -16,6 +16,7 @@ from helios.slurm.commands import CommandsBackend
 from helios.slurm.pyslurm_backend import PyslurmBackend
 from tests.live.rig import Rig
 from tests.reaper import REAPER
+from tests.waiting import TEST_TIMEOUT_S
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "devcluster" / "pyslurm-chroot.sh"
 COMMANDS = ("scontrol", "squeue", "sinfo", "sprio", "sacct", "sacctmgr")
@@ -78,7 +79,7 @@ class Chroot(Rig):
             encoding="utf-8",
             errors="surrogateescape",
             input=given,
-            timeout=60,
+            timeout=TEST_TIMEOUT_S,
             cwd="/",
         )
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"

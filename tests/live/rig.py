@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.reaper import REAPER
+from tests.waiting import TEST_TIMEOUT_S
 
 DEVCLUSTER = Path(__file__).parents[2] / "deploy" / "devcluster" / "devcluster"
 USERS = ("alice", "bob", "carol")
-LONGEST_S = 90.0
-"""A loaded machine takes its time; who waits for what comes at once does not wait longer for it."""
 SLEEPY = {
     "POWER": "1",
     "NODES": "8",
@@ -65,7 +64,7 @@ class Rig:
             env=self.environment | settings,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=TEST_TIMEOUT_S,
         )
         assert done.returncode == 0, f"devcluster {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -80,7 +79,7 @@ class Rig:
             capture_output=True,
             text=True,
             input=given,
-            timeout=60,
+            timeout=TEST_TIMEOUT_S,
             cwd="/",
         )
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
@@ -207,7 +206,7 @@ class Rig:
         self.until(lambda: not self.lines("squeue", "-h", "-o", "%i"))
 
     @staticmethod
-    def until(claim: Callable[[], object], *, longest_s: float = LONGEST_S) -> None:
+    def until(claim: Callable[[], object], *, longest_s: float = TEST_TIMEOUT_S) -> None:
         """Wait for a real daemon to make ``claim`` true, at most ``longest_s``."""
         limit = time.monotonic() + longest_s
         while not (seen := claim()):

@@ -16,6 +16,7 @@ from helios.slurm.hook_table import HookRow
 from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
 from tests.live.rig import roomy_folder
+from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["hooked", "hooked_cluster"]
 
@@ -56,7 +57,7 @@ def release(
         env={"PATH": str(path), "SLURM_CONF": hooked.rig.environment["SLURM_CONF"]} | dict(more or {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 

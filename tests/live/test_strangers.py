@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.live.rig import Rig, roomy_folder
-from tests.live.test_daemon import LONGEST_S, Site
+from tests.live.test_daemon import Site
+from tests.waiting import TEST_TIMEOUT_S
 
 HOLD = "import socket, sys; taken = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print(flush=True); input()"
 AS_ALICE = ("setpriv", "--reuid", "alice", "--regid", "alice", "--clear-groups")
@@ -56,7 +57,7 @@ def test_a_user_who_takes_the_port_and_reaches_for_locks_and_files_changes_nothi
             assert "denied" in site.rig.run("flock", "-n", str(path), "cat", str(path), user="alice", check=False)
         assert f"another process listens on 127.0.0.1:{port}" in site.log()
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(LONGEST_S) == 0, site.log()
+        assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
     finally:
         taker.kill()
         taker.wait()
