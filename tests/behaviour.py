@@ -356,7 +356,7 @@ VARYING = (
     ),
     (
         r"predicted \S+ \w+ \([^)]*\) on (\d+ GPUs?): [\d,]+ GPU-seconds; waited SOME TIME",
-        r"predicted SOME TIME on \1; waited SOME TIME",
+        "predicted SOME TIME; waited SOME TIME",
         "the prediction knows the hour at which the recorded answers are read",
     ),
 )
