@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ class Site:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ear.bind(str(folder / "notify"))
-        self._ear.settimeout(TEST_TIMEOUT_S)
+        self._ear.settimeout(1)
         self._logs = 0
 
     @property
@@ -68,8 +69,15 @@ class Site:
         return daemon
 
     def hear(self, word: str) -> None:
-        while self._ear.recv(4096).decode() != word:
-            pass
+        """Wait until a daemon says ``word``; where all have ended, nobody will."""
+        limit = time.monotonic() + TEST_TIMEOUT_S
+        while time.monotonic() < limit:
+            try:
+                if self._ear.recv(4096).decode() == word:
+                    return
+            except TimeoutError:
+                assert any(daemon.poll() is None for daemon in self._daemons), self._log.read_text()
+        raise AssertionError(f"no {word} within {TEST_TIMEOUT_S:g} s")
 
     def ask(self, path: str) -> tuple[int, str]:
         try:
