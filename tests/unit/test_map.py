@@ -39,5 +39,8 @@ def test_what_the_map_names_exists(module: str, name: str) -> None:
 
 def test_the_map_names_every_package_and_module() -> None:
     rows = re.findall(r"^\| (`.*?) \|", PAGE, flags=re.MULTILINE)
-    there = {path.name for path in (ROOT / "helios").iterdir() if path.name != "__pycache__"} - {"__init__.py", "py.typed"}
+    there = {path.name for path in (ROOT / "helios").iterdir() if path.name != "__pycache__"} - {
+        "__init__.py",
+        "py.typed",
+    }
     assert {name.rstrip("/") for row in rows for name in re.findall(r"`([\w./]+)`", row)} == there
