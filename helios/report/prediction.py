@@ -285,7 +285,7 @@ class PastJob:
     differs : tuple of str
         In what it is not the same, in the words of these attributes; "size" for GPUs or CPUs.
     distance : float
-        0: the same request, and nothing has ended since; see ``docs/explain.md``.
+        0: the same request, and nothing has ended since; see ``docs/predictions.md``.
     """
 
     job_id: str
