@@ -45,7 +45,7 @@ imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
 # Three on two processors: the tests of live clusters wait most of their time.
-WORKERS ?= 3
+WORKERS ?= 2
 pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses $(WORKERS)
 
